@@ -1,0 +1,116 @@
+"""Every error Recourse raises on purpose, as one tree.
+
+    RecourseError
+    ├── UsageError            what was asked for makes no sense; nothing was touched
+    ├── TransientError        may pass by itself; trying again is right
+    │   └── LeaseBusy         another driver holds the stream
+    └── PermanentError        trying again is a bug; a person has to act
+        ├── PreflightRefused  state, tables and topics do not agree; nothing was started
+        ├── OffsetsLost       records the stream still needs are gone from Kafka
+        ├── Fenced            a newer generation owns the table; this driver is a zombie
+        ├── LedgerConflict    a batch was committed before with another offset range
+        └── OutputMismatch    the rows do not fit the table
+
+Each error carries a stable code (`REC-0xx`), what was found, and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RecourseError(Exception):
+    """Base of all errors raised on purpose: ``code``, what was ``found``, what to do ``next``."""
+
+    code: ClassVar[str] = "REC-000"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, found: str, next_step: str = "") -> None:
+        super().__init__(found)
+        self.found = found
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        text = f"{self.code} {self.found}"
+        return f"{text}\n  next: {self.next_step}" if self.next_step else text
+
+
+class UsageError(RecourseError):
+    """The request itself is wrong: an unknown name, a bad option, a declaration that cannot hold."""
+
+    code = "REC-001"
+    exit_code = 2
+
+
+class ConfigurationError(UsageError):
+    """A setting has a value that cannot be used; the text names the setting and where it came from."""
+
+    code = "REC-002"
+
+
+class SetupError(RecourseError):
+    """Something this machine needs is missing or damaged: Java, a jar, a free port, disk."""
+
+    code = "REC-003"
+
+
+class TransientError(RecourseError):
+    """Something outside failed and may come back; the session tries again with a delay."""
+
+    code = "REC-010"
+
+
+class LeaseBusy(TransientError):
+    """Another driver, or the JVM of one just killed, still holds the stream."""
+
+    code = "REC-011"
+    exit_code = 75
+
+
+class PermanentError(RecourseError):
+    """Trying again would meet the same thing; a person has to act first."""
+
+    code = "REC-020"
+    exit_code = 78
+
+
+class PreflightRefused(PermanentError):
+    """Checkpoint, tables and topics do not agree, so the stream was not started."""
+
+    code = "REC-021"
+
+
+class OffsetsLost(PermanentError):
+    """Records between the stream's position and the topic's first offset are gone."""
+
+    code = "REC-022"
+
+
+class Fenced(PermanentError):
+    """The table carries a newer generation: this driver was replaced and must not write."""
+
+    code = "REC-023"
+
+
+class LedgerConflict(PermanentError):
+    """The ledger holds this batch with another offset range than the checkpoint."""
+
+    code = "REC-024"
+
+
+class OutputMismatch(PermanentError):
+    """The rows of a batch do not fit the table: schema, keys or owner."""
+
+    code = "REC-025"
+
+
+class BrokerUnreachable(TransientError):
+    """No broker answered at the configured address within the deadline."""
+
+    code = "REC-012"
+
+
+class CommitRefused(TransientError):
+    """The table's log kept moving under the commit; the batch is repeated."""
+
+    code = "REC-013"

@@ -1,0 +1,217 @@
+"""What a stream is: sources, one function on DataFrames, sinks. Open this file first.
+
+    @stream(
+        source=KafkaTopic("flights", value=Json(FLIGHT), event_time="sched_dep", lateness="10 days"),
+        sink=DeltaTable("carrier_totals", schema=CARRIER_TOTALS, keys=["carrier"]),
+    )
+    def carrier_totals(flights: DataFrame) -> DataFrame: ...
+
+`@stream` makes a frozen `Stream`, which is still the ordinary callable it wraps: called with batch
+DataFrames it returns batch DataFrames, with streaming ones a streaming one. Nothing here starts Spark,
+opens Kafka or touches a file. How a stream runs (trigger, rate, paths) is in `settings.py` and the job YAML.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+from streaming_jobs.durations import parse_duration
+from streaming_jobs.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+SOURCE_COLUMN = "_source"
+"""Struct that every decoded record carries: topic, partition, offset, timestamp, key, headers, tombstone."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+class Format(Protocol):
+    """How the bytes of a record become columns, and which bytes are refused.
+
+    `decode` keeps every column of the frame and adds two: `_record`, a struct of `schema`, and `_bad`,
+    a boolean that is never null. A bad record never reaches a stream's function; a good one never carries
+    a null that the bytes did not say. `diagnose` words the refusal for one record's bytes.
+    """
+
+    @property
+    def schema(self) -> StructType:
+        """Fields of a decoded record; `nullable=False` means required."""
+
+    def decode(self, frame: DataFrame, value: str) -> DataFrame:
+        """Add `_record` and `_bad`, decoded from the binary column named by `value`."""
+
+    def diagnose(self, value: bytes | None) -> tuple[str, str]:
+        """Reason (a stable word such as `wrong_type`) and detail of why these bytes are refused."""
+
+
+@dataclass(frozen=True)
+class KafkaTopic:
+    """A Kafka topic as a source.
+
+    The function sees the fields of `value` as columns, and the struct `_source` (topic, partition, offset,
+    timestamp, key, headers, tombstone). With `event_time`, the frame has a watermark of `lateness` on that
+    column. A record with a null value is a dead letter, or, with `tombstones="keep"`, a row whose fields are
+    all null and whose `_source.tombstone` is true. Only committed records are read (read_committed).
+    """
+
+    name: str
+    value: Format
+    event_time: str | None = None
+    lateness: str | None = None
+    tombstones: Literal["dead_letter", "keep"] = "dead_letter"
+    description: str = ""
+    owners: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not _TOPIC.fullmatch(self.name) or self.name in (".", ".."):
+            raise UsageError(f"'{self.name}' is not a topic name", "use letters, digits, '.', '_' and '-'")
+        if (self.event_time is None) != (self.lateness is None):
+            raise UsageError(f"topic {self.name}: event_time and lateness go together", "set both, or neither")
+        if self.lateness is not None:
+            parse_duration(self.lateness)
+        if self.event_time is not None and self.event_time not in self.value.schema.fieldNames():
+            raise UsageError(f"topic {self.name}: event_time '{self.event_time}' is not a field of its value")
+
+    @property
+    def delay(self) -> timedelta | None:
+        """The declared watermark delay."""
+        return parse_duration(self.lateness) if self.lateness else None
+
+
+@dataclass(frozen=True)
+class DeltaTable:
+    """A Delta table as a sink: append, or with `keys` upsert (one row a key).
+
+    `order_by` names the columns whose greatest values win when a batch has several rows of one key; without
+    it the source position decides. Rows for which the SQL condition `delete_when` holds delete their key.
+    `schema` is the table's contract: the function's output must have exactly these columns; a column that is
+    new in it is added to the table at the next start, any other change is refused. Column comments show in
+    the UI. Without a schema, the table takes what the first run's function returns.
+    """
+
+    name: str
+    schema: StructType | None = None
+    keys: Sequence[str] = ()
+    order_by: Sequence[str] = ()
+    delete_when: str | None = None
+    partition_by: Sequence[str] = ()
+    description: str = ""
+    owners: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        checked_name("table", self.name)
+        for option in ("keys", "order_by", "partition_by"):
+            object.__setattr__(self, option, tuple(getattr(self, option)))
+        if (self.order_by or self.delete_when) and not self.keys:
+            raise UsageError(f"table {self.name}: order_by and delete_when are for upserts", "name the keys")
+        if self.schema is not None:
+            names = set(self.schema.fieldNames())
+            for column in (*self.keys, *self.partition_by):
+                if column not in names:
+                    raise UsageError(f"table {self.name}: '{column}' is not a column of its schema")
+
+    @property
+    def mode(self) -> Literal["append", "upsert"]:
+        """`upsert` when the table has keys."""
+        return "upsert" if self.keys else "append"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One named flow. Several sources bind to parameters by name; several sinks take a mapping of frames.
+
+    The first sink is the primary one: its ledger says which batches are done. The others are secondary.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    sources: Mapping[str, KafkaTopic]
+    sinks: Mapping[str, DeltaTable]
+    description: str = ""
+    owners: Sequence[str] = field(default=())
+
+    def __post_init__(self) -> None:
+        checked_name("stream", self.name)
+        if not self.sources or not self.sinks:
+            raise UsageError(f"stream {self.name} needs a source and a sink")
+        parameters = list(inspect.signature(self.function).parameters)
+        if sorted(parameters) != sorted(self.sources):
+            raise UsageError(
+                f"stream {self.name}: the function takes {parameters}, its sources are {list(self.sources)}",
+                "name the parameters like the sources",
+            )
+        names = [sink.name for sink in self.sinks.values()] + [self.dead_letters]
+        if len(set(names)) < len(names):
+            raise UsageError(f"stream {self.name} names a table twice: {names}")
+
+    def __call__(self, *frames: DataFrame, **named: DataFrame) -> Any:
+        return self.function(*frames, **named)
+
+    def outputs(self, **frames: DataFrame) -> dict[str, DataFrame]:
+        """Call the function and return a frame for each sink, by the sink's name in `sinks`."""
+        result = self.function(**frames)
+        by_sink = dict(result) if isinstance(result, Mapping) else {next(iter(self.sinks)): result}
+        if by_sink.keys() != self.sinks.keys():
+            raise UsageError(f"stream {self.name} returned {sorted(by_sink)}, its sinks are {sorted(self.sinks)}")
+        return cast("dict[str, DataFrame]", by_sink)
+
+    @property
+    def primary(self) -> DeltaTable:
+        """The sink whose ledger decides whether a batch is done."""
+        return next(iter(self.sinks.values()))
+
+    @property
+    def secondary(self) -> tuple[DeltaTable, ...]:
+        """The declared sinks after the primary one, in order."""
+        return tuple(self.sinks.values())[1:]
+
+    @property
+    def dead_letters(self) -> str:
+        """Name of the table of records that could not be decoded."""
+        return f"{self.name}_dead_letters"
+
+
+def stream(
+    *,
+    source: KafkaTopic | Mapping[str, KafkaTopic],
+    sink: DeltaTable | Mapping[str, DeltaTable],
+    name: str | None = None,
+    owners: Sequence[str] = (),
+) -> Callable[[Callable[..., Any]], Stream]:
+    """Declare the decorated function a stream; its docstring is the description, its name the name."""
+
+    def declare(function: Callable[..., Any]) -> Stream:
+        if isinstance(source, Mapping):
+            sources = dict(source)
+        else:
+            parameters = list(inspect.signature(function).parameters) or ["source"]
+            sources = {parameters[0]: source}
+        sinks = dict(sink) if isinstance(sink, Mapping) else {sink.name: sink}
+        return Stream(
+            name=name or function.__name__,
+            function=function,
+            sources=sources,
+            sinks=sinks,
+            description=inspect.getdoc(function) or "",
+            owners=tuple(owners),
+        )
+
+    return declare
+
+
+def checked_name(kind: str, name: str) -> str:
+    """Return `name` if it can be a folder and an identifier; raises UsageError otherwise."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
+        )
+    return name

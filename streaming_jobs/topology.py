@@ -1,0 +1,99 @@
+"""All declared streams, and how topics, streams and tables hang together."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.stream import KafkaTopic, Stream
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The streams by name, checked against each other: one name, and one writer a table."""
+
+    streams: dict[str, Stream]
+
+    @classmethod
+    def of(cls, streams: Iterable[Stream]) -> Topology:
+        """Check and index the streams; raises UsageError for a doubled name or a table with two writers."""
+        by_name: dict[str, Stream] = {}
+        writers: dict[str, str] = {}
+        for stream in streams:
+            if by_name.setdefault(stream.name, stream) is not stream:
+                raise UsageError(f"two streams are named {stream.name}", "rename one")
+            for table in (*(sink.name for sink in stream.sinks.values()), stream.dead_letters):
+                if writers.setdefault(table, stream.name) != stream.name:
+                    raise UsageError(
+                        f"table {table} is written by {writers[table]} and {stream.name}", "give each its own table"
+                    )
+        return cls(dict(sorted(by_name.items())))
+
+    @classmethod
+    def load(cls, modules: Iterable[str]) -> Topology:
+        """Import the named modules or packages and collect the streams they declare."""
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)
+        found: dict[int, Stream] = {}
+        for name in modules:
+            for module in _with_submodules(name):
+                found.update((id(v), v) for v in vars(module).values() if isinstance(v, Stream))
+        return cls.of(found.values())
+
+    def __getitem__(self, name: str) -> Stream:
+        try:
+            return self.streams[name]
+        except KeyError:
+            known = ", ".join(self.streams) or "none"
+            raise UsageError(f"no stream is named '{name}'", f"the streams are: {known}") from None
+
+    def select(self, names: Iterable[str]) -> list[Stream]:
+        """The named streams in that order, or all of them when no name is given."""
+        return [self[name] for name in names] or list(self.streams.values())
+
+    @property
+    def topics(self) -> dict[str, KafkaTopic]:
+        """Every source topic by name."""
+        return {topic.name: topic for s in self.streams.values() for topic in s.sources.values()}
+
+    def readers(self, topic: str) -> list[str]:
+        """Names of the streams that read the topic."""
+        return [s.name for s in self.streams.values() if any(t.name == topic for t in s.sources.values())]
+
+    def describe(self, names: Iterable[str] = ()) -> str:
+        """The topology as text: sources, stream, sinks, one block a stream."""
+        return "\n".join(_block(stream) for stream in self.select(names))
+
+
+def _block(stream: Stream) -> str:
+    lines = [f"stream {stream.name}"]
+    if stream.description:
+        lines.append(f"    {stream.description.splitlines()[0]}")
+    for parameter, topic in stream.sources.items():
+        watermark = f", watermark {topic.event_time} - {topic.lateness}" if topic.event_time else ""
+        lines.append(f"  <- topic {topic.name} as {parameter}{watermark}")
+    for position, sink in enumerate(stream.sinks.values()):
+        keys = f" by {', '.join(sink.keys)}" if sink.keys else ""
+        partitions = f", partitioned by {', '.join(sink.partition_by)}" if sink.partition_by else ""
+        role = "primary" if position == 0 else "secondary"
+        lines.append(f"  -> table {sink.name} ({role}, {sink.mode}{keys}{partitions})")
+    lines.append(f"  -> table {stream.dead_letters} (dead letters)")
+    return "\n".join(lines) + "\n"
+
+
+def _with_submodules(name: str) -> Iterator[ModuleType]:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+        raise UsageError(f"no module named '{name}' declares streams", "check the setting `flows`") from error
+    yield module
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        yield importlib.import_module(f"{name}.{found.name}")
