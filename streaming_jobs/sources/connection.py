@@ -1,0 +1,141 @@
+"""How clients reach the cluster: one security section spelt for librdkafka and for Spark, and why it fails.
+
+A wrong password, or a TLS port spoken to in plain text, should be told at once. librdkafka gives such reasons
+only to `error_cb`, so `Failures` listens there and every wait of ours looks at it.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from streaming_jobs.durations import format_duration, milliseconds
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
+from streaming_jobs.settings import KafkaSettings
+
+_SPARK_LOGIN = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
+_REFUSAL_HINTS = ("security.protocol", "handshake failed")
+_GRACE = 2.0
+
+
+def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
+    """Properties of any confluent-kafka client that talks to `bootstrap`; holds secrets, never print it."""
+    config: dict[str, Any] = {
+        "bootstrap.servers": bootstrap,
+        "security.protocol": kafka.security_protocol,
+        "socket.timeout.ms": max(1000, milliseconds(kafka.timeout)),
+        "socket.connection.setup.timeout.ms": max(1000, milliseconds(kafka.timeout)),
+        "reconnect.backoff.ms": 10,
+        "reconnect.backoff.max.ms": 500,
+    }
+    if kafka.security_protocol.startswith("SASL_"):
+        config["sasl.mechanism"] = kafka.sasl_mechanism
+        config["sasl.username"] = kafka.sasl_username
+        config["sasl.password"] = kafka.sasl_password.get_secret_value()
+    if kafka.security_protocol.endswith("SSL"):
+        for key, path in (
+            ("ssl.ca.location", kafka.ssl_ca_location),
+            ("ssl.certificate.location", kafka.ssl_certificate_location),
+            ("ssl.key.location", kafka.ssl_key_location),
+        ):
+            if path is not None:
+                config[key] = str(path)
+    return config
+
+
+def spark_options(kafka: KafkaSettings, bootstrap: str) -> dict[str, str]:
+    """Options of Spark's Kafka source and sink that talk to `bootstrap`; holds secrets, never print it.
+
+    The two timeouts keep Spark from hanging for minutes on a port that does not answer in kind.
+    """
+    timeout = str(max(1000, milliseconds(kafka.timeout)))
+    options = {
+        "kafka.bootstrap.servers": bootstrap,
+        "kafka.security.protocol": kafka.security_protocol,
+        "kafka.request.timeout.ms": timeout,
+        "kafka.default.api.timeout.ms": timeout,
+    }
+    if kafka.security_protocol.startswith("SASL_"):
+        options["kafka.sasl.mechanism"] = kafka.sasl_mechanism
+        options["kafka.sasl.jaas.config"] = (
+            f"{_SPARK_LOGIN[kafka.sasl_mechanism]} required username={_jaas(kafka.sasl_username)} "
+            f"password={_jaas(kafka.sasl_password.get_secret_value())};"
+        )
+    if kafka.security_protocol.endswith("SSL"):
+        if kafka.ssl_ca_location is not None:
+            options["kafka.ssl.truststore.type"] = "PEM"
+            options["kafka.ssl.truststore.certificates"] = _pem("ssl_ca_location", kafka.ssl_ca_location)
+        if kafka.ssl_certificate_location is not None and kafka.ssl_key_location is not None:
+            options["kafka.ssl.keystore.type"] = "PEM"
+            options["kafka.ssl.keystore.certificate.chain"] = _pem(
+                "ssl_certificate_location", kafka.ssl_certificate_location
+            )
+            options["kafka.ssl.keystore.key"] = _pem("ssl_key_location", kafka.ssl_key_location)
+    return options
+
+
+class Failures:
+    """Collects what librdkafka tells its `error_cb`, and raises early for what waiting will not mend.
+
+    A refused log-in or handshake counts once it has stood for `_GRACE` seconds of a call: a broker that goes
+    down while a client connects looks the same for a moment.
+    """
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self._last = ""
+        self._refused = ""
+        self._begun = time.monotonic()
+
+    def __call__(self, error: KafkaError) -> None:
+        """The `error_cb`: only remember; an exception in here would be lost in librdkafka's callback."""
+        self._last = error.str()
+        if error.code() in _REFUSALS or any(hint in self._last for hint in _REFUSAL_HINTS):
+            self._refused = self._last
+
+    def begin(self) -> None:
+        """A call begins: its grace starts now."""
+        self._begun = time.monotonic()
+
+    def succeeded(self) -> None:
+        """The broker answered: whatever was refused before is over."""
+        self._last = self._refused = ""
+
+    def check(self) -> None:
+        """Raise ConfigurationError if a handshake or a log-in is refused."""
+        if self._refused and time.monotonic() - self._begun > _GRACE:
+            raise ConfigurationError(
+                f"the broker at {self.bootstrap} refused the connection: {self._refused}",
+                "check kafka.security_protocol, the credentials and the certificates (`recourse config show`)",
+            )
+
+    def unreachable(self, doing: str, timeout: timedelta) -> BrokerUnreachable:
+        """The error for a deadline that passed."""
+        reason = f" ({self._last})" if self._last else ""
+        return BrokerUnreachable(
+            f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
+            "check that the broker runs and that kafka.bootstrap_servers is right (`recourse doctor`)",
+        )
+
+
+def _jaas(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _pem(setting: str, path: Path) -> str:
+    try:
+        return str(path.expanduser().read_text())
+    except OSError as error:
+        raise ConfigurationError(
+            f"kafka.{setting}: {path} cannot be read: {error.strerror}", "correct the path"
+        ) from error

@@ -1,0 +1,250 @@
+"""What a topic is and where it ends: the admin side of Kafka, each call with a deadline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not name what it re-exports
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+)
+
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, UsageError
+from streaming_jobs.settings import KafkaSettings
+from streaming_jobs.sources.connection import Failures, client_config, spark_options
+
+__all__ = ["KEEP_FOREVER", "Offsets", "TopicInfo", "Topics", "client_config", "spark_options"]
+
+T = TypeVar("T")
+
+KEEP_FOREVER = -1
+"""retention.ms of a topic whose records are never too old: event times of 2013 are its record timestamps."""
+
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_POLL = 0.02
+_NOT_YET = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
+_log = logging.getLogger("recourse.librdkafka")
+_log.addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True)
+class TopicInfo:
+    """A topic as the broker describes it; `id` differs between a topic and the one recreated under its name."""
+
+    name: str
+    id: str
+    partitions: int
+    retention_ms: int
+    cleanup_policy: str
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """First and next offset by partition; `latest` is the last stable offset, where read_committed ends."""
+
+    earliest: dict[int, int]
+    latest: dict[int, int]
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Offsets held by partition; equal to records where no transaction markers are in the topic."""
+        return {partition: end - self.earliest[partition] for partition, end in self.latest.items()}
+
+    @property
+    def total(self) -> int:
+        """Offsets held in all partitions together."""
+        return sum(self.counts.values())
+
+
+class Topics:
+    """Describes, creates and deletes topics, and asks for offsets.
+
+    Every call ends within `timeout`: BrokerUnreachable when nobody answered, ConfigurationError when the
+    broker refused the log-in, UsageError when the request makes no sense. Safe to use from several threads.
+    """
+
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta = timedelta(seconds=15)) -> None:
+        self._timeout = timeout
+        self._failures = Failures(str(config["bootstrap.servers"]))
+        settings: dict[str, Any] = {**config, "error_cb": self._failures, "logger": _log}
+        try:
+            self._admin = AdminClient(settings)
+        except KafkaException as error:
+            raise ConfigurationError(
+                f"the Kafka client cannot be set up: {error.args[0].str()}",
+                "check the section `kafka` (`recourse config show`)",
+            ) from error
+
+    @classmethod
+    def of(cls, kafka: KafkaSettings, bootstrap: str) -> Topics:
+        """Topics of the cluster at `bootstrap`, with the security and the deadline of the settings."""
+        return cls(client_config(kafka, bootstrap), kafka.timeout)
+
+    def names(self) -> set[str]:
+        """Names of all topics but Kafka's own."""
+        deadline = self._deadline()
+        while True:
+            self._admin.poll(0)
+            try:
+                listed = self._admin.list_topics(timeout=min(1.0, self._left(deadline)))
+                return {name for name in listed.topics if not name.startswith("__")}
+            except KafkaException as error:
+                self._admin.poll(0)
+                self._failures.check()
+                if time.monotonic() >= deadline:
+                    raise self._failures.unreachable("list topics", self._timeout) from error
+
+    def describe(self, name: str) -> TopicInfo | None:
+        """The topic as the broker knows it now, or None when there is none of that name."""
+        return self._describe(name, self._deadline())
+
+    def create(self, name: str, partitions: int, retention_ms: int = KEEP_FOREVER, **properties: str) -> TopicInfo:
+        """Create a topic and wait until it can be written and read; raises UsageError if it exists.
+
+        Further `properties` are topic settings with `_` for `.`: `cleanup_policy="compact"`.
+        """
+        deadline = self._deadline()
+        config = {"retention.ms": str(retention_ms)} | {k.replace("_", "."): v for k, v in properties.items()}
+        topic = NewTopic(name, num_partitions=partitions, config=config)
+        started = self._admin.create_topics([topic], request_timeout=self._left(deadline))
+        self._wait(started[name], f"create topic {name}", deadline)
+        info = self._until(lambda: self._describe(name, deadline), f"topic {name} to appear", deadline)
+        self._until(lambda: self._ready(info, deadline), f"topic {name} to get leaders", deadline)
+        return info
+
+    def delete(self, name: str) -> None:
+        """Delete a topic and wait until it is gone; raises UsageError if there is none."""
+        deadline = self._deadline()
+        started = self._admin.delete_topics([name], request_timeout=self._left(deadline))
+        try:
+            self._wait(started[name], f"delete topic {name}", deadline)
+        except KafkaException as error:
+            raise self._no_topic(name) from error
+        self._until(lambda: self._describe(name, deadline) is None or None, f"topic {name} to go", deadline)
+
+    def offsets(self, name: str) -> Offsets:
+        """First and next offset of every partition; raises UsageError if there is no such topic."""
+        deadline = self._deadline()
+        partitions = self._partitions(name, deadline)
+        return Offsets(
+            earliest=self._list(name, partitions, _EARLIEST, deadline),
+            latest=self._list(name, partitions, _LATEST, deadline),
+        )
+
+    def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
+        """By partition the first offset whose record timestamp is at or after `ms` (Unix, milliseconds).
+
+        A partition without such a record gives its end as it was before the look-up, so nothing is skipped.
+        """
+        deadline = self._deadline()
+        partitions = self._partitions(name, deadline)
+        ends = self._list(name, partitions, _LATEST, deadline)
+        found = self._list(name, partitions, OffsetSpec.for_timestamp(max(0, ms)), deadline)
+        return {partition: offset if offset >= 0 else ends[partition] for partition, offset in found.items()}
+
+    def _deadline(self) -> float:
+        self._failures.begin()
+        return time.monotonic() + self._timeout.total_seconds()
+
+    def _left(self, deadline: float) -> float:
+        return max(0.1, deadline - time.monotonic())
+
+    def _describe(self, name: str, deadline: float) -> TopicInfo | None:
+        doing = f"describe topic {name}"
+        asked = self._admin.describe_topics(TopicCollection([name]), request_timeout=self._left(deadline))
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        settings = self._admin.describe_configs([resource], request_timeout=self._left(deadline))
+        try:
+            topic = self._wait(asked[name], doing, deadline)
+            values = self._wait(settings[resource], doing, deadline)
+        except KafkaException as error:
+            if error.args[0].code() in _NOT_YET:
+                return None
+            raise
+        return TopicInfo(
+            name=name,
+            id=str(topic.topic_id),
+            partitions=len(topic.partitions),
+            retention_ms=int(values["retention.ms"].value),
+            cleanup_policy=values["cleanup.policy"].value,
+        )
+
+    def _partitions(self, name: str, deadline: float) -> range:
+        info = self._describe(name, deadline)
+        if info is None:
+            raise self._no_topic(name)
+        return range(info.partitions)
+
+    def _no_topic(self, name: str) -> UsageError:
+        return UsageError(f"there is no topic {name} at {self._failures.bootstrap}", "create it, or check its name")
+
+    def _ready(self, info: TopicInfo, deadline: float) -> bool | None:
+        try:
+            self._list(info.name, range(info.partitions), _LATEST, deadline)
+        except KafkaException as error:
+            if error.args[0].code() in _NOT_YET:
+                return None
+            raise
+        return True
+
+    def _list(self, name: str, partitions: Iterable[int], spec: OffsetSpec, deadline: float) -> dict[int, int]:
+        asked = self._admin.list_offsets(
+            {TopicPartition(name, partition): spec for partition in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=self._left(deadline),
+        )
+        doing = f"offsets of topic {name}"
+        return {place.partition: self._wait(future, doing, deadline).offset for place, future in asked.items()}
+
+    def _wait(self, future: Future[T], doing: str, deadline: float) -> T:
+        # The admin client answers from a thread of its own; only error_cb needs this polling.
+        while True:
+            self._admin.poll(0)
+            self._failures.check()
+            try:
+                answer = future.result(timeout=_POLL)
+                self._failures.succeeded()
+                return answer
+            except (FutureTimeout, TimeoutError) as error:
+                if time.monotonic() >= deadline:
+                    raise self._failures.unreachable(doing, self._timeout) from error
+            except KafkaException as error:
+                self._admin.poll(0)
+                self._failures.check()
+                raise self._translated(error, doing) from error
+
+    def _translated(self, error: KafkaException, doing: str) -> Exception:
+        kafka = error.args[0]
+        if kafka.code() in _NOT_YET:
+            return error
+        if kafka.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return UsageError(f"{doing}: it exists already", "delete it first, or use it as it is")
+        if kafka.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+            return self._failures.unreachable(doing, self._timeout)
+        if kafka.retriable():
+            return BrokerUnreachable(f"{doing}: {kafka.str()}", "try again in a moment")
+        return UsageError(f"{doing}: {kafka.str()}", "check the request, and the rights of this user on the cluster")
+
+    def _until(self, ask: Callable[[], T | None], doing: str, deadline: float) -> T:
+        while (answer := ask()) is None:
+            if time.monotonic() >= deadline:
+                raise self._failures.unreachable(f"wait for {doing}", self._timeout)
+            self._admin.poll(_POLL)
+        return answer
