@@ -1,0 +1,45 @@
+"""Writing small files so that a kill at any moment leaves the old content or the new one, never a part."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace `path` by `text` (mode 0600); with `durable`, it is on disk when this returns."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    if durable:
+        _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """`write_atomic` for a JSON value."""
+    write_atomic(path, json.dumps(value, indent=1, sort_keys=False), durable=durable)
+
+
+def private_folder(path: Path) -> Path:
+    """Make the folder, readable by its owner alone, and return it."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,166 @@
+"""A stream's record and its checkpoint generations: `<state>/<stream>/stream.json` and `g0001/`, `g0002/` ...
+
+The record says which generation is current, which tables and topics the stream is bound to, and what a
+person has accepted. It is replaced whole and on disk before anything relies on it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from streaming_jobs.checkpoint import RESTORE_CHECKPOINT, Checkpoint
+from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.lease import take
+from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.settings import Settings
+from streaming_jobs.stream import checked_name
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One life of the checkpoint; `opened_at` in seconds since 1970, `reason` in words."""
+
+    number: int
+    opened_at: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class BoundTable:
+    """A table the stream writes: its name, its Delta table id, and its role."""
+
+    name: str
+    table_id: str
+    role: str
+
+
+@dataclass(frozen=True)
+class BoundTopic:
+    """A topic the stream reads: its name, its Kafka topic id, and where the first start began."""
+
+    name: str
+    topic_id: str
+    start: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A foreign commit that a person has declared right; `at` in seconds since 1970."""
+
+    table: str
+    version: int
+    why: str
+    at: float
+
+
+@dataclass(frozen=True)
+class CodeSince:
+    """The code that ran from a batch on."""
+
+    hash: str
+    package: str
+    generation: int
+    batch: int
+    at: float
+
+
+@dataclass(frozen=True)
+class StreamRecord:
+    """The content of stream.json."""
+
+    stream: str
+    generations: tuple[Generation, ...]
+    tables: tuple[BoundTable, ...] = ()
+    topics: tuple[BoundTopic, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
+    code: tuple[CodeSince, ...] = ()
+    state_fingerprint: Mapping[str, str] = field(default_factory=dict)
+    void_ranges: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def generation(self) -> int:
+        """The current generation's number."""
+        return self.generations[-1].number
+
+    def table(self, name: str) -> BoundTable | None:
+        """The bound table of that name."""
+        return next((t for t in self.tables if t.name == name), None)
+
+    def topic(self, name: str) -> BoundTopic | None:
+        """The bound topic of that name."""
+        return next((t for t in self.topics if t.name == name), None)
+
+    def accepts(self, table: str) -> frozenset[int]:
+        """Versions of the table that a person has accepted."""
+        return frozenset(a.version for a in self.accepted if a.table == table)
+
+    def with_code(self, code: CodeVersion, batch: int) -> StreamRecord:
+        """The record after the code changed; itself when it did not."""
+        if self.code and (self.code[-1].hash, self.code[-1].package) == (code.hash, code.package):
+            return self
+        return replace(
+            self, code=(*self.code, CodeSince(code.hash, code.package, self.generation, batch, time.time()))
+        )
+
+
+def folder(settings: Settings, stream: str) -> Path:
+    """The stream's folder below the state folder."""
+    return settings.state / checked_name("stream", stream)
+
+
+def checkpoint(settings: Settings, stream: str, generation: int) -> Checkpoint:
+    """The checkpoint of one generation."""
+    return Checkpoint(folder(settings, stream) / f"g{generation:04d}")
+
+
+def load(settings: Settings, stream: str) -> StreamRecord | None:
+    """The stream's record, or None before its first start; raises PreflightRefused if it is damaged."""
+    path = folder(settings, stream) / "stream.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value.pop("format") != FORMAT:
+            raise PreflightRefused(f"{path} was written by a newer version", "use the newer recourse-streams")
+        return StreamRecord(
+            stream=value["stream"],
+            generations=tuple(Generation(**g) for g in value["generations"]),
+            tables=tuple(BoundTable(**t) for t in value["tables"]),
+            topics=tuple(BoundTopic(**t) for t in value["topics"]),
+            accepted=tuple(Accepted(**a) for a in value["accepted"]),
+            code=tuple(CodeSince(**c) for c in value["code"]),
+            state_fingerprint=value["state_fingerprint"],
+            void_ranges=tuple(value["void_ranges"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise PreflightRefused(f"{path} cannot be read: {error}", RESTORE_CHECKPOINT) from error
+
+
+def save(settings: Settings, record: StreamRecord) -> None:
+    """Write the record so that it is on disk when this returns."""
+    write_json(private_folder(folder(settings, record.stream)) / "stream.json", {"format": FORMAT, **asdict(record)})
+
+
+def first(stream: str) -> StreamRecord:
+    """The record of a stream that has never run: generation 1."""
+    return StreamRecord(stream, (Generation(1, time.time(), "first start"),))
+
+
+def accept(settings: Settings, stream: str, table: str, version: int, why: str) -> None:
+    """Record that a foreign commit on one of the stream's tables is right; raises UsageError for a wrong name."""
+    if not why.strip():
+        raise UsageError("an accepted commit needs a reason", "say it with --why")
+    with take(settings, stream, purpose="accept", wait=2.0):
+        record = load(settings, stream)
+        if record is None or record.table(table) is None:
+            raise UsageError(f"stream {stream} has no table {table}", "see `recourse streams describe`")
+        exception = Accepted(table, version, why.strip(), time.time())
+        save(settings, replace(record, accepted=(*record.accepted, exception)))

@@ -1,0 +1,153 @@
+"""The lease: one driver a stream.
+
+An exclusive `flock` on `<state>/<stream>/lease`. The descriptor is inherited by the driver's JVM, which
+lives on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the
+JVM is not our child (spark-submit starts Python, not the other way round), the lease names the JVM's pid and
+the next taker waits until that process has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.files import private_folder
+from streaming_jobs.settings import Settings
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds, or last held, a lease; times in seconds since 1970."""
+
+    pid: int
+    pid_started: float
+    jvm: int | None
+    jvm_started: float | None
+    since: float
+    purpose: str
+
+    def alive(self) -> str | None:
+        """What of the owner still lives: `driver`, `jvm`, or None."""
+        if _lives(self.pid, self.pid_started):
+            return "driver"
+        if self.jvm is not None and self.jvm_started is not None and _lives(self.jvm, self.jvm_started):
+            return "jvm"
+        return None
+
+
+@dataclass
+class Lease:
+    """A lease that is held; `descriptor` goes to the JVM (pass_fds), `record_jvm` names it."""
+
+    stream: str
+    path: Path
+    descriptor: int
+    owner: Owner
+
+    def record_jvm(self, pid: int) -> None:
+        """Write the JVM's pid into the lease."""
+        self.owner = Owner(**{**asdict(self.owner), "jvm": pid, "jvm_started": psutil.Process(pid).create_time()})
+        _write(self.descriptor, self.owner)
+
+    def release(self) -> None:
+        """Let go; the lock stays held while a JVM that inherited the descriptor lives."""
+        os.close(self.descriptor)
+
+
+@contextmanager
+def take(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Iterator[Lease]:
+    """Hold the stream's lease; raises LeaseBusy when it is not free within `wait` seconds."""
+    lease = acquire(settings, stream, purpose=purpose, wait=wait)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Lease:
+    """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
+    path = private_folder(settings.state / stream) / "lease"
+    deadline = time.monotonic() + wait
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while not _locked(descriptor) or _previous_jvm_lives(descriptor):
+            if time.monotonic() > deadline:
+                raise LeaseBusy(_busy(stream, _read(descriptor)), f"stop it first: recourse streams stop {stream}")
+            time.sleep(0.05)
+        me = psutil.Process()
+        owner = Owner(me.pid, me.create_time(), None, None, time.time(), purpose)
+        _write(descriptor, owner)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return Lease(stream, path, descriptor, owner)
+
+
+def holder(settings: Settings, stream: str) -> Owner | None:
+    """Who holds the stream's lease now; None when it is free. Takes nothing for longer than a moment."""
+    path = settings.state / stream / "lease"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        try:
+            # A shared lock tells a held lease from a free one and disturbs a taker for microseconds only.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read(descriptor)
+        owner = _read(descriptor)
+        return owner if owner and owner.alive() == "jvm" else None
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _previous_jvm_lives(descriptor: int) -> bool:
+    owner = _read(descriptor)
+    return owner is not None and owner.jvm != os.getpid() and owner.alive() == "jvm"
+
+
+def _busy(stream: str, owner: Owner | None) -> str:
+    if owner is None:
+        return f"stream {stream} is held by another process"
+    what = "the JVM of a driver that was killed" if owner.alive() == "jvm" else f"process {owner.pid}"
+    return f"stream {stream} is held by {what} ({owner.purpose}, since {time.strftime('%H:%M:%S', time.localtime(owner.since))})"
+
+
+def _lives(pid: int, started: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 1.0
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _read(descriptor: int) -> Owner | None:
+    text = os.pread(descriptor, 4096, 0)
+    try:
+        return Owner(**json.loads(text))
+    except (ValueError, TypeError):  # empty, or being written
+        return None
+
+
+def _write(descriptor: int, owner: Owner) -> None:
+    data = json.dumps(asdict(owner)).encode()
+    os.pwrite(descriptor, data, 0)
+    os.ftruncate(descriptor, len(data))

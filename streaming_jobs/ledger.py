@@ -1,0 +1,221 @@
+"""The ledger: what every sink commit records about itself, inside the commit.
+
+An entry travels in the commit's `userMetadata`, so it is there exactly when the rows are. The commit also
+carries the Delta transaction identifier (appId, version) of Delta's protocol, section "Transaction
+Identifiers", with
+
+    appId   = recourse:<stream>:<table>              one, for ever
+    version = generation << 32 | (batch + 1)         so generation << 32 says: open, nothing written
+
+The version only grows: a driver of an older generation sees a newer one and stops. Reading needs no JVM;
+`walk` reads the table's JSON commits from the newest back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from streaming_jobs.errors import PermanentError
+
+Kind = Literal["batch", "fence", "publish", "upkeep", "schema"]
+LEDGER_KEY = "recourse"
+"""The key of an entry inside `userMetadata`; its value is the entry's format, 1."""
+
+
+@dataclass(frozen=True, order=True)
+class Txn:
+    """A position in a sink's history: generation (from 1) and batch (from 0; -1: nothing written yet)."""
+
+    generation: int
+    batch: int
+
+    @property
+    def version(self) -> int:
+        """The Delta transaction version."""
+        return self.generation << 32 | (self.batch + 1)
+
+    @classmethod
+    def of(cls, version: int) -> Txn:
+        """The position that a transaction version stands for."""
+        return cls(version >> 32, (version & 0xFFFF_FFFF) - 1)
+
+    def __str__(self) -> str:
+        return f"g{self.generation:04d} batch {self.batch}"
+
+
+def app_id(stream: str, table: str) -> str:
+    """The transaction appId of a stream's sink."""
+    return f"recourse:{stream}:{table}"
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """What one batch read of one topic: per partition the first offset and the one after the last."""
+
+    topic: str
+    topic_id: str
+    start: Mapping[int, int]
+    end: Mapping[int, int]
+
+    @property
+    def records(self) -> int:
+        """Offsets in the range; transaction markers and compacted offsets count too."""
+        return sum(end - self.start.get(partition, 0) for partition, end in self.end.items())
+
+    def same_offsets(self, other: OffsetRange) -> bool:
+        """Whether both cover the same offsets of the same topic."""
+        return (self.topic, dict(self.start), dict(self.end)) == (other.topic, dict(other.start), dict(other.end))
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """Which code wrote a batch: hash of the function and its local imports, and the package's version."""
+
+    hash: str
+    package: str
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One commit's record. `rows` counts what was written by name, `txns` the other sinks' versions."""
+
+    kind: Kind
+    stream: str
+    table: str
+    generation: int
+    batch: int
+    offsets: tuple[OffsetRange, ...] = ()
+    rows: Mapping[str, int] = field(default_factory=dict)
+    txns: Mapping[str, int] = field(default_factory=dict)
+    code: CodeVersion = CodeVersion("", "")
+    plan: str | None = None
+    note: str | None = None
+
+    @property
+    def txn(self) -> Txn:
+        """The position this entry stands for."""
+        return Txn(self.generation, self.batch)
+
+    def encode(self) -> str:
+        """The text for `userMetadata`."""
+        value: dict[str, Any] = {
+            LEDGER_KEY: 1,
+            "kind": self.kind,
+            "stream": self.stream,
+            "table": self.table,
+            "generation": self.generation,
+            "batch": self.batch,
+            "offsets": {r.topic: {"id": r.topic_id, "start": r.start, "end": r.end} for r in self.offsets},
+            "rows": dict(self.rows),
+            "txns": dict(self.txns),
+            "code": {"hash": self.code.hash, "package": self.code.package},
+        }
+        value.update({k: v for k, v in (("plan", self.plan), ("note", self.note)) if v is not None})
+        return json.dumps(value, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str | None) -> LedgerEntry | None:
+        """The entry in a commit's `userMetadata`; None when it is not one of ours."""
+        try:
+            value = json.loads(text or "")
+        except ValueError:
+            return None
+        if not isinstance(value, dict) or LEDGER_KEY not in value:
+            return None
+        if value[LEDGER_KEY] != 1:
+            raise PermanentError(
+                f"a ledger entry has format {value[LEDGER_KEY]}, this version reads 1", "use the newer recourse-streams"
+            )
+        return cls(
+            kind=value["kind"],
+            stream=value["stream"],
+            table=value["table"],
+            generation=value["generation"],
+            batch=value["batch"],
+            offsets=tuple(
+                OffsetRange(topic, r["id"], _partitions(r["start"]), _partitions(r["end"]))
+                for topic, r in value["offsets"].items()
+            ),
+            rows=value["rows"],
+            txns=value["txns"],
+            code=CodeVersion(**value["code"]),
+            plan=value.get("plan"),
+            note=value.get("note"),
+        )
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of a table as its log tells it; `at` in milliseconds since 1970, `entry` if it is ours."""
+
+    version: int
+    at: int
+    operation: str
+    changes_data: bool
+    entry: LedgerEntry | None
+
+
+def walk(table: Path) -> Iterator[Commit]:
+    """The commits of a table's log, newest first, as far back as the log is kept and without gaps."""
+    log = table / "_delta_log"
+    if not log.is_dir():
+        return
+    versions = sorted((int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20), reverse=True)
+    for position, version in enumerate(versions):
+        if position and versions[position - 1] != version + 1:
+            return
+        try:
+            text = (log / f"{version:020d}.json").read_text(encoding="utf-8")
+        except FileNotFoundError:  # cleaned up since the folder was listed
+            return
+        yield _commit(version, text)
+
+
+def entries(table: Path, limit: int) -> list[tuple[Commit, LedgerEntry]]:
+    """The newest ledger entries of a table, newest first; upkeep is left out."""
+    found = []
+    for commit in walk(table):
+        if commit.entry and commit.entry.kind not in ("upkeep", "schema"):
+            found.append((commit, commit.entry))
+            if len(found) == limit:
+                break
+    return found
+
+
+def newest(table: Path, stream: str) -> tuple[Commit | None, list[Commit]]:
+    """The stream's newest entry on the table, and the commits after it that change data and are not ours.
+
+    Without an entry in the log, None and every such commit that the log still holds.
+    """
+    foreign = []
+    for commit in walk(table):
+        entry = commit.entry
+        if entry and entry.stream == stream and entry.kind in ("batch", "fence", "publish"):
+            return commit, foreign
+        ours = entry is not None and entry.stream == stream
+        if commit.changes_data and not ours:
+            foreign.append(commit)
+    return None, foreign
+
+
+def _commit(version: int, text: str) -> Commit:
+    at, operation, changes, entry = 0, "", False, None
+    for line in text.splitlines():
+        if not line:
+            continue
+        (kind, action), *_ = json.loads(line).items()
+        if kind == "commitInfo":
+            at = int(action.get("timestamp", 0))
+            operation = str(action.get("operation", ""))
+            entry = LedgerEntry.decode(action.get("userMetadata"))
+        elif kind in ("add", "remove", "cdc"):
+            changes = changes or bool(action.get("dataChange", True))
+    return Commit(version, at, operation, changes, entry)
+
+
+def _partitions(offsets: Mapping[str, int]) -> dict[int, int]:
+    return {int(partition): offset for partition, offset in offsets.items()}

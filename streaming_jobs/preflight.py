@@ -1,0 +1,321 @@
+"""Before every start: do checkpoint, tables and topics tell the same story?
+
+`verdicts` is pure: it looks at a `World` that was gathered before (see `world.py`) and returns findings.
+A finding of severity `refuse` means that starting would lose, double or mix rows; the stream stays where it
+is until a person has acted. The rules, in the order they are looked at:
+
+1. The generation in stream.json is the one the tables carry, and no table is behind a fence.
+2. The primary table's last batch is the checkpoint's last committed batch, or its last planned one
+   (a crash between the table's commit and Spark's); its offsets are the checkpoint's.
+3. Every secondary table is where the primary's newest entry says, or at the last planned batch.
+4. Nobody else has changed the rows of a table since our newest entry, unless a person accepted it.
+5. The topics are the ones the stream began with, and everything from the stream's position on is there.
+6. The stream still has the tables that it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+from streaming_jobs.checkpoint import RESTORE_CHECKPOINT, TopicOffsets
+from streaming_jobs.durations import format_duration
+from streaming_jobs.errors import OffsetsLost, PreflightRefused
+from streaming_jobs.generation import StreamRecord
+from streaming_jobs.ledger import Commit, LedgerEntry, Txn
+
+
+@dataclass(frozen=True)
+class TableWorld:
+    """One sink's table: `entry` is the stream's newest ledger entry, `foreign` later commits of others.
+
+    `known_version` is the last version the ledger file beside the state knows, for tables whose log no longer
+    reaches back to the newest entry.
+    """
+
+    name: str
+    role: Literal["primary", "secondary"]
+    table_id: str | None
+    owner: str | None
+    txn: Txn | None
+    entry: LedgerEntry | None = None
+    foreign: tuple[Commit, ...] = ()
+    log_reaches_entry: bool = True
+
+
+@dataclass(frozen=True)
+class TopicWorld:
+    """One source topic as the broker has it now; None values when it does not exist."""
+
+    name: str
+    topic_id: str | None
+    earliest: Mapping[int, int] = field(default_factory=dict)
+    latest: Mapping[int, int] = field(default_factory=dict)
+    retention_ms: int = -1
+
+
+@dataclass(frozen=True)
+class CheckpointWorld:
+    """The checkpoint: last planned and committed batch and where each ends and the planned one starts."""
+
+    planned: int | None = None
+    committed: int | None = None
+    ends: Mapping[int, TopicOffsets] = field(default_factory=dict)
+    starts: Mapping[int, TopicOffsets] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that `verdicts` looks at."""
+
+    stream: str
+    record: StreamRecord | None
+    checkpoint: CheckpointWorld
+    tables: tuple[TableWorld, ...]
+    topics: tuple[TopicWorld, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that preflight found: what it is, and what to run."""
+
+    severity: Literal["refuse", "lost", "warn"]
+    found: str
+    next_step: str
+
+
+def verdicts(world: World) -> list[Finding]:
+    """All findings about a world; an empty list means the stream may start."""
+    return [
+        *_unrecorded(world),
+        *_sinks(world),
+        *_generations(world),
+        *_positions(world),
+        *_foreign(world),
+        *_topics(world),
+    ]
+
+
+def enforce(findings: list[Finding]) -> list[str]:
+    """Raise PreflightRefused or OffsetsLost for findings that forbid a start; return the warnings."""
+    blocking = [f for f in findings if f.severity != "warn"]
+    if blocking:
+        error = OffsetsLost if all(f.severity == "lost" for f in blocking) else PreflightRefused
+        steps = list(dict.fromkeys(f.next_step for f in blocking))
+        raise error("; ".join(f.found for f in blocking), "; or ".join(steps))
+    return [f"{f.found}: {f.next_step}" for f in findings]
+
+
+def _unrecorded(world: World) -> Iterator[Finding]:
+    if world.record is not None:
+        return
+    for table in world.tables:
+        if table.txn is not None:
+            yield Finding(
+                "refuse",
+                f"table {table.name} holds rows of stream {world.stream} up to {table.txn}, but the stream's record is gone",
+                RESTORE_CHECKPOINT,
+            )
+
+
+def _sinks(world: World) -> Iterator[Finding]:
+    for table in world.tables:
+        if table.table_id is not None and table.owner != world.stream:
+            whose = f"belongs to stream {table.owner}" if table.owner else "was not made by Recourse"
+            yield Finding(
+                "refuse",
+                f"table {table.name} {whose}, so stream {world.stream} may not write it",
+                "name another table in the stream's sink, or move that table away",
+            )
+    if world.record is None or not world.record.tables:
+        return
+    now = {t.name for t in world.tables}
+    before = {t.name for t in world.record.tables}
+    for name in sorted(before - now):
+        yield Finding("refuse", f"stream {world.stream} no longer writes table {name}", "declare the sink again")
+    for name in sorted(now - before):
+        yield Finding(
+            "refuse",
+            f"stream {world.stream} would begin to write table {name} in the middle of its life",
+            "declare it as a sink of a new stream, which reads the topic from its start",
+        )
+    for table in world.tables:
+        bound = world.record.table(table.name)
+        if bound is None:
+            continue
+        if table.table_id is None:
+            yield Finding(
+                "refuse",
+                f"table {table.name} is gone",
+                f"put it back from a copy; or start the stream over: move {world.stream}'s state folder and tables away",
+            )
+        elif bound.table_id and table.table_id != bound.table_id:
+            yield Finding(
+                "refuse", f"table {table.name} is another table than the one stream {world.stream} filled", "put it back"
+            )
+
+
+def _generations(world: World) -> Iterator[Finding]:
+    if world.record is None:
+        return
+    current = world.record.generation
+    for table in world.tables:
+        if table.txn is None:
+            continue
+        if table.entry is not None and table.entry.kind == "fence":
+            yield Finding(
+                "refuse",
+                f"table {table.name} is fenced by the recovery plan {table.entry.plan}",
+                f"resume or abort it: recourse recover resume {table.entry.plan}",
+            )
+        elif table.txn.generation > current:
+            yield Finding(
+                "refuse",
+                f"table {table.name} is in generation {table.txn.generation}, the stream's state in {current}: "
+                "the state folder is an old copy",
+                RESTORE_CHECKPOINT,
+            )
+
+
+def _positions(world: World) -> Iterator[Finding]:
+    if world.record is None:
+        return
+    primary = next(t for t in world.tables if t.role == "primary")
+    at = _batch(primary, world.record.generation)
+    planned, committed = world.checkpoint.planned, world.checkpoint.committed
+    done = -1 if committed is None else committed
+    if at not in {done, -1 if planned is None else planned}:
+        yield Finding("refuse", _disagreement(primary.name, at, done), _remedy(at, done))
+        return
+    if primary.entry is not None and at >= 0 and at in world.checkpoint.ends:
+        ledger = {r.topic: dict(r.end) for r in primary.entry.offsets}
+        spark = {topic: dict(ends) for topic, ends in world.checkpoint.ends[at].items()}
+        if primary.entry.txn.batch == at and ledger != spark:
+            yield Finding(
+                "refuse",
+                f"batch {at} ends at {spark} in the checkpoint and at {ledger} in table {primary.name}: "
+                "the checkpoint is from another life of the stream",
+                RESTORE_CHECKPOINT,
+            )
+    listed = primary.entry.txns if primary.entry else {}
+    for table in world.tables:
+        if table.role == "primary":
+            continue
+        expected = listed.get(table.name)
+        actual = table.txn.version if table.txn else None
+        in_flight = planned is not None and planned > done and at < planned
+        if actual == expected or (in_flight and table.txn == Txn(world.record.generation, planned or 0)):
+            continue
+        yield Finding(
+            "refuse",
+            f"table {table.name} is at {table.txn or 'no batch'}, but table {primary.name} says it should be at "
+            f"{Txn.of(expected) if expected is not None else 'no batch'}",
+            f"put table {table.name} back to the newest version that it had, or restore all of the stream's tables "
+            "and its checkpoint from one copy",
+        )
+
+
+def _batch(table: TableWorld, generation: int) -> int:
+    return table.txn.batch if table.txn is not None and table.txn.generation == generation else -1
+
+
+def _disagreement(table: str, at: int, done: int) -> str:
+    said = f"batch {at}" if at >= 0 else "no batch"
+    checkpoint = f"batch {done}" if done >= 0 else "no batch"
+    older = "the table was put back to an older version" if at < done else "the checkpoint is missing or an old copy"
+    return f"table {table} has {said}, the checkpoint has {checkpoint}: {older}"
+
+
+def _remedy(at: int, done: int) -> str:
+    if at < done:
+        return "put the table back to the version that it had (its log has it), or the checkpoint to a copy of that time"
+    return RESTORE_CHECKPOINT
+
+
+def _foreign(world: World) -> Iterator[Finding]:
+    accepted = world.record.accepts if world.record else lambda _: frozenset[int]()
+    for table in world.tables:
+        for commit in table.foreign:
+            if commit.version in accepted(table.name):
+                continue
+            yield Finding(
+                "refuse",
+                f"version {commit.version} of table {table.name} ({commit.operation or 'unknown operation'}) changed "
+                f"rows and was not written by stream {world.stream}",
+                f"undo it, or if it is right: recourse streams accept {world.stream} --table {table.name} "
+                f"--version {commit.version} --why '...'",
+            )
+        if not table.log_reaches_entry:
+            yield Finding(
+                "refuse",
+                f"the log of table {table.name} no longer shows what happened since the stream's last batch",
+                "put the table back from a copy that still has its log",
+            )
+
+
+def _topics(world: World) -> Iterator[Finding]:
+    planned = world.checkpoint.planned
+    starts = world.checkpoint.starts.get(planned, {}) if planned is not None else {}
+    ends = world.checkpoint.ends.get(planned, {}) if planned is not None else {}
+    in_flight = planned is not None and planned != world.checkpoint.committed
+    position = starts if in_flight else ends
+    for topic in world.topics:
+        if topic.topic_id is None:
+            yield Finding(
+                "refuse", f"topic {topic.name} does not exist", f"create it, or correct the name (stream {world.stream})"
+            )
+            continue
+        bound = world.record.topic(topic.name) if world.record else None
+        if bound is not None and bound.topic_id != topic.topic_id:
+            yield Finding(
+                "lost",
+                f"topic {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound_start(bound)))} "
+                "of the old topic cannot be read any more",
+                "start the stream over on the new topic: move its state folder and its tables away",
+            )
+            continue
+        for partition, offset in position.get(topic.name, {}).items():
+            earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
+            if earliest is None or latest is None:
+                yield Finding("lost", f"partition {partition} of topic {topic.name} is gone", "start the stream over")
+            elif offset < earliest:
+                yield Finding(
+                    "lost",
+                    f"offsets {offset} to {earliest - 1} of topic {topic.name}, partition {partition}, are gone "
+                    f"({earliest - offset} records were never read)",
+                    "bring them back from a copy of the topic, or start the stream over: move its state folder and its "
+                    "tables away; what is gone stays missing",
+                )
+            elif offset > latest:
+                yield Finding(
+                    "lost",
+                    f"topic {topic.name}, partition {partition}, ends at offset {latest}, the stream is at {offset}: "
+                    f"offsets {latest} to {offset - 1} are gone",
+                    "put the topic back, or start the stream over",
+                )
+        yield from _retention(topic)
+
+
+def bound_start(bound: object) -> Mapping[int, int]:
+    """The offsets a stream began at, of a bound topic whose position is not known yet."""
+    return {int(p): o for p, o in getattr(bound, "start", {}).items()}
+
+
+def _lost(position: Mapping[int, int]) -> str:
+    return "everything after offsets " + ", ".join(f"{p}:{o}" for p, o in sorted(position.items()))
+
+
+_SAFE_RETENTION = timedelta(days=3650)
+
+
+def _retention(topic: TopicWorld) -> Iterator[Finding]:
+    if 0 <= topic.retention_ms < _SAFE_RETENTION // timedelta(milliseconds=1):
+        kept = format_duration(timedelta(milliseconds=topic.retention_ms))
+        yield Finding(
+            "warn",
+            f"topic {topic.name} keeps records for {kept} counted from the time each record carries: records with "
+            "older times vanish within minutes, read or not",
+            "set retention.ms=-1 on the topic if its records carry times of the past",
+        )
