@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SOURCE_COLUMN = "_source"
-"""Struct that every decoded record carries: topic, partition, offset, timestamp, key, headers, tombstone."""
+"""Struct that every decoded record carries: topic, partition, offset, timestamp, key, tombstone, and headers if asked for."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -58,7 +58,7 @@ class KafkaTopic:
     """A Kafka topic as a source.
 
     The function sees the fields of `value` as columns, and the struct `_source` (topic, partition, offset,
-    timestamp, key, headers, tombstone). With `event_time`, the frame has a watermark of `lateness` on that
+    timestamp, key, tombstone, and headers if `headers` is set). With `event_time`, the frame has a watermark of `lateness` on that
     column. A record with a null value is a dead letter, or, with `tombstones="keep"`, a row whose fields are
     all null and whose `_source.tombstone` is true. Only committed records are read (read_committed).
     """
@@ -68,6 +68,7 @@ class KafkaTopic:
     event_time: str | None = None
     lateness: str | None = None
     tombstones: Literal["dead_letter", "keep"] = "dead_letter"
+    headers: bool = False
     description: str = ""
     owners: Sequence[str] = ()
 
@@ -80,6 +81,8 @@ class KafkaTopic:
             parse_duration(self.lateness)
         if self.event_time is not None and self.event_time not in self.value.schema.fieldNames():
             raise UsageError(f"topic {self.name}: event_time '{self.event_time}' is not a field of its value")
+        if SOURCE_COLUMN in self.value.schema.fieldNames():
+            raise UsageError(f"topic {self.name}: the field name {SOURCE_COLUMN} is taken", "rename the field")
 
     @property
     def delay(self) -> timedelta | None:

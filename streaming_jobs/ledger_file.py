@@ -1,0 +1,85 @@
+"""The ledger beside the state: one short line a batch, kept for days when the tables' own logs are kept for hours.
+
+`<state>/<stream>/ledger/2026-11-21.jsonl`. The tables are the truth; a line that a crash lost is simply missing.
+Preflight uses the newest line for tables whose log no longer shows the stream's last commit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from streaming_jobs.files import private_folder
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
+
+
+@dataclass(frozen=True)
+class LedgerFile:
+    """The ledger folder of one stream."""
+
+    folder: Path
+
+    def append(self, entry: LedgerEntry, versions: Mapping[str, int]) -> None:
+        """Add the primary table's entry and the version that each of the stream's tables has now."""
+        now = datetime.now(UTC)
+        line = {
+            "g": entry.generation,
+            "b": entry.batch,
+            "t": round(now.timestamp(), 3),
+            "table": entry.table,
+            "versions": dict(versions),
+            "offsets": {r.topic: {"id": r.topic_id, "start": r.start, "end": r.end} for r in entry.offsets},
+            "rows": dict(entry.rows),
+            "txns": dict(entry.txns),
+            "code": [entry.code.hash, entry.code.package],
+        }
+        path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def newest(self, stream: str) -> tuple[LedgerEntry, Mapping[str, int]] | None:
+        """The last whole line: the entry and the tables' versions after it."""
+        for path in sorted(self.folder.glob("*.jsonl"), reverse=True):
+            for text in reversed(path.read_text(encoding="utf-8").splitlines()):
+                try:
+                    line = json.loads(text)
+                except ValueError:  # cut off by a crash
+                    continue
+                return _entry(stream, line), line["versions"]
+        return None
+
+    def prune(self, retention: timedelta) -> None:
+        """Remove files whose day ended longer than `retention` ago; the newest file stays."""
+        oldest = datetime.fromtimestamp(time.time(), UTC) - retention
+        for path in sorted(self.folder.glob("*.jsonl"))[:-1]:
+            if path.stem < f"{oldest:%Y-%m-%d}":
+                path.unlink(missing_ok=True)
+
+
+def _entry(stream: str, line: Mapping[str, object]) -> LedgerEntry:
+    offsets = line["offsets"]
+    code = line["code"]
+    assert isinstance(offsets, dict) and isinstance(code, list)
+    return LedgerEntry(
+        kind="batch",
+        stream=stream,
+        table=str(line["table"]),
+        generation=int(str(line["g"])),
+        batch=int(str(line["b"])),
+        offsets=tuple(
+            OffsetRange(
+                topic,
+                value["id"],
+                {int(p): o for p, o in value["start"].items()},
+                {int(p): o for p, o in value["end"].items()},
+            )
+            for topic, value in offsets.items()
+        ),
+        rows=line["rows"],  # type: ignore[arg-type]
+        txns=line["txns"],  # type: ignore[arg-type]
+        code=CodeVersion(*code),
+    )

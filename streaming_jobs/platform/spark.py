@@ -1,0 +1,155 @@
+"""The Spark session every driver and test uses: one profile, with the reason for each odd value beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import psutil
+
+from streaming_jobs.files import private_folder
+from streaming_jobs.platform.jars import spark_jars
+from streaming_jobs.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CHECKPOINT_FILES = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def profile(settings: Settings) -> dict[str, str]:
+    """The session's properties."""
+    cores = _cores(settings.spark.master)
+    partitions = settings.spark.shuffle_partitions or cores
+    heap = settings.spark.driver_memory_mb
+    return {
+        "spark.master": settings.spark.master,
+        "spark.app.name": "recourse",
+        "spark.driver.memory": f"{heap}m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        # A batch that would not fit the driver fails here and goes through the executors, before the heap does.
+        "spark.driver.maxResultSize": f"{heap // 2}m",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.scheduler.mode": "FAIR",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(partitions),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # 50 by default, which makes each commit by delta-spark two to four seconds long.
+        "spark.databricks.delta.snapshotPartitions": "1",
+        # 30,000 tasks for a VACUUM of a small table otherwise.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+        # INT96 has no statistics in Parquet footers.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        # No chmod process a file; only safe with state files that carry unique ids (format 2).
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+        "spark.sql.streaming.numRecentProgressUpdates": "20",
+        # Kafka options travel with the plan: keep credentials out of what explain prints.
+        "spark.sql.redaction.options.regex": "(?i)secret|password|token|access[.]?key|url|jaas|keystore|truststore",
+        "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+        "spark.sql.variant.allowDuplicateKeys": "true",
+        **settings.spark.extra,
+    }
+
+
+def start(
+    settings: Settings, *, name: str = "recourse", keep_open: Sequence[int] = (), output: IO[bytes] | None = None
+) -> SparkSession:
+    """Start a JVM and the session in it.
+
+    `keep_open` are descriptors that the JVM inherits (the leases); `output` takes what the JVM itself prints.
+    Spark's log goes to `<home>/logs/<name>.spark.log`, three files of 10 MB at most. Raises SetupError when
+    a jar is missing or damaged. Where a JVM is already there (spark-submit, Databricks), it is used.
+    """
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf(loadDefaults=False)
+    for key, value in profile(settings).items():
+        conf.set(key, value)
+    conf.set("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in spark_jars(settings)))
+    conf.set("spark.driver.extraJavaOptions", _java_options(settings, name))
+    conf.set("spark.local.dir", str(_scratch(settings)))
+    popen: dict[str, object] = {"pass_fds": tuple(keep_open)}
+    if output is not None:
+        popen.update(stdout=output, stderr=output)
+    gateway = launch_gateway(conf, popen)
+    context = SparkContext(conf=conf, gateway=gateway)
+    session = SparkSession(context)
+    _no_checksum_files(session)
+    return session
+
+
+def _cores(master: str) -> int:
+    inside = master.partition("[")[2].rstrip("]").split(",")[0]
+    return int(inside) if inside.isdigit() else (os.cpu_count() or 2)
+
+
+def _java_options(settings: Settings, name: str) -> str:
+    folder = private_folder(settings.logs)
+    file = folder / f"{name}.log4j2.properties"
+    file.write_text(_LOG4J.format(path=folder / f"{name}.spark.log"))
+    return f"-Dlog4j2.configurationFile=file:{file} -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
+
+
+_LOG4J = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {path}
+appender.file.filePattern = {path}.%i
+appender.file.filePermissions = rw-------
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 10MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 2
+"""
+
+
+def _scratch(settings: Settings) -> Path:
+    """A folder for Spark's temporary files; those of drivers that are gone are removed."""
+    root = private_folder(settings.home.absolute() / "scratch")
+    for old in root.iterdir():
+        pid = old.name.partition("-")[0]
+        if not (pid.isdigit() and psutil.pid_exists(int(pid))):
+            shutil.rmtree(old, ignore_errors=True)
+    return private_folder(root / f"{os.getpid()}-spark")
+
+
+def _no_checksum_files(session: SparkSession) -> None:
+    """No `.crc` file beside each file on the local disk; the checkpoint's own checksums stay."""
+    jvm = session._jvm
+    assert jvm is not None
+    hadoop = session._jsc.hadoopConfiguration()
+    files = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI.create("file:///"), hadoop)
+    files.setWriteChecksum(False)
+    files.setVerifyChecksum(False)
+
+
+def jvm_pid(session: SparkSession) -> int | None:
+    """The pid of the JVM that this process started; None where the JVM was there first."""
+    process = getattr(session.sparkContext._gateway, "proc", None)
+    return None if process is None else int(process.pid)
+
+
+def properties(session: SparkSession) -> Mapping[str, str]:
+    """The session's properties as Spark has them."""
+    return dict(session.sparkContext.getConf().getAll())

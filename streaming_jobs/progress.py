@@ -1,0 +1,65 @@
+"""What a running stream says of itself: `<state>/<stream>/status.json`, replaced at least each second.
+
+It is a report, not the truth: the lease says whether a driver lives, the ledger what is done.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.generation import folder
+from streaming_jobs.settings import Settings
+
+State = Literal["starting", "running", "idle", "stopping", "stopped", "failed"]
+
+
+@dataclass
+class Status:
+    """One stream's state; times in seconds since 1970, rates in records a second, `state_mb` in MB."""
+
+    stream: str
+    state: State = "starting"
+    pid: int = 0
+    run_id: str | None = None
+    generation: int = 0
+    batch: int | None = None
+    heartbeat: float = 0.0
+    started_at: float = 0.0
+    committed_at: float | None = None
+    batch_ms: int | None = None
+    batch_records: int | None = None
+    input_rows_per_s: float | None = None
+    processed_rows_per_s: float | None = None
+    lag_records: int | None = None
+    watermark: str | None = None
+    watermark_delay_s: float | None = None
+    state_rows: int | None = None
+    state_mb: float | None = None
+    rows_written: int = 0
+    dead_letters: int = 0
+    late_rows_dropped: int = 0
+    restarts: int = 0
+    code_version: str = ""
+    committer: str | None = None
+    path: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    error: dict[str, str] | None = None
+
+
+def write_status(settings: Settings, status: Status) -> None:
+    """Replace the stream's status file; a power cut may lose it."""
+    path = private_folder(folder(settings, status.stream)) / "status.json"
+    write_json(path, asdict(status), durable=False)
+
+
+def read_status(settings: Settings, stream: str) -> Status | None:
+    """The newest status, or None if the stream has never run here."""
+    try:
+        value: dict[str, Any] = json.loads((folder(settings, stream) / "status.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    known = {f.name for f in fields(Status)}
+    return Status(**{key: item for key, item in value.items() if key in known})

@@ -1,0 +1,261 @@
+"""The driver: one process that runs one or more streams in one Spark session.
+
+    python -m streaming_jobs.session --streams flights_clean,carrier_totals
+
+Order of a start: leases, then preflight of every stream (no JVM yet, so a refusal is told within a second), then
+the JVM, which inherits the leases, then the queries. One stream's failure leaves the others running. The session ends
+when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<stream>/stop`, by the end of standard
+input under `--supervised` (the parent is gone), or because the trigger was available-now.
+
+Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 a failure that
+needs a person.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from streaming_jobs import generation as generations
+from streaming_jobs.errors import PermanentError, RecourseError, UsageError
+from streaming_jobs.failures import classify
+from streaming_jobs.lease import Lease, acquire
+from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.progress import Status, write_status
+from streaming_jobs.running import Connection, RunningStream
+from streaming_jobs.settings import Settings, load
+from streaming_jobs.sources.connection import client_config, spark_options
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.stream import Stream
+from streaming_jobs.topology import Topology
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = structlog.get_logger()
+
+_LEASE_WAIT = 10.0
+_LOOK_EVERY = 0.1
+_STATUS_EVERY = 1.0
+_QUICK = timedelta(seconds=2)
+
+
+class Session:
+    """The streams of this process, from leases to the end of the last one."""
+
+    def __init__(self, settings: Settings, streams: Sequence[Stream], *, trigger: str | None = None) -> None:
+        self.settings = settings
+        self.streams = list(streams)
+        self.trigger = trigger
+        self.stop_all = threading.Event()
+        self.running: list[RunningStream] = []
+        self.spark: SparkSession | None = None
+
+    def run(self) -> int:
+        """Run to the end and return the exit code. Raises LeaseBusy before anything is touched."""
+        leases = self._take_leases()
+        try:
+            self._prepare(leases)
+            if any(not r.ended for r in self.running):
+                self._start_spark(leases)
+                self._loop()
+            return self._exit_code()
+        except BaseException as error:
+            for running in self.running:
+                if not running.ended:
+                    running.fail(classify(error))
+            raise
+        finally:
+            self._write_statuses()
+            self._end_spark()
+            for lease in leases:
+                lease.release()
+
+    def _take_leases(self) -> list[Lease]:
+        leases: list[Lease] = []
+        try:
+            for stream in self.streams:
+                leases.append(acquire(self.settings, stream.name, purpose="session", wait=_LEASE_WAIT))
+        except BaseException:
+            for lease in leases:
+                lease.release()
+            raise
+        return leases
+
+    def _prepare(self, leases: Sequence[Lease]) -> None:
+        now = time.time()
+        for stream, lease in zip(self.streams, leases, strict=True):
+            status = Status(
+                stream=stream.name,
+                pid=os.getpid(),
+                run_id=os.environ.get("RECOURSE_RUN_ID"),
+                started_at=now,
+                heartbeat=now,
+            )
+            write_status(self.settings, status)
+            self.running.append(RunningStream(stream, self.settings, None, lease, self.trigger, status))
+        bootstrap = bootstrap_servers(self.settings)
+        kafka = self.settings.kafka
+        connection = Connection(
+            spark_options=spark_options(kafka, bootstrap),
+            topics=Topics.of(kafka, bootstrap),
+            quick=Topics(client_config(kafka, bootstrap), _QUICK),
+        )
+        for running in self.running:
+            running.connection = connection
+            try:
+                running.preflight()
+            except RecourseError as error:
+                running.fail(error)
+
+    def _start_spark(self, leases: Sequence[Lease]) -> None:
+        from streaming_jobs.platform import spark as platform
+
+        self.spark = platform.start(
+            self.settings,
+            name="-".join(s.name for s in self.streams)[:80],
+            keep_open=[lease.descriptor for lease in leases],
+        )
+        pid = platform.jvm_pid(self.spark)
+        for lease in leases:
+            if pid is not None:
+                lease.record_jvm(pid)
+        for running in self.running:
+            if not running.ended and not self.stop_all.is_set():
+                running.start(self.spark)
+
+    def _loop(self) -> None:
+        assert self.spark is not None
+        written = 0.0
+        while not all(running.ended for running in self.running):
+            for running in self.running:
+                if self.stop_all.is_set() or _marker(self.settings, running.stream.name).exists():
+                    running.request_stop()
+                running.poll(self.spark)
+            if time.monotonic() - written >= _STATUS_EVERY:
+                self._write_statuses()
+                written = time.monotonic()
+            time.sleep(_LOOK_EVERY)
+
+    def _write_statuses(self) -> None:
+        for running in self.running:
+            running.refresh_status()
+            write_status(self.settings, running.status)
+
+    def _exit_code(self) -> int:
+        failed = [r.status.error for r in self.running if r.status.state == "failed" and r.status.error]
+        if not failed:
+            return 0
+        return PermanentError.exit_code if any(error["permanent"] == "true" for error in failed) else 1
+
+    def _end_spark(self) -> None:
+        if self.spark is None:
+            return
+        process = getattr(self.spark.sparkContext._gateway, "proc", None)
+        try:
+            self.spark.stop()
+        except Exception as error:  # the JVM may be gone already, which is what is wanted here
+            log.info("the Spark session did not stop by itself", reason=str(error)[:200])
+        if process is not None:
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except Exception:
+                process.kill()
+                process.wait(5)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the driver process."""
+    _log_to_stderr()
+    options = _options(arguments)
+    try:
+        settings = load(dict(_assignment(text) for text in options.set), config_file=options.config).settings
+        names = [name for name in options.streams.split(",") if name]
+        streams = Topology.load(settings.flows).select(names)
+        if options.respect_stop:
+            streams = [s for s in streams if not _marker(settings, s.name).exists()]
+            if not streams:
+                log.info("all streams of this session are stopped on purpose")
+                return 0
+        else:
+            for stream in streams:
+                _marker(settings, stream.name).unlink(missing_ok=True)
+        session = Session(settings, streams, trigger=options.trigger)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: session.stop_all.set())
+        if options.supervised:
+            threading.Thread(target=_watch_stdin, args=(session.stop_all,), daemon=True).start()
+        return session.run()
+    except RecourseError as error:
+        log.error("session failed", code=error.code, found=error.found, next=error.next_step)
+        return error.exit_code
+
+
+def stop_marker(settings: Settings, stream: str) -> None:
+    """Ask a running session to stop the stream, and keepalive not to start it."""
+    path = _marker(settings, stream)
+    if not path.parent.is_dir():
+        raise UsageError(f"stream {stream} has never run here", "see `recourse streams list`")
+    path.touch(mode=0o600)
+
+
+def _marker(settings: Settings, stream: str) -> Path:
+    return generations.folder(settings, stream) / "stop"
+
+
+def _watch_stdin(stop: threading.Event) -> None:
+    # os.read, not sys.stdin: a thread inside the buffered reader aborts the interpreter at exit.
+    while os.read(0, 4096):
+        pass
+    log.info("standard input ended: the parent is gone")
+    stop.set()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m streaming_jobs.session", description="Run streams.")
+    parser.add_argument("--streams", default="", help="names, separated by commas; all if left out")
+    parser.add_argument("--trigger", help="continuous, available-now, or 'every 10 seconds'")
+    parser.add_argument("--config", type=Path, help="configuration file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
+    parser.add_argument("--supervised", action="store_true", help="stop when standard input ends")
+    parser.add_argument("--respect-stop", action="store_true", help="leave out streams that were stopped on purpose")
+    return parser.parse_args(arguments)
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise UsageError(f"--set {text}: no value", "write --set key=value")
+    return key, value
+
+
+def _log_to_stderr() -> None:
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
+            if not sys.stderr.isatty()
+            else structlog.dev.ConsoleRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

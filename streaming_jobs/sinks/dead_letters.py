@@ -1,0 +1,144 @@
+"""Records that a stream refused, in a table of their own, exactly once.
+
+Each row says where the record lies (topic, partition, offset), what it was (key, value, headers, timestamp) and
+why it was refused (`reason`, a stable word, and `detail`). An output row without its key is here too, with the
+row as JSON in `value`, reason `null_key`, and its source position where the output carries one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from streaming_jobs.ledger import OffsetRange
+from streaming_jobs.sinks.delta import DeltaSink
+from streaming_jobs.sinks.staged import ArrowAppend, Staged, stage
+from streaming_jobs.stream import DeltaTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from streaming_jobs.sources.kafka import KafkaSource
+
+
+def _column(name: str, kind: object, comment: str) -> StructField:
+    return StructField(name, kind, True, {"comment": comment})  # type: ignore[arg-type]
+
+
+SCHEMA = StructType(
+    [
+        _column("topic", StringType(), "topic the record lies in"),
+        _column("partition", IntegerType(), "its partition"),
+        _column("offset", LongType(), "its offset"),
+        _column("timestamp", TimestampType(), "time the record carries"),
+        _column("key", BinaryType(), "its key"),
+        _column("value", BinaryType(), "its value as it came"),
+        _column(
+            "headers",
+            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+            "its headers",
+        ),
+        _column("reason", StringType(), "why it was refused, a stable word"),
+        _column("detail", StringType(), "why it was refused, in words"),
+    ]
+)
+_RECORD = [field.name for field in SCHEMA.fields[:7]]
+_DRIVER_ROWS = 50_000
+
+
+def declared(name: str, stream: str) -> DeltaTable:
+    """The sink for a stream's dead letters."""
+    return DeltaTable(name, schema=SCHEMA, description=f"Records that the stream {stream} refused, and why")
+
+
+def stage_dead_letters(
+    sink: DeltaSink,
+    spark: SparkSession,
+    refused: Sequence[tuple[KafkaSource, OffsetRange, int]],
+    null_keys: pa.Table | None,
+    *,
+    batch: tuple[int, int],
+) -> Staged:
+    """Read the refused records of a batch again and stage them with their reasons.
+
+    `refused` is (source, the batch's range, how many were counted). Large numbers stay on the executors.
+    """
+    if sum(count for _, _, count in refused) > _DRIVER_ROWS or not sink.direct:
+        frames = [source.bad_records(spark, r).mapInArrow(_judge(source), SCHEMA) for source, r, _ in refused]
+        frames += [spark.createDataFrame(_from_rows(null_keys), SCHEMA)] if null_keys is not None else []
+        whole = frames[0]
+        for frame in frames[1:]:
+            whole = whole.unionByName(frame)
+        return stage(sink, whole, driver=False, spark_commits=not sink.direct, batch=batch)
+    schema = _arrow_schema()
+    tables = []
+    for source, offsets, _ in refused:
+        batches = source.bad_records(spark, offsets).toArrow().to_batches()
+        tables.append(pa.Table.from_batches([*_judge(source)(iter(batches))], schema))
+    if null_keys is not None:
+        tables.append(_from_rows(null_keys))
+    return ArrowAppend(sink, pa.concat_tables(tables))
+
+
+def _judge(source: KafkaSource) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    diagnose = source.diagnose
+
+    def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = _arrow_schema()
+        for batch in batches:
+            said = [diagnose(value) for value in batch.column("value").to_pylist()]
+            columns = [batch.column(name) for name in _RECORD]
+            columns += [pa.array([reason for reason, _ in said]), pa.array([detail for _, detail in said])]
+            arrays = [array.cast(field.type) for array, field in zip(columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    return judge
+
+
+def _from_rows(rows: pa.Table) -> pa.Table:
+    """Output rows without their key as dead letters."""
+    letters = []
+    for row in rows.to_pylist():
+        partition, offset = row.pop("__partition", None), row.pop("__offset", None)
+        row.pop("__delete", None)
+        value = json.dumps(row, default=str).encode()
+        letters.append(
+            {
+                "partition": partition,
+                "offset": offset,
+                "value": value,
+                "reason": "null_key",
+                "detail": "an output row has no key",
+            }
+        )
+    return pa.Table.from_pylist(letters, schema=_arrow_schema())
+
+
+def _arrow_schema() -> pa.Schema:
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.schema(
+        [
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(header)),
+            ("reason", pa.string()),
+            ("detail", pa.string()),
+        ]
+    )

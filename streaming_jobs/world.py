@@ -1,0 +1,94 @@
+"""Gathering what preflight looks at: checkpoint, tables and topics as they are now. Needs no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from streaming_jobs import generation as generations
+from streaming_jobs.checkpoint import Checkpoint
+from streaming_jobs.generation import StreamRecord
+from streaming_jobs.ledger import LedgerEntry, Txn, app_id, newest, walk
+from streaming_jobs.ledger_file import LedgerFile
+from streaming_jobs.preflight import CheckpointWorld, TableWorld, TopicWorld, World
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta import STREAM_PROPERTY, open_sink
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.stream import DeltaTable, Stream
+
+
+def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
+    """The stream's world; raises PreflightRefused for a damaged checkpoint, BrokerUnreachable without a broker."""
+    record = generations.load(settings, stream.name)
+    number = record.generation if record else 1
+    checkpoint = generations.checkpoint(settings, stream.name, number)
+    checkpoint.check()
+    return World(
+        stream=stream.name,
+        record=record,
+        checkpoint=_checkpoint(checkpoint),
+        tables=tuple(_tables(settings, stream, record)),
+        topics=tuple(_topic(topics, topic.name) for topic in stream.sources.values()),
+    )
+
+
+def all_tables(stream: Stream) -> list[tuple[DeltaTable, Literal["primary", "secondary"]]]:
+    """Every table of a stream with its role, the dead letters last."""
+    letters = dead_letters.declared(stream.dead_letters, stream.name)
+    return [(stream.primary, "primary"), *((s, "secondary") for s in stream.secondary), (letters, "secondary")]
+
+
+def ledger_file(settings: Settings, stream: str) -> LedgerFile:
+    """The stream's ledger beside its state."""
+    return LedgerFile(generations.folder(settings, stream) / "ledger")
+
+
+def _checkpoint(checkpoint: Checkpoint) -> CheckpointWorld:
+    planned, committed = checkpoint.last_planned, checkpoint.last_committed
+    known = {batch for batch in (planned, committed) if batch is not None}
+    return CheckpointWorld(
+        planned=planned,
+        committed=committed,
+        ends={batch: checkpoint.end(batch) for batch in known},
+        starts={planned: checkpoint.start(planned)} if planned is not None else {},
+    )
+
+
+def _tables(settings: Settings, stream: Stream, record: StreamRecord | None) -> Iterable[TableWorld]:
+    kept = ledger_file(settings, stream.name).newest(stream.name)
+    for declared, role in all_tables(stream):
+        sink = open_sink(settings, declared, stream.name)
+        if sink is None:
+            yield TableWorld(declared.name, role, None, None, None)
+            continue
+        version = sink.handle.transaction_version(app_id(stream.name, declared.name))
+        txn = Txn.of(version) if version is not None else None
+        commit, foreign = newest(sink.path, stream.name)
+        entry: LedgerEntry | None = commit.entry if commit else None
+        reaches = True
+        if commit is None:
+            since = kept[1].get(declared.name, -1) if kept else -1
+            foreign = [c for c in foreign if c.version > since]
+            oldest = min((c.version for c in walk(sink.path)), default=sink.handle.version() + 1)
+            reaches = oldest <= since + 1
+            if kept and role == "primary":
+                entry = kept[0]
+        yield TableWorld(
+            name=declared.name,
+            role=role,
+            table_id=sink.table_id,
+            owner=sink.handle.metadata().configuration.get(STREAM_PROPERTY),
+            txn=txn,
+            entry=entry,
+            foreign=tuple(foreign),
+            log_reaches_entry=reaches,
+        )
+
+
+def _topic(topics: Topics, name: str) -> TopicWorld:
+    info = topics.describe(name)
+    if info is None:
+        return TopicWorld(name, None)
+    offsets = topics.offsets(name)
+    return TopicWorld(name, info.id, offsets.earliest, offsets.latest, info.retention_ms)
