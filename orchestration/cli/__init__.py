@@ -1,0 +1,56 @@
+"""The command line: `recourse up | doctor | config | streams | feed`.
+
+Rules that hold for every command:
+- data goes to stdout, talk and progress to stderr; `-o json` prints one JSON document with stable keys;
+- exit code 0 is ok, 1 failed, 2 a usage error, 3 our own bug, 130 interrupted;
+- whatever is heavy (Spark, Kafka, Dagster, pandas) is imported inside the command that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from streaming_jobs.errors import RecourseError, UsageError
+
+FAILED, USAGE, BUG, INTERRUPTED = 1, 2, 3, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    from typer.main import get_command
+
+    from orchestration.cli.app import app
+
+    try:
+        get_command(app).main(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="recourse")
+        return 0  # not reached: typer ends with SystemExit
+    except SystemExit as end:
+        return _flushed(end.code if isinstance(end.code, int) else int(end.code is not None))
+    except KeyboardInterrupt:
+        return _flushed(INTERRUPTED)
+    except RecourseError as error:
+        _say(str(error))
+        return _flushed(USAGE if isinstance(error, UsageError) else FAILED)
+    except Exception as error:
+        from orchestration.cli.bugs import write_traceback
+
+        kind = type(error).__name__
+        _say(f"REC-000 this is a bug in recourse ({kind}); the traceback is in {write_traceback(error)}")
+        return _flushed(BUG)
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(text, file=sys.stderr)
+
+
+def _flushed(code: int) -> int:
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        # The reader has gone (`recourse ... | head`): nothing is left to say, also not by the interpreter at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

@@ -1,0 +1,58 @@
+"""All commands and the global options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestration.cli import config, doctor, feed, streams, up
+from orchestration.cli.invocation import Invocation, parse_set
+from orchestration.cli.output import say
+
+app = typer.Typer(
+    name="recourse",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(version("recourse-streams"))
+        except PackageNotFoundError:
+            say("recourse-streams is not installed here; this is its source folder")
+            raise typer.Exit(1) from None
+        raise typer.Exit
+
+
+@app.callback()
+def recourse(
+    context: typer.Context,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Instead of ./recourse.toml.")
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be given again.")
+    ] = None,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")] = False,
+) -> None:
+    """Kafka to Delta streams that can be put right.
+
+    Data on stdout, talk on stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 a bug of ours.
+    """
+    context.obj = Invocation(config_file, parse_set(values or []))
+
+
+app.command("up", short_help="Start everything, say what to open; Ctrl-C ends all of it.")(up.up)
+app.command("doctor", short_help="Check this machine: a line each, with the fix.")(doctor.doctor)
+app.command("feed", short_help="Send the flights of 2013 to their topic.")(feed.feed)
+app.add_typer(streams.app, name="streams")
+app.add_typer(config.app, name="config")

@@ -1,0 +1,39 @@
+"""`recourse config`: which settings hold, and where each value came from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from orchestration.cli.invocation import invocation
+from orchestration.cli.output import Output, OutputOption, print_table, say, show
+
+app = typer.Typer(no_args_is_help=True, help="Settings and where they come from.", rich_markup_mode=None)
+
+
+@app.callback()
+def config() -> None:
+    """Settings and where they come from."""
+
+
+@app.command("show")
+def show_settings(
+    context: typer.Context,
+    prefix: Annotated[str, typer.Argument(help="Only keys that start so, such as 'stream.'.")] = "",
+    changed: Annotated[bool, typer.Option("--changed", help="Only values that are not the default.")] = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Print each setting: key, value, origin. Secrets are hidden."""
+    found = [
+        origin
+        for origin in invocation(context).loaded.origins
+        if origin.key.startswith(prefix) and not (changed and origin.origin == "default")
+    ]
+    if not found and output is Output.text:
+        say("no such setting" if not changed else "every setting has its default")
+    show(
+        output,
+        [{"key": o.key, "value": o.value, "origin": o.origin} for o in found],
+        lambda: print_table(["setting", "value", "origin"], [[o.key, o.value, o.origin] for o in found]),
+    )

@@ -1,0 +1,38 @@
+"""`recourse doctor`: can this machine run the streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from orchestration.cli.invocation import invocation
+from orchestration.cli.output import Output, OutputOption, print_table, show
+
+if TYPE_CHECKING:
+    from streaming_jobs.platform.doctor import Check
+
+
+def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
+    """Check Java, jars, ports, disk and versions: a line each, with the fix. Exit code 1 if one fails."""
+    from streaming_jobs.platform.doctor import checks
+
+    found = checks(invocation(context).settings)
+    show(
+        output,
+        [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in found],
+        lambda: print_table(["", "check", "found", "fix"], rows(found)),
+    )
+    if any(verdict(check) == "fail" for check in found):
+        raise typer.Exit(1)
+
+
+def verdict(check: Check) -> str:
+    """`ok`, `warn` or `fail`."""
+    return {True: "ok", False: "fail", None: "warn"}[check.ok]
+
+
+def rows(checks: Sequence[Check]) -> list[list[str]]:
+    """The checks as table rows; what is in order needs no fix."""
+    return [[verdict(c), c.name, c.found, "" if c.ok else c.fix] for c in checks]

@@ -1,0 +1,103 @@
+"""What the global options say, and what is derived from them once a command."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from streaming_jobs.errors import UsageError
+
+if TYPE_CHECKING:
+    from streaming_jobs.settings import Loaded, Settings
+    from streaming_jobs.topology import Topology
+
+
+@dataclass
+class Invocation:
+    """One run of `recourse`: the configuration file and the values of --set."""
+
+    config: Path | None = None
+    values: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """The merged settings with their origins; raises ConfigurationError."""
+        from streaming_jobs import settings
+
+        flags = {key: parse_value(key, text) for key, text in self.values.items()}
+        return settings.load(flags, config_file=self.config)
+
+    @property
+    def settings(self) -> Settings:
+        """The merged settings."""
+        return self.loaded.settings
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The declared streams."""
+        from streaming_jobs.topology import Topology
+
+        return Topology.load(self.settings.flows)
+
+    def names(self, names: list[str]) -> list[str]:
+        """The named streams, or all; raises UsageError for an unknown one."""
+        return [stream.name for stream in self.topology.select(dict.fromkeys(names))]
+
+    def environment(self) -> dict[str, str]:
+        """What a child process needs to load the same settings.
+
+        Values travel in the environment, not in arguments: every user of a machine can read arguments.
+        """
+        found = {environment_name(key): text for key, text in self.values.items()}
+        found["RECOURSE_HOME"] = str(self.settings.home.expanduser().absolute())
+        if self.config:
+            found["RECOURSE_CONFIG"] = str(self.config.absolute())
+        return found
+
+    def export(self) -> None:
+        """Put `environment` into this process, for the children it will start."""
+        os.environ.update(self.environment())
+
+
+def invocation(context: typer.Context) -> Invocation:
+    """The invocation that belongs to a command's context."""
+    found = context.find_object(Invocation)
+    assert found is not None, "the callback of the app sets it"
+    return found
+
+
+def parse_set(texts: list[str]) -> dict[str, str]:
+    """Read the values of --set; raises UsageError for anything but key=value, and for a key inside another."""
+    values: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise UsageError(f"--set {key} is not key=value", "such as --set stream.trigger=available-now")
+        values[key] = value
+    for key in values:
+        if inside := next((k for k in values if k.startswith(f"{key}.")), None):
+            raise UsageError(f"--set {inside} is a part of --set {key}", "give one of the two")
+    return values
+
+
+def parse_value(key: str, text: str) -> Any:
+    """A value as typed: JSON where it starts like a list or an object, otherwise text; as in the environment."""
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--set {key}: {error}", "lists and objects are JSON, such as --set flows='[\"my.flows\"]'"
+        ) from None
+
+
+def environment_name(key: str) -> str:
+    """The environment variable of a dotted key."""
+    return "RECOURSE_" + key.upper().replace(".", "__")

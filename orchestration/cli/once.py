@@ -1,0 +1,134 @@
+"""`recourse up --once`: feed, run the streams to the end of their topics, compare every table with the truth."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestration.cli import FAILED
+from orchestration.cli.children import SessionProcess
+from orchestration.cli.feed import feed_with_bar, summary
+from orchestration.cli.invocation import Invocation
+from orchestration.cli.output import Output, number, print_json, print_table, say
+from orchestration.cli.screen import Screen
+from streaming_jobs.errors import RecourseError, UsageError
+
+if TYPE_CHECKING:
+    from streaming_jobs.flights.truth import TableCheck
+
+    from streaming_jobs.settings import Settings
+
+TRUTH_OF = "streaming_jobs.flows"
+"""The package whose streams have a truth to be compared with."""
+
+
+def run_once(call: Invocation, *, share: float, output: Output) -> int:
+    """Feed if that is still to be done, process, compare; returns the exit code. The broker runs already."""
+    from streaming_jobs.flights.truth import compare
+
+    if TRUTH_OF not in call.settings.flows:
+        raise UsageError(
+            f"--once compares the streams of {TRUTH_OF} with the truth, and they are not among your flows",
+            f"leave --once out, or add {TRUTH_OF} to the setting `flows`",
+        )
+    begun = time.monotonic()
+    feed_once(call.settings, share)
+    process(call, list(call.topology.streams))
+    say("comparing the tables with the truth")
+    checks = compare(call.settings, share)
+    seconds = time.monotonic() - begun
+    ok = all(check.ok for check in checks)
+    if output is Output.json:
+        print_json({"ok": ok, "seconds": round(seconds, 1), "share": share, "tables": [as_json(c) for c in checks]})
+    else:
+        print_table(["table", "expected", "found", "verdict", "detail"], rows(checks), right=["expected", "found"])
+        say(f"{'every table equals the truth' if ok else 'the tables are wrong'}; {seconds:.0f} s")
+    return 0 if ok else FAILED
+
+
+def feed_once(settings: Settings, share: float) -> None:
+    """Bring the topic to exactly the first `share` of the flights; raises UsageError if it holds more than that."""
+    from streaming_jobs.flights.dataset import TOTAL
+    from streaming_jobs.flights.feeder import survey
+
+    there = survey(settings, share)
+    if there.records > there.total:
+        way = "use another home: recourse --set home=FOLDER up --once"
+        if there.records <= TOTAL:
+            way = f"ask for as much, with --share {share_of(there.records, TOTAL)}, or {way}"
+        raise UsageError(
+            f"the topic holds {there.records:,} records, and --share {share:g} is {there.total:,} flights: the tables"
+            " would differ from the truth",
+            way,
+        )
+    if there.complete:
+        say(f"the topic has these {number(there.total)} flights already; nothing is sent")
+        return
+    report = feed_with_bar(settings, rate=None, share=share)
+    say(summary(report))
+    if report.stopped:
+        raise KeyboardInterrupt
+
+
+def process(call: Invocation, streams: list[str]) -> None:
+    """Run the streams in one session until they have read all there is; raises RecourseError if it fails."""
+    from orchestration.cli.observed import observe_all
+
+    settings = call.settings
+    log_path = session_log(settings)
+    with log_path.open("a", encoding="utf-8") as log, Screen() as screen:
+        session = SessionProcess(streams, call.environment(), trigger="available-now", log=log)
+        try:
+            while session.running():
+                screen.show(observe_all(settings, streams))
+                try:
+                    session.wait(1.0)
+                except subprocess.TimeoutExpired:
+                    continue
+            screen.show(observe_all(settings, streams))
+        finally:
+            code = session.end(deadline=30.0)
+    if code != 0:
+        errors = [note for seen in observe_all(settings, streams) for note in seen.notes()]
+        raise SessionFailed(
+            "\n  ".join([f"the session ended with exit code {code}", *errors]), f"its log is {log_path}"
+        )
+
+
+class SessionFailed(RecourseError):
+    """The session did not get to the end of its topics."""
+
+    code = "REC-030"
+
+
+def share_of(records: int, total: int) -> str:
+    """The share that stands for just so many records; rounded up, as a share is rounded down to whole records."""
+    return f"{math.ceil(records / total * 1e9) / 1e9:.9f}".rstrip("0").rstrip(".")
+
+
+def session_log(settings: Settings) -> Path:
+    """Where the session's own lines go; Spark's are in the same folder."""
+    from streaming_jobs.files import private_folder
+
+    return private_folder(settings.logs) / "session.log"
+
+
+def rows(checks: list[TableCheck]) -> list[list[str]]:
+    """The verdicts as table rows."""
+    return [
+        [c.table, number(c.expected_rows), number(c.found_rows), "ok" if c.ok else "wrong", c.detail] for c in checks
+    ]
+
+
+def as_json(check: TableCheck) -> dict[str, Any]:
+    """One verdict with stable keys."""
+    return {
+        "table": check.table,
+        "ok": check.ok,
+        "expected_rows": check.expected_rows,
+        "found_rows": check.found_rows,
+        "detail": check.detail,
+    }

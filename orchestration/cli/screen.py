@@ -1,0 +1,100 @@
+"""The live screen of `recourse up`: what is shown, apart from when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestration.cli.observed import COLUMNS, RIGHT, Observed
+from orchestration.cli.output import make_table, number, say, stderr_console
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """How far the feeder is; `rate` in records a second."""
+
+    state: str
+    sent: int
+    total: int
+    rate: float = 0.0
+    message: str = ""
+
+    def __str__(self) -> str:
+        if self.state == "feeding":
+            share = 100 * self.sent / self.total if self.total else 0
+            return f"feeding {number(self.sent)} of {number(self.total)} ({share:.0f} %), {number(self.rate)} records/s"
+        return self.message or self.state
+
+
+def lines(found: Sequence[Observed], feeding: Feeding | None) -> list[str]:
+    """The screen as plain lines, for a log: one a stream, and the feeder."""
+    text = []
+    for observed in found:
+        status = observed.status
+        if status is None or not observed.live:
+            text.append(f"{observed.stream}: {observed.state}")
+            continue
+        text.append(
+            f"{observed.stream}: {observed.state}, g{status.generation:04d} batch {number(status.batch)},"
+            f" {number(status.processed_rows_per_s)} rows/s, lag {number(status.lag_records)},"
+            f" watermark {status.watermark or '-'}, {number(status.dead_letters)} dead letters"
+        )
+    if feeding is not None:
+        text.append(f"feeder: {feeding}")
+    return text
+
+
+def panel(head: Sequence[str], found: Sequence[Observed], feeding: Feeding | None) -> Group:
+    """The screen for a terminal: what to open, the streams, the feeder, and what a person should know."""
+    from rich.console import Group
+    from rich.text import Text
+
+    notes = [Text(note, style="yellow") for observed in found for note in observed.notes()]
+    feeder = [Text(f"feeder  {feeding}")] if feeding is not None else []
+    table = make_table(COLUMNS, [observed.row() for observed in found], right=RIGHT)
+    return Group(
+        *(Text(line) for line in head),
+        Text(),
+        table,
+        Text(),
+        *feeder,
+        *notes,
+        Text("Ctrl-C ends all of it", style="dim"),
+    )
+
+
+class Screen:
+    """Draws on stderr: in place on a terminal, otherwise the lines every `every` seconds."""
+
+    def __init__(self, head: Sequence[str] = (), *, every: float = 10.0) -> None:
+        from rich.live import Live
+
+        self._head, self._every, self._next = list(head), every, 0.0
+        console = stderr_console()
+        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+
+    def __enter__(self) -> Screen:
+        if self._live:
+            self._live.start()
+        else:
+            for line in self._head:
+                say(line)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, found: Sequence[Observed], feeding: Feeding | None = None) -> None:
+        """Draw the state of now."""
+        if self._live:
+            self._live.update(panel(self._head, found, feeding), refresh=True)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._every
+            for line in lines(found, feeding):
+                say(line)

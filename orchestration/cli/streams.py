@@ -1,0 +1,343 @@
+"""`recourse streams`: look at streams, run and stop them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestration.cli import FAILED
+from orchestration.cli.invocation import Invocation, invocation
+from orchestration.cli.output import (
+    Output,
+    OutputOption,
+    log_to_stderr,
+    make_table,
+    number,
+    print_json,
+    print_table,
+    say,
+    show,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from orchestration.cli.observed import Observed
+    from streaming_jobs.ledger import Commit, LedgerEntry, OffsetRange
+    from streaming_jobs.settings import Settings
+    from streaming_jobs.stream import Stream
+
+app = typer.Typer(no_args_is_help=True, help="Look at streams, run and stop them.", rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A stream.", show_default=False)]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Streams.", show_default=False)]
+AnyNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME...]", help="Streams; none: all.", show_default=False)
+]
+
+
+@app.callback()
+def streams() -> None:
+    """Look at streams, run and stop them."""
+
+
+@app.command("list", short_help="Print the declared streams.")
+def list_streams(context: typer.Context, output: OutputOption = Output.text) -> None:
+    """Print the declared streams with their topics, tables and triggers."""
+    call = invocation(context)
+    found = [_summary(stream, call.settings) for stream in call.topology.streams.values()]
+    columns = ["stream", "topics", "tables", "trigger", "description"]
+    rows = [
+        [f["stream"], ", ".join(f["topics"]), ", ".join(f["tables"]), f["trigger"], f["description"].partition("\n")[0]]
+        for f in found
+    ]
+    show(output, found, lambda: print_table(columns, rows))
+
+
+@app.command(short_help="Print the topology: sources, stream, sinks.")
+def describe(context: typer.Context, names: AnyNames = None, output: OutputOption = Output.text) -> None:
+    """Print the topology: sources, stream, sinks."""
+    topology = invocation(context).topology
+    selected = topology.select(names or [])
+    show(output, [_description(stream) for stream in selected], lambda: print(topology.describe(names or []), end=""))
+
+
+@app.command(short_help="Run streams in one session in the foreground.")
+def run(
+    context: typer.Context,
+    names: Names,
+    trigger: Annotated[
+        str | None, typer.Option(help="continuous, available-now, or 'every 10 seconds'; default: as configured.")
+    ] = None,
+) -> None:
+    """Run streams in one session in the foreground; Ctrl-C stops them at a batch border, a second one at once.
+
+    Exit codes are the session's: 0 stopped or finished, 1 failed for now, 2 usage, 75 another driver holds
+    the stream, 78 failed and has to be looked at.
+    """
+    from orchestration.cli.children import SessionProcess, on_stop_signals
+    from orchestration.cli.kafka import broker_for_command
+
+    log_to_stderr()
+    call = invocation(context)
+    selected = call.names(names)
+    with broker_for_command(call.settings):
+        session = SessionProcess(selected, call.environment(), trigger=trigger)
+
+        def stop(count: int) -> None:
+            say("stopping at the next batch border; Ctrl-C again ends it at once" if count == 1 else "ending at once")
+            (session.stop if count == 1 else session.kill)()
+
+        with on_stop_signals(stop):
+            code = session.wait()
+    raise typer.Exit(code if code >= 0 else FAILED)
+
+
+@app.command(short_help="Stop streams at a batch border, and wait.")
+def stop(
+    context: typer.Context,
+    names: Names,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds to wait; default: the stream's stop_deadline and 15 s.")
+    ] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Ask streams to stop at their next batch border, and wait until they have.
+
+    A stopped stream stays stopped, also under Dagster's keepalive, until somebody starts it again.
+    """
+    from orchestration.cli.observed import observe
+
+    call = invocation(context)
+    selected = call.names(names)
+    was_live = {name: observe(call.settings, name).live for name in selected}
+    for name in selected:
+        ask_to_stop(call.settings, name)
+    results = [_stopped(call.settings, name, was_live[name], timeout) for name in selected]
+    if output is Output.json:
+        print_json(results)
+    else:
+        for result in results:
+            print(f"{result['stream']}: {result['result']}")
+    if not all(result["stopped"] for result in results):
+        say("next: look at `recourse streams status`, wait longer with --timeout, or end the session's process")
+        raise typer.Exit(FAILED)
+
+
+@app.command(short_help="Print what each stream is doing now.")
+def status(
+    context: typer.Context,
+    names: AnyNames = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every two seconds, until Ctrl-C.")] = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Print what each stream is doing now, from its status file and its lease."""
+    from orchestration.cli.observed import observe_all
+
+    call = invocation(context)
+    selected = call.names(names or [])
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(call, selected, output)
+        return
+    found = observe_all(call.settings, selected)
+    show(output, [o.as_json() for o in found], lambda: _print_status(found))
+
+
+@app.command(short_help="Print what a table's commits record.")
+def ledger(
+    context: typer.Context,
+    name: Name,
+    limit: Annotated[int, typer.Option(min=1, help="Entries, newest first.")] = 20,
+    sink: Annotated[str | None, typer.Option(help="Another table of the stream than its primary one.")] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Print what a table's commits record: batch, offsets, rows, code. Reads the table's log, needs no Spark."""
+    from streaming_jobs.errors import UsageError
+    from streaming_jobs.ledger import entries
+
+    call = invocation(context)
+    stream = call.topology[name]
+    tables = [*(table.name for table in stream.sinks.values()), stream.dead_letters]
+    table = sink or stream.primary.name
+    if table not in tables:
+        raise UsageError(f"stream {name} has no table '{table}'", f"its tables are: {', '.join(tables)}")
+    found = entries(call.settings.tables / table, limit)
+    if not found and output is Output.text:
+        say(f"no batch is in the ledger of {table} yet")
+        return
+    columns = ["version", "at", "kind", "generation", "batch", "offsets", "records", "rows", "code"]
+    show(
+        output,
+        [_entry_json(commit, entry) for commit, entry in found],
+        lambda: print_table(
+            columns, [_entry_row(commit, entry) for commit, entry in found], right=["version", "batch", "records"]
+        ),
+    )
+
+
+@app.command(short_help="Declare a foreign commit right.")
+def accept(
+    context: typer.Context,
+    name: Name,
+    table: Annotated[str, typer.Option(help="The table with the foreign commit.")],
+    version: Annotated[int, typer.Option(min=0, help="The commit's version, as preflight named it.")],
+    why: Annotated[str, typer.Option(help="The reason, kept with the exception.")],
+) -> None:
+    """Declare a commit right that the stream did not make, so that preflight lets the stream start."""
+    from streaming_jobs import generation
+
+    call = invocation(context)
+    generation.accept(call.settings, call.topology[name].name, table, version, why)
+    say(f"accepted: version {version} of {table}; {name} may start again")
+
+
+def ask_to_stop(settings: Settings, stream: str) -> None:
+    """Write the marker that a running session obeys at the next batch border, and keepalive respects."""
+    from streaming_jobs.files import private_folder, write_atomic
+
+    write_atomic(private_folder(settings.state / stream) / "stop", "asked by recourse streams stop\n")
+
+
+def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | None) -> dict[str, Any]:
+    from orchestration.cli.observed import ENDED, observe
+
+    wait = timeout if timeout is not None else settings.for_stream(stream).stop_deadline.total_seconds() + 15
+    deadline = time.monotonic() + wait
+    while (seen := observe(settings, stream)).owner is not None and seen.state not in ENDED:
+        if time.monotonic() > deadline:
+            text = f"still {seen.state} after {wait:g} s (process {seen.owner.pid})"
+            return {"stream": stream, "stopped": False, "result": text, "state": seen.state}
+        time.sleep(0.1)
+    result = "stopped" if was_live else "was not running; it will not be started by itself"
+    return {"stream": stream, "stopped": True, "result": result, "state": seen.state}
+
+
+def _watch(call: Invocation, names: list[str], output: Output) -> None:
+    from rich.live import Live
+
+    from orchestration.cli.observed import COLUMNS, RIGHT, observe_all
+    from orchestration.cli.output import stdout_console
+
+    console = stdout_console()
+    if output is Output.json or not console.is_terminal:
+        while True:
+            found = observe_all(call.settings, names)
+            show(output, [o.as_json() for o in found], partial(_print_status, found))
+            time.sleep(2)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            found = observe_all(call.settings, names)
+            live.update(make_table(COLUMNS, [o.row() for o in found], right=RIGHT), refresh=True)
+            time.sleep(2)
+
+
+def _print_status(found: list[Observed]) -> None:
+    from orchestration.cli.observed import COLUMNS, RIGHT
+
+    print_table(COLUMNS, [o.row() for o in found], right=RIGHT)
+    for note in (note for o in found for note in o.notes()):
+        say(note)
+
+
+def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
+    return {
+        "stream": stream.name,
+        "topics": [topic.name for topic in stream.sources.values()],
+        "tables": [table.name for table in stream.sinks.values()],
+        "dead_letters": stream.dead_letters,
+        "trigger": settings.for_stream(stream.name).trigger,
+        "owners": list(stream.owners),
+        "description": stream.description,
+    }
+
+
+def _description(stream: Stream) -> dict[str, Any]:
+    return {
+        "stream": stream.name,
+        "description": stream.description,
+        "owners": list(stream.owners),
+        "sources": [
+            {
+                "topic": topic.name,
+                "parameter": parameter,
+                "event_time": topic.event_time,
+                "lateness": topic.lateness,
+                "tombstones": topic.tombstones,
+                "columns": _columns(topic.value.schema),
+            }
+            for parameter, topic in stream.sources.items()
+        ],
+        "sinks": [
+            {
+                "table": table.name,
+                "role": "primary" if table is stream.primary else "secondary",
+                "mode": table.mode,
+                "keys": list(table.keys),
+                "order_by": list(table.order_by),
+                "delete_when": table.delete_when,
+                "partition_by": list(table.partition_by),
+                "columns": _columns(table.schema) if table.schema is not None else None,
+            }
+            for table in stream.sinks.values()
+        ],
+        "dead_letters": stream.dead_letters,
+    }
+
+
+def _columns(schema: StructType) -> list[dict[str, Any]]:
+    return [{"name": f.name, "type": f.dataType.simpleString(), "nullable": f.nullable} for f in schema.fields]
+
+
+def _entry_json(commit: Commit, entry: LedgerEntry) -> dict[str, Any]:
+    return {
+        "version": commit.version,
+        "at": _iso(commit.at),
+        "kind": entry.kind,
+        "stream": entry.stream,
+        "table": entry.table,
+        "generation": entry.generation,
+        "batch": entry.batch,
+        "offsets": {
+            r.topic: {"id": r.topic_id, "start": dict(r.start), "end": dict(r.end), "records": r.records}
+            for r in entry.offsets
+        },
+        "rows": dict(entry.rows),
+        "txns": dict(entry.txns),
+        "code": {"hash": entry.code.hash, "package": entry.code.package},
+        "plan": entry.plan,
+        "note": entry.note,
+    }
+
+
+def _entry_row(commit: Commit, entry: LedgerEntry) -> list[str]:
+    return [
+        str(commit.version),
+        _iso(commit.at)[:19].replace("T", " "),
+        entry.kind,
+        f"g{entry.generation:04d}",
+        str(entry.batch) if entry.batch >= 0 else "-",
+        "; ".join(_range(r) for r in entry.offsets) or "-",
+        number(sum(r.records for r in entry.offsets)),
+        ", ".join(f"{name} {number(count)}" for name, count in entry.rows.items()) or "-",
+        entry.code.hash[:8],
+    ]
+
+
+def _range(offsets: OffsetRange) -> str:
+    parts = [
+        f"{partition}:{offsets.start.get(partition, 0)}-{end}"
+        for partition, end in sorted(offsets.end.items())
+        if end != offsets.start.get(partition, 0)
+    ]
+    return f"{offsets.topic} {' '.join(parts) or '(none)'}"
+
+
+def _iso(milliseconds: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

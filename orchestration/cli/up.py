@@ -1,0 +1,130 @@
+"""`recourse up`: everything running, with one command, until Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestration.cli.feed import ShareOption
+from orchestration.cli.invocation import Invocation, invocation
+from orchestration.cli.output import Output, OutputOption, log_to_stderr, say
+from orchestration.cli.steps import Steps
+
+if TYPE_CHECKING:
+    from streaming_jobs.platform.broker import Broker
+
+    from streaming_jobs.settings import Settings
+
+LIVE_RATE = 2000.0
+"""Records a second that the feeder sends while a person looks on: about three minutes for the year."""
+FED_TOPIC = "flights"
+
+
+def up(
+    context: typer.Context,
+    once: Annotated[
+        bool, typer.Option("--once", help="Feed at full speed, process, compare with the truth, end: 0 or 1.")
+    ] = False,
+    share: ShareOption = 1.0,
+    rate: Annotated[float, typer.Option(min=0, help="Records a second of the feeder; 0 feeds nothing.")] = LIVE_RATE,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Of the UI; 0: a free one.")] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Start broker, topics, feeder, Dagster and the streams; say what to open; Ctrl-C ends all of it.
+
+    With --once: no Dagster; feed, process, compare every table with the truth, end. On a home that has these
+    flights already nothing is fed twice, and the tables are compared again. -o json is for --once.
+    """
+    from orchestration.cli.once import run_once
+    from orchestration.cli.setup import (
+        fetch_broker_jars,
+        fetch_spark_jars,
+        quick_checks,
+        sole_use,
+        stop_signals_interrupt,
+    )
+
+    log_to_stderr()
+    call = invocation(context)
+    if port is not None:
+        call.values["dagster.port"] = str(port)
+    call.export()
+    settings = call.settings
+    with stop_signals_interrupt(), sole_use(settings):
+        quick_checks(settings)
+        fetch_spark_jars(settings)
+        if not settings.kafka.bootstrap_servers:
+            fetch_broker_jars(settings)
+        with Steps() as steps:
+            broker = _start_broker(settings, steps)
+            _topics(call)
+            if once:
+                raise typer.Exit(run_once(call, share=share, output=output))
+            try:
+                _run(call, steps, broker, rate=rate, share=share)
+            except KeyboardInterrupt:
+                say("ending: streams stop at their next batch border; Ctrl-C again ends at once")
+
+
+def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, share: float) -> None:
+    """Dagster, feeder and screen; returns only by KeyboardInterrupt or an error."""
+    from orchestration.cli.feed import FeederThread
+    from orchestration.cli.observed import observe_all
+    from orchestration.cli.screen import Screen
+    from orchestration.processes import DagsterProcesses
+
+    settings = call.settings
+    names = list(call.topology.streams)
+    processes = DagsterProcesses(settings)
+    steps.add("streams and Dagster", processes.stop, processes.kill)
+    say("starting Dagster; it takes some ten seconds")
+    url = processes.start()
+    feeder = None
+    if rate > 0 and FED_TOPIC in call.topology.topics:
+        feeder = FeederThread(settings, rate=rate, share=share)
+        steps.add("feeder", feeder.stop)
+        feeder.start()
+    with Screen(what_to_open(settings, url)) as screen:
+        while True:
+            if broker is not None and not broker.running():
+                say("the broker has ended; starting it again")
+                broker.restart()
+            processes.supervise()
+            screen.show(observe_all(settings, names), feeder.state if feeder else None)
+            time.sleep(1.0)
+
+
+def what_to_open(settings: Settings, url: str) -> list[str]:
+    """The lines above the live screen: where to look, and with which command."""
+    return [
+        f"Dagster    {url}",
+        f"           {url}/asset-groups    topics, tables, lineage; open a table for its plots",
+        f"           {url}/runs            a run is a session; Stop stops it at a batch border",
+        f"tables     {settings.tables}",
+        f"logs       {settings.logs}",
+        "commands   recourse streams status | ledger NAME | stop NAME",
+    ]
+
+
+def _start_broker(settings: Settings, steps: Steps) -> Broker | None:
+    from streaming_jobs.platform.broker import Broker
+
+    if settings.kafka.bootstrap_servers:
+        say(f"broker {settings.kafka.bootstrap_servers} (configured)")
+        return None
+    broker = Broker(settings)
+    steps.add("broker", broker.stop, broker.kill)
+    say(f"broker {broker.start()} (embedded)")
+    return broker
+
+
+def _topics(call: Invocation) -> None:
+    from streaming_jobs.platform.broker import bootstrap_servers
+
+    from orchestration.cli.kafka import create_topics
+
+    created = create_topics(call.settings, call.topology, bootstrap_servers(call.settings))
+    if created:
+        say(f"created topics: {', '.join(created)}")

@@ -1,0 +1,288 @@
+"""`recourse streams`: what is declared, what runs, what the ledger says; from files alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestration import cli
+from orchestration.cli.observed import Observed, observe, state_of
+from streaming_jobs.generation import BoundTable, first, load, save
+from streaming_jobs.lease import Owner, acquire
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
+from streaming_jobs.progress import Status, write_status
+from streaming_jobs.settings import Settings
+
+FLOWS = '''
+from pyspark.sql import types as t
+from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
+
+class Words:
+    schema = t.StructType([t.StructField("word", t.StringType(), False), t.StructField("at", t.TimestampType())])
+    def decode(self, frame, value): raise NotImplementedError
+    def diagnose(self, value): raise NotImplementedError
+
+COUNTS = t.StructType([t.StructField("word", t.StringType(), False), t.StructField("n", t.LongType(), False)])
+
+@stream(
+    source=KafkaTopic("words", value=Words(), event_time="at", lateness="6 hours"),
+    sink=DeltaTable("counts", schema=COUNTS, keys=["word"]),
+    owners=["team:words"],
+)
+def count(words):
+    """How often each word was said.
+
+    And more of it.
+    """
+    return words
+
+@stream(source=KafkaTopic("words", value=Words()), sink=DeltaTable("all_words"))
+def keep(words):
+    """Every word."""
+    return words
+'''
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """An empty home and two declared streams, `count` and `keep`."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "cli_test_flows.py").write_text(FLOWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RECOURSE_FLOWS", '["cli_test_flows"]')
+    return Settings.load()
+
+
+@pytest.fixture
+def held(settings: Settings) -> Iterator[None]:
+    """The lease of `count` is held by this process."""
+    lease = acquire(settings, "count", purpose="session", wait=1.0)
+    yield
+    lease.release()
+
+
+def running(**values: object) -> Status:
+    """What a live session of ours writes."""
+    status = Status("count", "running", os.getpid(), generation=1, batch=7, heartbeat=time.time(), lag_records=1200)
+    return replace(status, processed_rows_per_s=345.6, watermark="2013-01-02T03:00:00Z", **values)  # type: ignore[arg-type]
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, object]]:
+    """Run the command with -o json and read what it printed."""
+    assert cli.main(["streams", *arguments, "-o", "json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert isinstance(value, list)
+    return value
+
+
+def test_list_prints_every_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json_of(capsys, "list")
+    assert [(f["stream"], f["topics"], f["tables"]) for f in found] == [
+        ("count", ["words"], ["counts"]),
+        ("keep", ["words"], ["all_words"]),
+    ]
+    assert cli.main(["streams", "list"]) == 0
+    text = capsys.readouterr().out
+    assert "How often each word was said." in text
+    assert "And more of it" not in text
+
+
+def test_describe_prints_the_topology_as_text_and_the_schemas_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["streams", "describe", "count"]) == 0
+    text = capsys.readouterr().out
+    assert "<- topic words as words, watermark at - 6 hours" in text
+    assert "-> table counts (primary, upsert by word)" in text
+    assert "stream keep" not in text
+    (found,) = json_of(capsys, "describe", "count")
+    assert found["sinks"][0]["columns"][1] == {"name": "n", "type": "bigint", "nullable": False}  # type: ignore[index]
+    assert found["sources"][0]["lateness"] == "6 hours"  # type: ignore[index]
+
+
+def test_an_unknown_stream_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["describe"], ["status"], ["stop"], ["run"], ["ledger"]):
+        assert cli.main(["streams", *command, "nobody"]) == 2
+        assert "no stream is named 'nobody'" in capsys.readouterr().err
+
+
+def test_status_of_a_stream_that_never_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    count, keep = json_of(capsys, "status")
+    assert count["state"] == keep["state"] == "never started"
+    assert count["live"] is False
+
+
+@pytest.mark.usefixtures("held")
+def test_status_of_a_running_stream(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(settings, running())
+    (found,) = json_of(capsys, "status", "count")
+    assert (found["state"], found["live"], found["batch"], found["lag_records"]) == ("running", True, 7, 1200)
+    assert found["holder_pid"] == os.getpid()
+    assert cli.main(["streams", "status", "count"]) == 0
+    row = capsys.readouterr().out.splitlines()[-1].split()
+    assert row[:6] == ["count", "running", "1", "7", "346", "1,200"]
+
+
+def test_status_shows_a_dead_session_as_dead(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(settings, running())
+    (found,) = json_of(capsys, "status", "count")
+    assert (found["state"], found["live"], found["holder_pid"]) == ("dead", False, None)
+    assert cli.main(["streams", "status", "count"]) == 0
+    printed = capsys.readouterr()
+    assert "1,200" not in printed.out, "a dead session has no lag to show"
+    assert "ended without saying so" in printed.err
+
+
+def test_status_shows_why_a_stream_failed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"code": "REC-022", "found": "offsets 5 to 9 of words are gone", "next": "recourse plan"}
+    write_status(settings, running(state="failed", error=error))
+    assert cli.main(["streams", "status", "count"]) == 0
+    printed = capsys.readouterr().err
+    assert "count: REC-022 offsets 5 to 9 of words are gone\n  next: recourse plan" in printed
+
+
+NOBODY = Owner(2**22 + 1, 0.0, None, None, 0.0, "session")
+
+
+@pytest.mark.parametrize(
+    ("status", "owner", "expected"),
+    [
+        (None, None, "never started"),
+        (None, NOBODY, "starting"),
+        (Status("s", "running", pid=1, heartbeat=100), None, "dead"),
+        (Status("s", "stopped", pid=1, heartbeat=100), None, "stopped"),
+        (Status("s", "failed", pid=1, heartbeat=100), None, "failed"),
+        (Status("s", "stopped", pid=1, heartbeat=100), NOBODY, "starting"),
+        (Status("s", "idle", pid=NOBODY.pid, heartbeat=100), NOBODY, "idle"),
+        (Status("s", "running", pid=NOBODY.pid, heartbeat=39), NOBODY, "silent"),
+        (Status("s", "running", pid=NOBODY.pid, heartbeat=41), NOBODY, "running"),
+        (Status("s", "stopped", pid=NOBODY.pid, heartbeat=39), NOBODY, "stopped"),
+    ],
+)
+def test_the_state_shown_needs_status_and_lease_to_agree(
+    status: Status | None, owner: Owner | None, expected: str
+) -> None:
+    assert state_of(status, owner, now=100.0, stale_after=60.0) == expected
+
+
+def test_a_driver_of_which_only_the_jvm_lives_is_dead() -> None:
+    import psutil
+
+    me = psutil.Process()
+    owner = Owner(NOBODY.pid, 0.0, me.pid, me.create_time(), 0.0, "session")
+    assert state_of(Status("s", "running", pid=NOBODY.pid, heartbeat=100), owner, 100.0, 60.0) == "dead"
+
+
+def test_stop_leaves_the_marker_for_keepalive_also_when_nothing_runs(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = json_of(capsys, "stop", "count")
+    assert found["stopped"] is True
+    assert (settings.state / "count" / "stop").exists()
+    assert observe(settings, "count").asked_to_stop
+
+
+@pytest.mark.usefixtures("held")
+def test_stop_fails_after_its_deadline_while_the_session_goes_on(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(settings, running())
+    assert cli.main(["streams", "stop", "count", "--timeout", "0.2"]) == 1
+    printed = capsys.readouterr()
+    assert "count: still running after 0.2 s" in printed.out
+    assert "next:" in printed.err
+
+
+@pytest.mark.usefixtures("held")
+def test_stop_is_done_when_the_session_says_so_though_it_runs_other_streams(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(settings, running())
+
+    def session_obeys(_: float) -> None:
+        assert (settings.state / "count" / "stop").exists(), "waiting before anything was asked"
+        write_status(settings, running(state="stopped"))
+
+    monkeypatch.setattr(time, "sleep", session_obeys)
+    assert cli.main(["streams", "stop", "count"]) == 0
+    assert capsys.readouterr().out == "count: stopped\n"
+
+
+def commit(table: Path, version: int, entry: LedgerEntry | None) -> None:
+    """One commit in a table's log."""
+    log = table / "_delta_log"
+    log.mkdir(parents=True, exist_ok=True)
+    info: dict[str, object] = {"timestamp": 1_700_000_000_000 + version, "operation": "WRITE"}
+    if entry:
+        info["userMetadata"] = entry.encode()
+    (log / f"{version:020d}.json").write_text(json.dumps({"commitInfo": info}) + "\n")
+
+
+def entry(batch: int, table: str = "counts") -> LedgerEntry:
+    offsets = OffsetRange("words", "topic-id", {0: 10 * batch, 1: 0}, {0: 10 * batch + 10, 1: 0})
+    return LedgerEntry(
+        "batch",
+        "count",
+        table,
+        1,
+        batch,
+        (offsets,),
+        {table: 9},
+        {"count_dead_letters": 5},
+        CodeVersion("abcdef0123", "1.0"),
+    )
+
+
+def test_ledger_prints_the_newest_entries_first(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    for version in range(5):
+        commit(settings.tables / "counts", version, entry(version) if version != 2 else None)
+    found = json_of(capsys, "ledger", "count", "--limit", "3")
+    assert [f["version"] for f in found] == [4, 3, 1]
+    assert found[0]["offsets"] == {
+        "words": {"id": "topic-id", "start": {"0": 40, "1": 0}, "end": {"0": 50, "1": 0}, "records": 10}
+    }
+    assert found[0]["at"] == "2023-11-14T22:13:20.004+00:00"
+    assert cli.main(["streams", "ledger", "count", "--limit", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "words 0:40-50" in text
+    assert "g0001" in text
+
+
+def test_ledger_reads_another_table_of_the_stream(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    commit(settings.tables / "count_dead_letters", 0, entry(3, "count_dead_letters"))
+    (found,) = json_of(capsys, "ledger", "count", "--sink", "count_dead_letters")
+    assert found["batch"] == 3
+    assert cli.main(["streams", "ledger", "count", "--sink", "all_words"]) == 2
+    assert "its tables are: counts, count_dead_letters" in capsys.readouterr().err
+
+
+def test_ledger_of_a_table_without_batches_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json_of(capsys, "ledger", "keep") == []
+    assert cli.main(["streams", "ledger", "keep"]) == 0
+    assert "no batch is in the ledger of all_words" in capsys.readouterr().err
+
+
+def test_accept_records_the_commit_and_the_reason(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    save(settings, replace(first("count"), tables=(BoundTable("counts", "id", "primary"),)))
+    arguments = ["streams", "accept", "count", "--table", "counts", "--version", "12"]
+    assert cli.main(arguments) == 2, "a reason is required"
+    assert cli.main([*arguments, "--why", "removed on request"]) == 0
+    record = load(settings, "count")
+    assert record is not None
+    assert record.accepts("counts") == {12}
+    assert record.accepted[0].why == "removed on request"
+    assert cli.main(["streams", "accept", "count", "--table", "none", "--version", "1", "--why", "x"]) == 2
+    capsys.readouterr()
+
+
+def test_what_a_row_shows_is_what_holds_now() -> None:
+    gone = Observed("count", "dead", 110.0, running(heartbeat=100.0), None, asked_to_stop=True)
+    assert gone.row()[4:6] == ["-", "-"]
+    assert gone.row()[-1] == "10 s"
+    assert any("was asked to stop" in note for note in gone.notes())
