@@ -1,0 +1,1 @@
+"""How a stream is put right: rewind, rebuild beside the old output, check, publish. Nothing is in here yet."""
