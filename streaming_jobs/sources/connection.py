@@ -6,6 +6,7 @@ only to `error_cb`, so `Failures` listens there and every wait of ours looks at 
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +26,8 @@ _SPARK_LOGIN = {
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
 _REFUSAL_HINTS = ("security.protocol", "handshake failed")
 _GRACE = 2.0
+_log = logging.getLogger("recourse.librdkafka")
+_log.addHandler(logging.NullHandler())
 
 
 def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
@@ -36,6 +39,8 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
         "socket.connection.setup.timeout.ms": max(1000, milliseconds(kafka.timeout)),
         "reconnect.backoff.ms": 10,
         "reconnect.backoff.max.ms": 500,
+        # Otherwise librdkafka writes to stderr by itself, across progress bars.
+        "logger": _log,
     }
     if kafka.security_protocol.startswith("SASL_"):
         config["sasl.mechanism"] = kafka.sasl_mechanism

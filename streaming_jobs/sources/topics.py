@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -40,8 +39,6 @@ _NOT_YET = {
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 }
-_log = logging.getLogger("recourse.librdkafka")
-_log.addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,9 @@ class Topics:
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta = timedelta(seconds=15)) -> None:
         self._timeout = timeout
-        self._failures = Failures(str(config["bootstrap.servers"]))
-        settings: dict[str, Any] = {**config, "error_cb": self._failures, "logger": _log}
+        self.bootstrap = str(config["bootstrap.servers"])
+        self._failures = Failures(self.bootstrap)
+        settings: dict[str, Any] = {**config, "error_cb": self._failures}
         try:
             self._admin = AdminClient(settings)
         except KafkaException as error:
