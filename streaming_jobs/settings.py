@@ -121,6 +121,7 @@ class Settings(BaseSettings):
     state_dir: Path | None = Field(None, description="checkpoints, leases, status; default <home>/state")
     tables_dir: Path | None = Field(None, description="Delta tables; default <home>/tables")
     jars_dir: Path | None = Field(None, description="cache of jars; default: the user's cache folder")
+    maven_repository: SecretStr = Field(SecretStr(""), description="mirror to fetch jars from; empty: jgo's default")
     flows: list[str] = Field(["streaming_jobs.flows"], description="packages or modules that declare streams")
     jobs: Path | None = Field(None, description="databricks.yml; default: beside the project, else the packaged one")
     kafka: KafkaSettings = KafkaSettings()

@@ -1,0 +1,60 @@
+"""A maintainer's tool: resolve the roots below and write `jars.lock`. Run after a change of version.
+
+`python -m streaming_jobs.platform.jars lock`
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jgo.maven import Dependency
+
+SPARK = (
+    # Without their transitive jars: those would bring Hadoop and Parquet in a second time.
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",  # the newest stable one; tried with Spark 4.2.0
+    "org.apache.kafka:kafka-clients:3.9.2",  # the version Spark 4.2.0 was built with
+    "org.apache.commons:commons-pool2:2.12.1",
+    "io.delta:delta-spark_4.2_2.13:4.4.0",
+    "io.delta:delta-storage:4.4.0",
+)
+BROKER = (
+    # `!`: take this version as it is. Without it jgo treats each root as a list of managed versions too, and
+    # has put kafka-clients 3.9.1 under a 4.3.1 broker.
+    "org.apache.kafka:kafka_2.13:4.3.1!",
+    "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3!",  # Kafka depends on slf4j alone
+    "org.apache.logging.log4j:log4j-core:2.25.3!",
+)
+_HEADER = """\
+# Every jar Recourse runs with: set, Maven coordinate, bytes, SHA-256.
+# Written by `python -m streaming_jobs.platform.jars lock`; the roots are in jars_lock.py.
+"""
+
+
+def write_lock(path: Path) -> None:
+    """Resolve both sets with jgo and replace the lock at `path`."""
+    from jgo.maven import MavenContext
+
+    context = MavenContext(timeout=60)
+    lines = [_line("spark", context.create_dependency(root)) for root in SPARK]
+
+    roots = [context.create_dependency(root) for root in BROKER]
+    inputs, transitive = context.resolver.resolve(roots)
+
+    def runtime(dependencies: Iterable[Dependency]) -> list[Dependency]:
+        return [d for d in dependencies if (d.scope or "compile") in ("compile", "runtime") and not d.optional]
+
+    found = {dependency.artifact.key: dependency for dependency in [*inputs, *runtime(transitive)]}
+    lines += sorted(_line("broker", dependency) for dependency in found.values())
+    path.write_text(_HEADER + "".join(lines), encoding="utf-8")
+
+
+def _line(name: str, dependency: Dependency) -> str:
+    artifact = dependency.artifact
+    data = artifact.resolve().read_bytes()
+    coordinate = f"{artifact.groupId}:{artifact.artifactId}:{artifact.version}"
+    return f"{name} {coordinate} {len(data)} {hashlib.sha256(data).hexdigest()}\n"
