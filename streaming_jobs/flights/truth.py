@@ -209,8 +209,8 @@ def _clean(flights: pd.DataFrame, partitions: int) -> pd.DataFrame:
 
 
 def _hours(flights: pd.DataFrame) -> pd.DataFrame:
-    hour = flights["sched_dep"].dt.floor("h").rename("window_start")
-    rows = flights.groupby([hour, "origin"], as_index=False).agg(
+    in_hours = flights.assign(window_start=flights["sched_dep"].dt.floor("h"))
+    rows = in_hours.groupby(["window_start", "origin"], as_index=False).agg(
         flights=("flight", "size"),
         cancelled=("cancelled", "sum"),
         mean_dep_delay=("dep_delay", "mean"),
