@@ -1,0 +1,345 @@
+"""The embedded broker: a real Apache Kafka of one node (KRaft), as a child process of this one.
+
+It listens on the loopback alone, keeps its data under `<home>/broker` between runs, dies with the process that
+started it (see lifeline.py), and is never stopped by a Ctrl-C that was meant for that process. One broker a
+home: whoever comes second is attached to the running one and leaves it running.
+
+`broker.json` says where it is: {pid, create_time, bootstrap_servers, started_at}, times in seconds since 1970.
+The file stays when the broker has gone, so that the next start has the same address.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import psutil
+
+from streaming_jobs.errors import BrokerUnreachable, SetupError
+from streaming_jobs.files import private_folder, write_atomic, write_json
+from streaming_jobs.platform import java, ports
+from streaming_jobs.platform.broker_config import as_properties, jvm_options, logging_properties, server_properties
+from streaming_jobs.platform.jars import broker_jars
+from streaming_jobs.platform.lifeline import Lifeline
+from streaming_jobs.settings import Settings
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+_READY_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+_PORT_TRIES = 3
+_POLL = 0.02
+_silent = logging.getLogger("recourse.librdkafka")
+_silent.addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True)
+class Running:
+    """A broker as its `broker.json` names it; times in seconds since 1970."""
+
+    pid: int
+    create_time: float
+    bootstrap_servers: str
+    started_at: float
+
+    @property
+    def port(self) -> int:
+        """Of the listener for clients."""
+        return int(self.bootstrap_servers.rpartition(":")[2])
+
+    def lives(self) -> bool:
+        """Whether that very process runs; another one with its pid does not count."""
+        try:
+            process = psutil.Process(self.pid)
+            return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - self.create_time) < 1.0
+        except psutil.NoSuchProcess:
+            return False
+
+
+def bootstrap_servers(settings: Settings) -> str:
+    """Address of the cluster: the configured one, else that of the running embedded broker.
+
+    Raises BrokerUnreachable when neither is there. Asks no broker.
+    """
+    if settings.kafka.bootstrap_servers:
+        return settings.kafka.bootstrap_servers
+    found = running(settings)
+    if found is None:
+        raise BrokerUnreachable(
+            f"the embedded broker of {settings.broker_dir.parent} does not run",
+            "start it with `recourse up`, or name a cluster: RECOURSE_KAFKA__BOOTSTRAP_SERVERS=host:port",
+        )
+    return found.bootstrap_servers
+
+
+def running(settings: Settings) -> Running | None:
+    """The embedded broker of this home, if it lives."""
+    last = _last(settings)
+    return last if last is not None and last.lives() else None
+
+
+class Broker:
+    """Starts the embedded broker, or attaches to the one that runs already.
+
+    `start`, `stop`, `kill` and `restart` may be called in any state and more than once. Not for several threads.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: Lifeline | None = None
+        self._running: Running | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the broker's JVM; None before the start."""
+        return self._running.pid if self._running else None
+
+    @property
+    def attached(self) -> bool:
+        """Whether another process started the broker, and will stop it."""
+        return self._running is not None and self._process is None
+
+    def running(self) -> bool:
+        """Whether the broker's process lives."""
+        if self._process is not None:
+            return self._process.poll() is None
+        return self._running is not None and self._running.lives()
+
+    def start(self) -> str:
+        """Have a broker that answers; returns its address. Raises SetupError saying what its log says."""
+        if self._running is not None and self.running():
+            return self._running.bootstrap_servers
+        self.kill()
+        with _sole_starter(self._settings):
+            found = running(self._settings)
+            try:
+                if found is not None:
+                    self._running = found
+                    self._wait_until_ready(found)
+                else:
+                    self._running = self._launch()
+            except BaseException:
+                self.kill()
+                raise
+        return self._running.bootstrap_servers
+
+    def restart(self) -> str:
+        """Start the broker again at its address, whether it was killed or still runs."""
+        self.stop()
+        return self.start()
+
+    def stop(self) -> None:
+        """End the broker and wait for it: in order within ten seconds, else by force. Leaves an attached one alone."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the broker at once; acknowledged records survive. Leaves an attached one alone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._lifeline is not None:
+            self._lifeline.cut()
+        self._process = self._lifeline = self._running = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.stop()
+
+    def _launch(self) -> Running:
+        settings = self._settings
+        jars = os.pathsep.join(str(jar) for jar in broker_jars(settings))
+        command = [str(java.executable()), *self._options()]
+        environment = {**os.environ, "CLASSPATH": jars}
+        data = settings.broker_dir / "data"
+        if not data.exists():
+            self._format(command, environment, data)
+        for attempt in range(1, _PORT_TRIES + 1):
+            port = self._port(attempt)
+            configuration = settings.broker_dir / "server.properties"
+            properties = server_properties(data, port, ports.free_port(but=[port]))
+            write_atomic(configuration, as_properties(properties), durable=False)
+            self._running = self._spawn([*command, "kafka.Kafka", str(configuration)], environment, port)
+            write_json(settings.broker_dir / "broker.json", asdict(self._running), durable=False)
+            try:
+                self._wait_until_ready(self._running)
+                break
+            except SetupError as error:
+                # Somebody was faster between our look and the broker's bind.
+                if "already in use" not in str(error) or settings.broker.port or attempt == _PORT_TRIES:
+                    raise
+                self.kill()
+        assert self._running is not None
+        return self._running
+
+    def _spawn(self, command: list[str], environment: dict[str, str], port: int) -> Running:
+        self._lifeline = Lifeline()
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=self._settings.broker_dir,
+                start_new_session=True,
+                umask=0o077,
+            )
+        self._lifeline.tie(self._process.pid)
+        created = psutil.Process(self._process.pid).create_time()
+        return Running(self._process.pid, created, f"{ports.HOST}:{port}", time.time())
+
+    def _options(self) -> list[str]:
+        settings = self._settings
+        configuration = settings.broker_dir / "log4j2.properties"
+        private_folder(settings.logs)
+        write_atomic(configuration, logging_properties(self._log), durable=False)
+        return jvm_options(settings.broker.heap_mb, configuration, settings.logs / "broker.crash.log")
+
+    def _format(self, command: list[str], environment: dict[str, str], data: Path) -> None:
+        """Give a new data folder its cluster id; the folder gets its name only when it is whole."""
+        unfinished = data.with_name("data.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        configuration = data.with_name("format.properties")
+        # No port is opened by the formatting; the two only have to differ.
+        write_atomic(configuration, as_properties(server_properties(unfinished, 9092, 9093)), durable=False)
+        identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={identity}", "--config", str(configuration)]
+        formatted = subprocess.run(
+            [*command, *tool],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_READY_SECONDS,
+            check=False,
+            start_new_session=True,
+            umask=0o077,
+        )
+        if formatted.returncode != 0:
+            raise SetupError(
+                f"the broker's data folder could not be made: {_tail(formatted.stdout + formatted.stderr)}",
+                "check disk space and the rights on the home folder: recourse doctor",
+            )
+        unfinished.rename(data)
+        configuration.unlink()
+
+    def _port(self, attempt: int) -> int:
+        configured = self._settings.broker.port
+        if configured:
+            if not ports.is_free(configured):
+                raise SetupError(
+                    f"the broker's port {configured} is taken by {ports.listener_name(configured)}",
+                    "end that program, choose another port (RECOURSE_BROKER__PORT), or 0 for a free one",
+                )
+            return configured
+        last = _last(self._settings)
+        if attempt == 1 and last is not None and ports.is_free(last.port):
+            return last.port
+        return ports.free_port()
+
+    def _wait_until_ready(self, broker: Running) -> None:
+        """Until it answers and leads every partition; raises SetupError with the last lines of its log."""
+        deadline = time.monotonic() + _READY_SECONDS
+        admin = None
+        while True:
+            if not self.running():
+                raise SetupError(f"the broker ended while it started: {self._last_words()}", self._look())
+            if time.monotonic() > deadline:
+                raise SetupError(
+                    f"the broker did not answer within {_READY_SECONDS:.0f} s: {self._last_words()}", self._look()
+                )
+            if admin is None and _accepts(broker.port):
+                admin = _admin(broker.bootstrap_servers)
+            if admin is not None and _leads(admin):
+                return
+            time.sleep(_POLL)
+
+    @property
+    def _log(self) -> Path:
+        return self._settings.logs / "broker.log"
+
+    @property
+    def _output(self) -> Path:
+        return private_folder(self._settings.logs) / "broker.out"
+
+    def _last_words(self) -> str:
+        texts = (path.read_text(errors="replace") for path in (self._log, self._output) if path.exists())
+        return _tail("".join(texts)) or "its log is empty"
+
+    def _look(self) -> str:
+        return f"its log is {self._log}; `recourse doctor` checks Java, ports and disk"
+
+
+def _last(settings: Settings) -> Running | None:
+    try:
+        return Running(**json.loads((settings.broker_dir / "broker.json").read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+@contextmanager
+def _sole_starter(settings: Settings) -> Iterator[None]:
+    """Two processes that start a broker for one home: the second waits, then finds the first one's."""
+    folder = private_folder(settings.broker_dir)
+    folder.chmod(0o700)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((ports.HOST, port)) == 0
+
+
+def _admin(bootstrap: str) -> AdminClient:
+    from confluent_kafka.admin import AdminClient
+
+    config: dict[str, Any] = {
+        "bootstrap.servers": bootstrap,
+        "reconnect.backoff.ms": 10,
+        "reconnect.backoff.max.ms": 100,
+        "logger": _silent,
+        "error_cb": lambda _: None,
+    }
+    return AdminClient(config)
+
+
+def _leads(admin: AdminClient) -> bool:
+    from confluent_kafka import KafkaException
+
+    try:
+        seen = admin.list_topics(timeout=1.0)
+    except KafkaException:
+        return False
+    leaders = [partition.leader for topic in seen.topics.values() for partition in topic.partitions.values()]
+    # A broker killed before is fenced for some seconds: it answers, but is not listed and leads nothing.
+    return bool(seen.brokers) and -1 not in leaders
+
+
+def _tail(text: str, lines: int = 8) -> str:
+    return "\n    ".join(["", *text.strip().splitlines()[-lines:]]) if text.strip() else ""

@@ -1,0 +1,98 @@
+"""What the embedded broker is told: its properties, its JVM, its log. Pure text, no process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from streaming_jobs.platform.ports import HOST
+
+NODE = 1
+
+
+def server_properties(data: Path, port: int, controller_port: int) -> dict[str, str]:
+    """One node that is broker and controller, reachable from this machine alone, with data in `data`."""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(NODE),
+        "controller.quorum.voters": f"{NODE}@{HOST}:{controller_port}",
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "log.dirs": str(data),
+        "auto.create.topics.enable": "false",
+        # One node cannot keep three copies: with the defaults the first transaction waits for ever.
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        # 50 partitions each by default, which is 100 folders and open files for nothing.
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.num.partitions": "1",
+        "share.coordinator.state.topic.num.partitions": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        # After a kill -9 the broker may register again only when its old registration has expired.
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "1000",
+        # A record each half second by default, from a cluster that does nothing.
+        "metadata.max.idle.interval.ms": "5000",
+        # 128 MB by default, twice the heap.
+        "log.cleaner.dedupe.buffer.size": "4194304",
+        "num.io.threads": "2",
+        "num.network.threads": "2",
+        "background.threads": "2",
+        "num.recovery.threads.per.data.dir": "2",
+    }
+
+
+def as_properties(values: Mapping[str, str]) -> str:
+    """The text of a Java properties file."""
+    return "".join(f"{key}={_escaped(value)}\n" for key, value in values.items())
+
+
+def jvm_options(heap_mb: int, logging: Path, crash_report: Path) -> list[str]:
+    """For a JVM that starts fast and stays small: 150 MB resident instead of 350."""
+    return [
+        f"-Xmx{heap_mb}m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+ExitOnOutOfMemoryError",
+        f"-XX:ErrorFile={crash_report}",
+        "-Djava.awt.headless=true",
+        f"-Dlog4j2.configurationFile={logging.as_uri()}",
+    ]
+
+
+def logging_properties(log: Path) -> str:
+    """Warnings and errors to `log`: three files of 5 MB at most."""
+    return as_properties(
+        {
+            "rootLogger.level": "warn",
+            "rootLogger.appenderRef.file.ref": "file",
+            "appender.file.type": "RollingFile",
+            "appender.file.name": "file",
+            "appender.file.fileName": str(log),
+            "appender.file.filePattern": f"{log}.%i",
+            "appender.file.filePermissions": "rw-------",
+            "appender.file.layout.type": "PatternLayout",
+            "appender.file.layout.pattern": "%d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex",
+            "appender.file.policies.type": "Policies",
+            "appender.file.policies.size.type": "SizeBasedTriggeringPolicy",
+            "appender.file.policies.size.size": "5MB",
+            "appender.file.strategy.type": "DefaultRolloverStrategy",
+            "appender.file.strategy.max": "2",
+        }
+    )
+
+
+def _escaped(value: str) -> str:
+    # Java reads a properties file as Latin-1; a home folder may have any name.
+    text = value.replace("\\", "\\\\")
+    return "".join(c if c.isascii() else "".join(f"\\u{unit:04x}" for unit in _utf16(c)) for c in text)
+
+
+def _utf16(character: str) -> list[int]:
+    data = character.encode("utf-16-be")
+    return [int.from_bytes(data[i : i + 2]) for i in range(0, len(data), 2)]

@@ -1,0 +1,66 @@
+"""Ports on the loopback: whether one is free, who has it, and which to take.
+
+A free port is taken below the range from which the system gives clients theirs. Above it a client that tries
+again and again to reach a broker just killed can be given the broker's own port, connect to itself, and so
+keep the broker from coming back.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Container
+from pathlib import Path
+
+import psutil
+
+from streaming_jobs.errors import SetupError
+
+HOST = "127.0.0.1"
+_RANGE = range(20_000, 30_000)
+_TRIES = 200
+
+
+def is_free(port: int, host: str = HOST) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket() as probe:
+        # As servers do: connections of the previous one that linger do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(but: Container[int] = ()) -> int:
+    """A port that nobody has now, other than those of `but`; raises SetupError if none is found."""
+    for port in random.sample(_RANGE, _TRIES):
+        if port not in but and is_free(port):
+            return port
+    raise SetupError(
+        f"no free port between {_RANGE.start} and {_RANGE.stop} on {HOST}", "end programs that listen there"
+    )
+
+
+def listener(port: int) -> psutil.Process | None:
+    """The process that listens on the port, if this user may know it."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            address = connection.laddr
+            if connection.status == psutil.CONN_LISTEN and connection.pid and address and address.port == port:
+                return psutil.Process(connection.pid)
+    except (psutil.AccessDenied, psutil.NoSuchProcess):
+        pass  # macOS tells this to root alone
+    return None
+
+
+def listener_name(port: int) -> str:
+    """The listener in words: `java (process 4711)`, or `another program`."""
+    process = listener(port)
+    if process is None:
+        return "another program"
+    try:
+        return f"{Path(process.name()).name} (process {process.pid})"
+    except psutil.Error:
+        return "another program"
