@@ -83,7 +83,8 @@ class Checkpoint:
             self.end(batch)
         if committed is not None:
             text = _text(path := self.folder / "commits" / str(committed))
-            if not text.startswith("v1\n") or not _is_json(text.split("\n")[1]):
+            version, _, rest = text.partition("\n")
+            if version not in ("v1", "v2") or not _is_json(rest):  # v2 with state format 2: ids of state files
                 raise _damaged(path)
 
     def _last(self, log: str) -> int | None:
