@@ -68,13 +68,13 @@ class Jar:
         return Path(*self.group.split("."), self.artifact, self.version, self.file)
 
     def matches(self, path: Path) -> bool:
-        """Whether the file at `path` is exactly this jar; False if there is none."""
+        """Whether the file at `path` is exactly this jar; False if there is none or it cannot be read."""
         try:
             if path.stat().st_size != self.size:
                 return False
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
-        except FileNotFoundError:
+        except OSError:
             return False
 
 
@@ -145,7 +145,7 @@ def examine(folder: Path, jars: Iterable[Jar]) -> tuple[list[Jar], list[Jar]]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # hashing lets go of the interpreter lock
         found = list(pool.map(lambda jar: jar.matches(folder / jar.file), wanted))
     bad = [jar for jar, ok in zip(wanted, found, strict=True) if not ok]
-    damaged = [jar for jar in bad if (folder / jar.file).exists()]
+    damaged = [jar for jar in bad if os.path.lexists(folder / jar.file)]
     return [jar for jar in bad if jar not in damaged], damaged
 
 

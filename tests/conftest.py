@@ -1,0 +1,63 @@
+"""What all tests share. A test's folder is its marker: tests/unit, tests/spark, tests/broker, tests/dagster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TESTS = Path(__file__).parent
+KINDS = ("unit", "spark", "broker", "dagster")
+SettingsFactory = Callable[..., Settings]
+_KEPT = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")
+
+
+def pytest_configure() -> None:
+    """No test sees how this machine is configured, other than where jars come from."""
+    for name in [name for name in os.environ if name.startswith("RECOURSE_") and name not in _KEPT]:
+        del os.environ[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by the folder it lies in."""
+    for item in items:
+        kind = item.path.relative_to(TESTS).parts[0]
+        if kind in KINDS:
+            item.add_marker(kind)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> SettingsFactory:
+    """Makes settings with a home of this test's own: `settings()`, `settings({"broker.port": 9092})`."""
+
+    def make(flags: Mapping[str, Any] | None = None) -> Settings:
+        return Settings.load({"home": tmp_path / ".recourse", **(flags or {})})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """The one broker of this test run; `broker.start()` gives its address. Tests use topics of their own."""
+    with Broker(Settings.load({"home": tmp_path_factory.mktemp("broker-home")})) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of this test run."""
+    from streaming_jobs.platform.spark import start
+
+    quick = {"home": tmp_path_factory.mktemp("spark-home"), "spark.master": "local[2]", "spark.driver_memory_mb": 1024}
+    session = start(Settings.load(quick), name="tests")
+    yield session
+    session.stop()
