@@ -1,0 +1,32 @@
+"""A bench for one test: a home and a topic of its own on the shared broker and the shared session."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import SparkSession
+
+from streaming_jobs.platform.broker import Broker
+from tests.conftest import SettingsFactory
+from tests.driver import Bench
+
+BenchFactory = Callable[..., Bench]
+
+
+@pytest.fixture
+def bench(settings: SettingsFactory, broker: Broker, spark: SparkSession) -> BenchFactory:
+    """Makes a bench: `bench({"stream.path": "executor"})`."""
+    bootstrap = broker.start()
+
+    def make(flags: dict[str, object] | None = None) -> Bench:
+        return Bench(settings({"kafka.bootstrap_servers": bootstrap, **(flags or {})}), bootstrap, spark)
+
+    return make
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name of this test's own; the test creates it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:200]

@@ -1,0 +1,58 @@
+"""A driver killed at every named point of a batch: afterwards every offset is in the tables exactly once."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from streaming_jobs.crash import POINTS
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from tests.conftest import SettingsFactory
+from tests.driver import assert_chained, driver, finished, ledger, produce, rows
+from tests.things import expected_totals, thing
+
+TOPIC = "things"
+COUNT = 6000
+STREAMS = "plain,totals,parity"
+
+
+@pytest.fixture
+def fed(settings: SettingsFactory, broker: Broker) -> tuple[Settings, str]:
+    """The topic `things` with 6,000 records on two partitions, every 500th of them junk."""
+    bootstrap = broker.start()
+    made = settings({"kafka.bootstrap_servers": bootstrap, "stream.max_offsets_per_trigger": 1000})
+    topics = Topics.of(made.kafka, bootstrap)
+    if topics.describe(TOPIC):
+        topics.delete(TOPIC)
+    topics.create(TOPIC, 2)
+    produce(bootstrap, TOPIC, ((key, b"junk" if i % 500 == 499 else value) for i in range(COUNT) for key, value in [thing(i)]))
+    return made, bootstrap
+
+
+@pytest.mark.timeout(600)
+def test_a_kill_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(fed: tuple[Settings, str]) -> None:
+    settings, bootstrap = fed
+    arguments = ("--streams", STREAMS, "--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=1000")
+    for batch, point in enumerate(POINTS):
+        process = driver(settings, bootstrap, *arguments, environment={"RECOURSE_CRASH": f"{point}:{batch + 1}"})
+        code, output = finished(process)
+        assert code == -signal.SIGKILL, f"{point}: {output[-3000:]}"
+    code, output = finished(driver(settings, bootstrap, *arguments))
+    assert code == 0, output[-3000:]
+
+    good = [i for i in range(COUNT) if i % 500 != 499]
+    plain = rows(settings, "plain")
+    assert sorted(row["n"] for row in plain) == good
+    letters = rows(settings, "plain_dead_letters")
+    places = {(row["part"], row["off"]) for row in plain} | {(row["partition"], row["offset"]) for row in letters}
+    assert len(places) == len(plain) + len(letters) == COUNT
+    assert {(row["k"]): (row["c"], row["s"]) for row in rows(settings, "totals")} == expected_totals(good)
+    assert sorted(row["n"] for table in ("evens", "odds") for row in rows(settings, table)) == good
+    for stream in ("totals", "parity"):
+        assert len(rows(settings, f"{stream}_dead_letters")) == COUNT // 500
+    for table in ("plain", "totals", "evens"):
+        assert_chained(found := ledger(settings, table))
+        assert sum(r.records for entry in found for r in entry.offsets) == COUNT
