@@ -1,4 +1,4 @@
-"""The embedded broker: one a home, fast, small, back after a kill with everything acknowledged, gone with its parent."""
+"""The embedded broker: one a home, small, back after a kill with all that was acknowledged, gone with its parent."""
 
 from __future__ import annotations
 
