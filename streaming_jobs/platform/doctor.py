@@ -1,0 +1,188 @@
+"""What this machine needs before the streams run: each check says what it found and what to do about it.
+
+Checks only look. The one program they start is `java -version`; nothing is fetched, created or repaired.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import psutil
+
+from streaming_jobs.errors import RecourseError
+from streaming_jobs.platform import java, ports
+from streaming_jobs.platform.broker import running
+from streaming_jobs.platform.jars import JarSet, cache, examine, locked
+from streaming_jobs.settings import Settings
+
+DISTRIBUTION = "recourse-streams"
+PYTHONS = ((3, 11), (3, 12))
+_ROOM_MB = 2_000
+_JAR_ROOM_MB = 200
+_ASK = timedelta(seconds=5)
+_PIN = re.compile(r"([A-Za-z0-9._-]+)==([^;\s]+)")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor; `ok` None is a warning, `fix` is empty where nothing is to be done."""
+
+    name: str
+    ok: bool | None
+    found: str
+    fix: str = ""
+
+
+def checks(settings: Settings) -> list[Check]:
+    """All checks, in the order in which a person would mend things. Takes about a second."""
+    return [
+        check_python(),
+        check_java(),
+        check_packages(),
+        check_jars(settings, "spark"),
+        *([] if settings.kafka.bootstrap_servers else [check_jars(settings, "broker")]),
+        check_cluster(settings) if settings.kafka.bootstrap_servers else check_broker(settings),
+        check_ui_port(settings),
+        check_folder("home", settings.home.expanduser().absolute(), _ROOM_MB),
+        check_folder("jar cache", cache(settings), _JAR_ROOM_MB),
+    ]
+
+
+def check_python() -> Check:
+    """The interpreter's version."""
+    found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    if sys.version_info[:2] in PYTHONS:
+        return Check("Python", True, found)
+    return Check("Python", False, found, "use Python 3.11 or 3.12: make setup PYTHON=python3.11")
+
+
+def check_java() -> Check:
+    """The Java that Spark and the broker will take."""
+    try:
+        path = java.executable()
+        found = java.version(path)
+    except RecourseError as error:
+        return Check("Java", False, error.found, error.next_step)
+    if java.major(found) in java.SUPPORTED:
+        return Check("Java", True, f"{found} ({path})")
+    if java.major(found) > max(java.SUPPORTED):
+        return Check("Java", None, f"{found} ({path}), not tried with Spark 4.2", java.INSTALL)
+    return Check("Java", False, f"{found} ({path}), too old for Spark 4.2", java.INSTALL)
+
+
+def check_packages() -> Check:
+    """Installed packages against the exact pins of this package."""
+    try:
+        pins = [pin.groups() for requirement in requires(DISTRIBUTION) or [] if (pin := _PIN.match(requirement))]
+    except PackageNotFoundError:
+        return Check("packages", None, f"{DISTRIBUTION} is not installed here, so nothing is pinned", "make setup")
+    wrong = list(_differing(pins))
+    if wrong:
+        return Check("packages", False, "; ".join(wrong), "install them as they are locked: make setup")
+    return Check("packages", True, ", ".join(f"{name} {pinned}" for name, pinned in pins[:4]) + f" (+{len(pins) - 4})")
+
+
+def _differing(pins: list[tuple[str, ...]]) -> Iterator[str]:
+    for name, pinned in pins:
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            yield f"{name} is missing, {pinned} is pinned"
+            continue
+        if found != pinned:
+            yield f"{name} is {found}, {pinned} is pinned"
+
+
+def check_jars(settings: Settings, which: JarSet) -> Check:
+    """The jars of one set, each hashed."""
+    name, folder, jars = f"jars ({which})", cache(settings), locked(which)
+    missing, damaged = examine(folder, jars)
+    if damaged:
+        files = " ".join(str(folder / jar.file) for jar in damaged)
+        return Check(
+            name, False, f"not what jars.lock names: {files}", "python -m streaming_jobs.platform.jars fetch --again"
+        )
+    if missing:
+        size = sum(jar.size for jar in missing) / 1e6
+        return Check(
+            name,
+            None,
+            f"{len(missing)} of {len(jars)} are not here yet, {size:.0f} MB",
+            "the next start fetches them; without a network, copy the folder from a machine that has them",
+        )
+    return Check(name, True, f"{len(jars)} verified in {folder}")
+
+
+def check_broker(settings: Settings) -> Check:
+    """The embedded broker: running, or its port free."""
+    found = running(settings)
+    if found is not None:
+        return Check("broker", True, f"embedded, runs at {found.bootstrap_servers} (process {found.pid})")
+    port = settings.broker.port
+    if port == 0:
+        return Check("broker", True, "embedded, does not run; its start takes a free port")
+    if ports.is_free(port):
+        return Check("broker", True, f"embedded, does not run; port {port} is free")
+    return Check(
+        "broker",
+        False,
+        f"port {port} is taken by {ports.listener_name(port)}",
+        "end that program, or set RECOURSE_BROKER__PORT to another port, or to 0 for a free one",
+    )
+
+
+def check_cluster(settings: Settings) -> Check:
+    """The configured cluster: whether it answers within five seconds, with these credentials."""
+    from streaming_jobs.sources.topics import Topics, client_config
+
+    servers = settings.kafka.bootstrap_servers
+    try:
+        topics = Topics(client_config(settings.kafka, servers), _ASK).names()
+    except RecourseError as error:
+        return Check("broker", False, error.found, error.next_step)
+    return Check("broker", True, f"{servers} answers, {len(topics)} topics")
+
+
+def check_ui_port(settings: Settings) -> Check:
+    """The port of the Dagster UI: free, or held by the UI of this very home."""
+    host, port = settings.dagster.host, settings.dagster.port
+    if port == 0:
+        return Check("UI port", True, "the UI takes a free one")
+    if ports.is_free(port, host):
+        return Check("UI port", True, f"{port} is free")
+    process = ports.listener(port)
+    if process is not None and _serves(process, settings):
+        return Check("UI port", True, f"{port} is held by our own UI (process {process.pid})")
+    return Check(
+        "UI port",
+        False,
+        f"{port} is taken by {ports.listener_name(port)}",
+        "end that program, or choose another port: recourse up --port 0 takes a free one",
+    )
+
+
+def _serves(process: psutil.Process, settings: Settings) -> bool:
+    try:
+        return process.environ().get("DAGSTER_HOME") == str(settings.dagster_home)
+    except psutil.Error:
+        return False
+
+
+def check_folder(name: str, path: Path, room_mb: int) -> Check:
+    """Whether a folder can be written, and the room on its disk, MB."""
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check(name, False, f"{there} cannot be written", f"give this user rights on {there}, or set another one")
+    free_mb = shutil.disk_usage(there).free // 2**20
+    found = f"{path}, {free_mb / 1024:.1f} GB free"
+    if free_mb < room_mb:
+        return Check(name, None, found, f"make room: {room_mb} MB should be free there")
+    return Check(name, True, found)

@@ -1,0 +1,193 @@
+"""The doctor: what is wrong is named, and each fault comes with its fix."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs.platform import doctor, java, ports
+from streaming_jobs.platform.doctor import Check, checks
+from streaming_jobs.platform.jars import Jar
+from streaming_jobs.settings import Settings
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port on which this process listens."""
+    with socket.socket() as other:
+        other.bind((ports.HOST, 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def java_that_says(folder: Path, text: str) -> Path:
+    home = folder / "java"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    (home / "bin" / "java").chmod(0o755)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("text", "ok"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', True),
+        ('openjdk version "21.0.5" 2024-10-15', True),
+        ('java version "1.8.0_442"', False),
+        ('openjdk version "11.0.2" 2019-01-15', False),
+        ('openjdk version "25" 2025-09-16', None),
+        ("Error: could not find libjava.so", False),
+    ],
+)
+def test_java_has_to_be_17_or_21(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, ok: bool | None) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path, text)))
+    found = doctor.check_java()
+    assert found.ok is ok
+    assert ok or java.INSTALL in found.fix
+
+
+def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    found = doctor.check_java()
+    assert (found.ok, str(tmp_path) in found.found, "JAVA_HOME" in found.fix) == (False, True, True)
+
+
+def test_no_java_at_all_is_told_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.check_java() == Check(
+        "Java", False, "there is no java on PATH, and JAVA_HOME is not set", java.INSTALL
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "ok"), [((3, 10, 9), False), ((3, 11, 0), True), ((3, 12, 4), True), ((3, 13, 0), False)]
+)
+def test_python_has_to_be_3_11_or_3_12(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], ok: bool
+) -> None:
+    class Version(tuple[int, ...]):
+        major, minor, micro = version
+
+    monkeypatch.setattr(sys, "version_info", Version(version))
+    assert doctor.check_python().ok is ok
+
+
+def test_a_package_other_than_pinned_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = ["pyspark==4.2.0", "deltalake==1.6.6", "numpy>=2", "gone==1.0", "dagster==1.13.27 ; python_version > '3'"]
+    versions = {"pyspark": "4.2.0", "deltalake": "1.6.5", "dagster": "1.13.27"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise doctor.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(doctor, "requires", lambda _: pins)
+    monkeypatch.setattr(doctor, "version", version)
+    found = doctor.check_packages()
+    assert found.ok is False
+    assert found.found == "deltalake is 1.6.5, 1.6.6 is pinned; gone is missing, 1.0 is pinned"
+    assert "make setup" in found.fix
+
+
+def test_packages_as_pinned_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "requires", lambda _: ["pyspark==4.2.0"])
+    monkeypatch.setattr(doctor, "version", lambda _: "4.2.0")
+    assert doctor.check_packages().ok is True
+
+
+@pytest.mark.parametrize(("content", "ok"), [(b"jar", True), (b"jbr", False), (None, None)])
+def test_jars_are_missing_damaged_or_fine(
+    settings: Callable[..., Settings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+    ok: bool | None,
+) -> None:
+    wanted = Jar("spark", "org.example", "one", "1.0", 3, hashlib.sha256(b"jar").hexdigest())
+    monkeypatch.setattr(doctor, "locked", lambda _: [wanted])
+    if content is not None:
+        (tmp_path / wanted.file).write_bytes(content)
+    found = doctor.check_jars(settings({"jars_dir": tmp_path}), "spark")
+    assert found.ok is ok
+    assert ok or found.fix
+    assert ok is not False or str(tmp_path / wanted.file) in found.found
+
+
+def test_a_taken_ui_port_is_told_with_who_has_it(settings: Callable[..., Settings], taken: int) -> None:
+    found = doctor.check_ui_port(settings({"dagster.port": taken}))
+    assert (found.ok, str(os.getpid()) in found.found, "--port 0" in found.fix) == (False, True, True)
+
+
+def test_our_own_ui_on_its_port_is_fine(
+    settings: Callable[..., Settings], taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Process:
+        pid = 1
+
+        def name(self) -> str:
+            return "python"
+
+        def environ(self) -> dict[str, str]:
+            return {"DAGSTER_HOME": str(home)}
+
+    made = settings({"dagster.port": taken})
+    home = made.dagster_home
+    monkeypatch.setattr(doctor.ports, "listener", lambda _: Process())
+    assert doctor.check_ui_port(made).ok is True
+    home = home / "another"
+    assert doctor.check_ui_port(made).ok is False
+
+
+def test_a_free_ui_port_is_fine(settings: Callable[..., Settings]) -> None:
+    assert doctor.check_ui_port(settings({"dagster.port": ports.free_port()})).ok is True
+    assert doctor.check_ui_port(settings({"dagster.port": 0})).ok is True
+
+
+def test_a_taken_broker_port_is_told_with_who_has_it(settings: Callable[..., Settings], taken: int) -> None:
+    found = doctor.check_broker(settings({"broker.port": taken}))
+    assert (found.ok, str(os.getpid()) in found.found, "RECOURSE_BROKER__PORT" in found.fix) == (False, True, True)
+
+
+def test_a_configured_cluster_that_does_not_answer_is_told_in_seconds(
+    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_ASK", doctor.timedelta(seconds=0.5))
+    found = doctor.check_cluster(settings({"kafka.bootstrap_servers": f"{ports.HOST}:{ports.free_port()}"}))
+    assert found.ok is False
+    assert found.fix
+
+
+def test_little_room_is_a_warning_and_a_folder_that_cannot_be_written_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert doctor.check_folder("home", tmp_path / "not" / "yet", 0).ok is True
+    assert doctor.check_folder("home", tmp_path, 10**9).ok is None
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    assert doctor.check_folder("home", tmp_path, 0).ok is False
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_fault_and_warning_has_a_fix_and_looking_changes_nothing(
+    settings: Callable[..., Settings], tmp_path: Path, taken: int
+) -> None:
+    made = settings({"jars_dir": tmp_path / "jars", "broker.port": taken, "dagster.port": taken})
+    found = checks(made)
+    assert [check.name for check in found if check.ok is False] == ["broker", "UI port"]
+    assert all(check.fix for check in found if not check.ok)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_configured_cluster_needs_no_broker_jars(
+    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "check_cluster", lambda _: Check("broker", True, "answers"))
+    names = [check.name for check in checks(settings({"kafka.bootstrap_servers": "kafka.example:9092"}))]
+    assert "jars (broker)" not in names
+    assert "jars (spark)" in names
