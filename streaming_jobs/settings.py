@@ -124,6 +124,7 @@ class Settings(BaseSettings):
     maven_repository: SecretStr = Field(SecretStr(""), description="mirror to fetch jars from; empty: jgo's default")
     flows: list[str] = Field(["streaming_jobs.flows"], description="packages or modules that declare streams")
     jobs: Path | None = Field(None, description="databricks.yml; default: beside the project, else the packaged one")
+    target: str = Field("", description="target of databricks.yml; empty: its default one")
     kafka: KafkaSettings = KafkaSettings()
     broker: BrokerSettings = BrokerSettings()
     spark: SparkSettings = SparkSettings()

@@ -1,0 +1,56 @@
+"""Everything Dagster shows and runs, made from the declared streams and the job YAML. Open this file first.
+
+Loading it starts no JVM and asks no broker. `workspace.yaml` and `recourse up` both load this module.
+"""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from orchestration import job_yaml
+from orchestration.job_yaml import Continuous, Schedule
+from orchestration.sensors import keepalive_sensor, run_failure_alert, stream_alert, watchdog_sensor
+from orchestration.streams import session_assets, session_job, sessions, topic_assets, unassigned_assets
+from orchestration.supervisor import Command, session_command
+from streaming_jobs.settings import Settings
+from streaming_jobs.topology import Topology
+
+
+def definitions(settings: Settings, command: Command = session_command) -> dg.Definitions:
+    """The code location; raises RecourseError where streams or job YAML cannot be used."""
+    topology = Topology.load(settings.flows)
+    bundle = job_yaml.load(job_yaml.find(settings), settings.target)
+    all_sessions = sessions(bundle, topology, settings, command)
+    assets = {session.job.key: session_assets(session) for session in all_sessions}
+    keepalives = [
+        keepalive_sensor(session, running=settings.dagster.keepalive and not session.job.trigger.paused)
+        for session in all_sessions
+        if isinstance(session.job.trigger, Continuous)
+    ]
+    schedules = [
+        dg.ScheduleDefinition(
+            name=f"schedule_{session.job.key}",
+            job_name=session.job.key,
+            cron_schedule=session.job.trigger.cron,
+            execution_timezone=session.job.trigger.timezone,
+            default_status=dg.DefaultScheduleStatus["STOPPED" if session.job.trigger.paused else "RUNNING"],
+            description=f"Quartz: {session.job.trigger.quartz}",
+        )
+        for session in all_sessions
+        if isinstance(session.job.trigger, Schedule)
+    ]
+    return dg.Definitions(
+        assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
+        jobs=[session_job(session, assets[session.job.key]) for session in all_sessions],
+        schedules=schedules,
+        sensors=[
+            *keepalives,
+            watchdog_sensor(all_sessions),
+            run_failure_alert(all_sessions),
+            stream_alert(list(topology.streams.values()), settings),
+        ],
+        executor=dg.in_process_executor,
+    )
+
+
+defs = definitions(Settings.load())

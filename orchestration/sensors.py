@@ -1,0 +1,231 @@
+"""Keepalive, watchdog and alerts: what is seen in Dagster and on disk, handed to `decisions`, and what follows.
+
+All of them only read small files and Dagster's storage; none starts Spark or asks Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+import dagster as dg
+import structlog
+
+from orchestration.decisions import (
+    IN_PROGRESS,
+    JobSeen,
+    RunSeen,
+    SessionSeen,
+    Start,
+    StreamSeen,
+    alert_of,
+    gave_up,
+    keepalive,
+    presumed_dead,
+)
+from orchestration.fingerprint import fingerprint
+from orchestration.reporting import table_key
+from orchestration.supervisor import Session, lives
+from orchestration.tags import FINGERPRINT_TAG, WORKER_TAG
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.lease import holder
+from streaming_jobs.progress import read_status
+from streaming_jobs.settings import Settings
+from streaming_jobs.stream import Stream
+
+log = structlog.get_logger()
+
+ASSET_JOB = "__ASSET_JOB"
+"""The job that Dagster uses when assets are launched without naming one."""
+NEWEST = 12
+"""Runs of a job that keepalive looks back on."""
+
+
+def keepalive_sensor(session: Session, *, running: bool) -> dg.SensorDefinition:
+    """Desired state of a continuous job: a session runs, unless somebody stopped it or it gave up."""
+    job = session.job
+
+    @dg.sensor(
+        name=f"keepalive_{job.key}",
+        job_name=job.key,
+        minimum_interval_seconds=10,
+        default_status=_default(running),
+        description=f"Starts the session of {job.key} when none runs; waits longer after each failure in a row, "
+        "leaves a stopped one stopped, and gives up on a failure that needs a person. Off: nothing is started.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        runs = session_runs(context.instance, session)
+        seen = JobSeen(
+            runs=runs,
+            streams=job.streams,
+            stopped_on_purpose=frozenset(n for n in job.streams if (session.settings.state / n / "stop").exists()),
+            held_by={} if runs and runs[0].status in IN_PROGRESS else _holders(session),
+            fingerprint=_fingerprint(session, runs),
+        )
+        verdict = keepalive(seen, time.time())
+        if isinstance(verdict, Start):
+            return dg.RunRequest(run_key=verdict.run_key)
+        return dg.SkipReason(verdict.reason)
+
+    return tick
+
+
+def watchdog_sensor(sessions: Sequence[Session]) -> dg.SensorDefinition:
+    """Ends runs that Dagster believes to be in progress but of which nothing lives (dagster issue #4319)."""
+
+    @dg.sensor(
+        name="watchdog",
+        minimum_interval_seconds=15,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Fails a session's run when its worker is gone, no driver holds its streams, no heartbeat comes.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        ended = []
+        for session in sessions:
+            for run in session_runs(context.instance, session):
+                if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run)):
+                    _end(context.instance, run, reason)
+                    ended.append(f"{run.run_id[:8]}: {reason}")
+        return dg.SkipReason("; ".join(ended) or "every run in progress has a worker or a driver")
+
+    return tick
+
+
+def run_failure_alert(sessions: Sequence[Session]) -> dg.SensorDefinition:
+    """Says in the log, and on the tables' pages, that a session's run failed."""
+    by_job = {session.job.key: session for session in sessions}
+
+    @dg.run_failure_sensor(
+        name="session_failure",
+        minimum_interval_seconds=15,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reports a session that failed: an error in the log, and an observation `alert` of its tables.",
+    )
+    def tick(context: dg.RunFailureSensorContext) -> None:
+        run = context.dagster_run
+        session = by_job.get(run.job_name) or _session_of(run, sessions)
+        if session is None:
+            return
+        steps = context.get_step_failure_events()
+        said = next((e.step_failure_data.error_display_string for e in steps), context.failure_event.message or "")
+        text = said.strip().split("\n\nStack Trace")[0][:2000]
+        log.error("session failed", job=session.job.key, run=run.run_id, found=text)
+        for stream in session.streams:
+            for table in stream.sinks.values():
+                context.instance.report_runless_asset_event(_alert(table.name, text, run.run_id))
+
+    return tick
+
+
+def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefinition:
+    """Says once that a stream failed inside a session that goes on, or that its driver has gone silent."""
+
+    @dg.sensor(
+        name="stream_failure",
+        minimum_interval_seconds=15,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reports a stream that failed or fell silent while its session goes on.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        told: dict[str, str] = json.loads(context.cursor or "{}")
+        now, stale_after = time.time(), settings.dagster.stale_after.total_seconds()
+        found = {s.name: _stream(settings, s.name) for s in streams}
+        alerts = {name: alert_of(seen, now, stale_after=stale_after) for name, seen in found.items() if seen}
+        events: list[dg.AssetObservation] = []
+        for stream in streams:
+            alert = alerts.get(stream.name)
+            if alert is None or told.get(stream.name) == alert.key:
+                continue
+            log.error("stream alert", stream=stream.name, found=alert.text)
+            events += [_alert(table.name, alert.text, None) for table in stream.sinks.values()]
+        current = {name: alert.key for name, alert in alerts.items() if alert}
+        return dg.SensorResult(
+            asset_events=events,
+            cursor=json.dumps(current, sort_keys=True),
+            skip_reason=None if events else dg.SkipReason("nothing new"),
+        )
+
+    return tick
+
+
+def session_runs(instance: dg.DagsterInstance, session: Session) -> list[RunSeen]:
+    """The newest runs of a session, newest first, also those launched from an asset's page without a job."""
+    records = list(instance.get_run_records(dg.RunsFilter(job_name=session.job.key), limit=NEWEST))
+    tables = {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}
+    others = instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB), limit=NEWEST)
+    records += [r for r in others if tables & set(r.dagster_run.asset_selection or ())]
+    found = [
+        RunSeen(
+            run_id=r.dagster_run.run_id,
+            status=r.dagster_run.status.value,
+            created=r.create_timestamp.timestamp(),
+            started=r.start_time,
+            ended=r.end_time,
+            updated=r.update_timestamp.timestamp(),
+            tags=r.dagster_run.tags,
+        )
+        for r in records
+    ]
+    return sorted(found, key=lambda run: run.created, reverse=True)
+
+
+def _presumed_dead(session: Session, run: RunSeen) -> str | None:
+    settings = session.settings
+    worker = run.tags.get(WORKER_TAG)
+    statuses = [read_status(settings, name) for name in session.job.streams]
+    beats = [status.heartbeat for status in statuses if status and status.run_id == run.run_id]
+    seen = SessionSeen(run, lives(worker) if worker else None, bool(_holders(session)), max(beats, default=None))
+    return presumed_dead(
+        seen, time.time(), stale_after=settings.dagster.stale_after.total_seconds(), patience=session.patience
+    )
+
+
+def _end(instance: dg.DagsterInstance, seen: RunSeen, reason: str) -> None:
+    run = instance.get_run_by_id(seen.run_id)
+    if run is None or run.is_finished:
+        return
+    log.error("run declared dead", run=seen.run_id, found=reason)
+    if seen.status == "CANCELING":
+        instance.report_run_canceled(run, f"Recourse's watchdog: {reason}")
+    else:
+        instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
+
+
+def _holders(session: Session) -> dict[str, str]:
+    found = {name: holder(session.settings, name) for name in session.job.streams}
+    return {name: f"process {owner.pid} ({owner.purpose})" for name, owner in found.items() if owner}
+
+
+def _fingerprint(session: Session, runs: Sequence[RunSeen]) -> str:
+    """The present fingerprint where it decides, from the settings as they are now."""
+    if not runs or not gave_up(runs[0], runs[0].tags.get(FINGERPRINT_TAG, "")):
+        return ""
+    try:
+        return fingerprint(session.job, session.streams, Settings.load())
+    except ConfigurationError:  # the next session would refuse it as well
+        return runs[0].tags.get(FINGERPRINT_TAG, "")
+
+
+def _stream(settings: Settings, name: str) -> StreamSeen | None:
+    status = read_status(settings, name)
+    if status is None:
+        return None
+    held = holder(settings, name) is not None
+    return StreamSeen(name, status.state, status.started_at, status.heartbeat, held, status.error)
+
+
+def _session_of(run: dg.DagsterRun, sessions: Iterable[Session]) -> Session | None:
+    selected = set(run.asset_selection or ())
+    return next((s for s in sessions if selected & {table_key(x.primary.name) for x in s.streams}), None)
+
+
+def _alert(table: str, text: str, run_id: str | None) -> dg.AssetObservation:
+    metadata: dict[str, dg.MetadataValue] = {"alert": dg.MetadataValue.text(text)}
+    if run_id:
+        metadata["run"] = dg.MetadataValue.dagster_run(run_id)
+    return dg.AssetObservation(asset_key=table_key(table), metadata=metadata)
+
+
+def _default(running: bool) -> dg.DefaultSensorStatus:
+    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
