@@ -1,0 +1,71 @@
+# make up      set up, then run everything; Ctrl-C ends it
+# make test    set up, then lint, types, import contracts and all tests
+# make setup   .venv with `recourse` in it, and the jars; quick when nothing changed
+# make check   the checks without the tests
+# make lock    a maintainer's: resolve the packages anew
+# make clean   remove .venv and caches; the home folder .recourse stays
+#
+# Needs Python 3.11 or 3.12, Java 17 or 21 and make. Another interpreter: make setup PYTHON=/path/to/python3.12
+
+.DEFAULT_GOAL := setup
+.PHONY: setup up test check tests lock clean again
+
+BIN := .venv/bin
+STAMP := .venv/.set-up
+UV := $(BIN)/uv --quiet pip install --python $(BIN)/python --compile-bytecode
+RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+
+# The first of these that runs and is of a right version; empty if there is none.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do \
+	if $$name -c '$(RIGHT_PYTHON)' 2>/dev/null; then command -v $$name; break; fi; done)
+
+setup: $(STAMP)
+	@$(BIN)/python -m streaming_jobs.platform.jars fetch
+
+up: setup
+	@$(BIN)/recourse up
+
+test: check tests
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/deptry .
+
+# What is quick goes first; each kind has a process of its own, since they share nothing.
+tests: setup
+	$(BIN)/pytest -m unit
+	$(BIN)/pytest -m spark
+	$(BIN)/pytest -m broker
+	$(BIN)/pytest -m dagster
+
+# Scripts in a .venv hold its path, so one that was moved, or lost its interpreter, is made again.
+ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMP)").read())' 2>/dev/null),$(CURDIR))
+$(STAMP): again
+endif
+
+$(STAMP): pyproject.toml requirements.lock
+	@python='$(PYTHON)'; fail() { echo "$$1" >&2; exit 1; }; \
+	test -n "$$python" || fail 'No Python 3.11 or 3.12 was found. Install one, or name it: make setup PYTHON=/path/to/python3.11'; \
+	"$$python" -c '$(RIGHT_PYTHON)' || fail "$$python is not Python 3.11 or 3.12. Name another: make setup PYTHON=/path/to/python3.11"; \
+	"$$python" -c 'import venv, ensurepip' || fail "$$python lacks the module venv or ensurepip (Debian: apt install python3-venv)."; \
+	test -x "$$JAVA_HOME/bin/java" || command -v java >/dev/null || \
+		fail 'No Java was found. Install Java 17 or 21 (such as openjdk-17-jre-headless), or set JAVA_HOME.'; \
+	test -f $(STAMP) && test "$$(cat $(STAMP))" = '$(CURDIR)' || { \
+		echo "making .venv with $$python"; rm -rf .venv; "$$python" -m venv .venv; }
+	@echo 'installing the packages that requirements.lock names; the first time takes a few minutes'
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.lock
+	@$(UV) --require-hashes -r requirements.lock
+	@$(UV) --no-deps --no-build-isolation --editable .
+	@printf %s '$(CURDIR)' > $(STAMP)
+
+lock: setup
+	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade \
+		--no-emit-index-url --no-emit-find-links --no-header --quiet --output-file requirements.lock
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	find streaming_jobs reprocessing quality orchestration tests -name __pycache__ -type d -prune -exec rm -rf {} +
