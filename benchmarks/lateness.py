@@ -80,7 +80,7 @@ def split_chunks(partitions: Positions, chunk: int, first: int) -> Iterator[Posi
 
 def scenarios() -> Iterator[tuple[str, float]]:
     """Each way of reading with the delay it needs, in hours."""
-    partitions = dataset.records().partitions(PARTITIONS)
+    partitions = dataset.partitions(PARTITIONS)
     event_ms = dataset.departures()["sched_dep"].to_numpy(dtype="datetime64[ms]").astype(np.int64)
     one = np.zeros_like(partitions)
     total = len(partitions)

@@ -46,17 +46,15 @@ class TopicContent:
         return not self.foreign and not len(self.missing)
 
 
-def content(kafka: KafkaSettings, topics: Topics, records: dataset.Records) -> TopicContent:
-    """Compare the topic with the first flights, `records`; reads one record a partition and writes nothing."""
+def content(kafka: KafkaSettings, topics: Topics, total: int) -> TopicContent:
+    """Compare the topic with the first `total` flights; reads one record a partition and writes nothing."""
     offsets = topics.offsets(TOPIC) if topics.describe(TOPIC) else Offsets({}, {})
     if not any(offsets.latest.values()):
-        return TopicContent(0, len(records), np.arange(len(records)))
-    everything = records if len(records) == dataset.TOTAL else dataset.records()
-    partitions = everything.partitions(len(offsets.latest))
+        return TopicContent(0, total, np.arange(total))
+    partitions = dataset.partitions(len(offsets.latest))
     counts = np.array([offsets.latest[p] for p in range(len(offsets.latest))])
-    missing = np.flatnonzero(rank(partitions)[: len(records)] >= counts[partitions[: len(records)]])
-    foreign = _foreign(kafka, topics, offsets, everything, partitions)
-    return TopicContent(offsets.total, len(records), missing, foreign)
+    missing = np.flatnonzero((rank(partitions) >= counts[partitions])[:total])
+    return TopicContent(offsets.total, total, missing, _foreign(kafka, topics, offsets, partitions))
 
 
 def rank(partitions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -68,17 +66,16 @@ def rank(partitions: NDArray[np.int64]) -> NDArray[np.int64]:
     return ranks
 
 
-def _foreign(
-    kafka: KafkaSettings, topics: Topics, offsets: Offsets, records: dataset.Records, partitions: NDArray[np.int64]
-) -> str:
+def _foreign(kafka: KafkaSettings, topics: Topics, offsets: Offsets, partitions: NDArray[np.int64]) -> str:
     if gone := {partition: first for partition, first in offsets.earliest.items() if first}:
         return f"records were deleted from it (first offsets by partition: {gone})"
     for partition, end in offsets.latest.items():
         if end > (most := int((partitions == partition).sum())):
             return f"partition {partition} holds {end:,} records, and one feed of all flights has {most:,} there"
     for partition, message in _last_records(kafka, topics, offsets).items():
-        position = np.flatnonzero(partitions == partition)[offsets.latest[partition] - 1]
-        if (message.key(), message.value()) != (records.keys[position], records.values[position]):
+        position = int(np.flatnonzero(partitions == partition)[offsets.latest[partition] - 1])
+        due = dataset.records_of(dataset.departures().iloc[[position]])
+        if (message.key(), message.value()) != (due.keys[0], due.values[0]):
             return f"the last record of partition {partition} is not the flight that belongs there"
     return ""
 

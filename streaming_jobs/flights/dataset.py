@@ -44,11 +44,6 @@ class Records:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def partitions(self, count: int) -> NDArray[np.int64]:
-        """The partition of each record in a topic of `count` partitions."""
-        known = {key: partition_of(key, count) for key in set(self.keys)}
-        return np.fromiter((known[key] for key in self.keys), dtype=np.int64, count=len(self))
-
 
 def departures(share: float = 1.0) -> pd.DataFrame:
     """The first `share` of the flights in order of departure, one column a field of the records.
@@ -67,16 +62,25 @@ def flights_in(share: float) -> int:
 
 def records(share: float = 1.0) -> Records:
     """The first `share` of the flights as records; building all of them takes about two seconds."""
-    flights = departures(share)
+    return records_of(departures(share))
+
+
+def records_of(flights: pd.DataFrame) -> Records:
+    """Some rows of `departures` as records, in the same order."""
     fields = flights.drop(columns="departs_at")
     for column in ("sched_dep", "actual_dep"):
         fields[column] = _iso(fields[column])
     lines = fields.to_json(orient="records", lines=True).encode().splitlines()
-    keys = [
-        f"{carrier}{flight}".encode() for carrier, flight in zip(flights["carrier"], flights["flight"], strict=True)
-    ]
     milliseconds = flights["departs_at"].astype("datetime64[ms, UTC]").astype("int64")
-    return Records(keys=keys, values=lines, timestamps=milliseconds.tolist())
+    return Records(keys=_keys(flights), values=lines, timestamps=milliseconds.tolist())
+
+
+@lru_cache(maxsize=4)
+def partitions(count: int) -> NDArray[np.int64]:
+    """The partition of every flight, in order of departure, in a topic of `count` partitions."""
+    keys = _keys(_departures())
+    known = {key: partition_of(key, count) for key in set(keys)}
+    return np.fromiter((known[key] for key in keys), dtype=np.int64, count=len(keys))
 
 
 def airlines() -> pd.DataFrame:
@@ -135,6 +139,12 @@ def murmur2(data: bytes) -> int:
         hashed = (hashed ^ int.from_bytes(rest, "little")) * multiplier & mask
     hashed = (hashed ^ hashed >> 13) * multiplier & mask
     return hashed ^ hashed >> 15
+
+
+def _keys(flights: pd.DataFrame) -> list[bytes]:
+    return [
+        f"{carrier}{flight}".encode() for carrier, flight in zip(flights["carrier"], flights["flight"], strict=True)
+    ]
 
 
 def _iso(times: pd.Series[Any]) -> NDArray[np.object_]:

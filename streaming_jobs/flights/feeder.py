@@ -78,15 +78,16 @@ def feed(
     """
     if rate is not None and rate <= 0:
         raise UsageError(f"a rate of {rate} events a second makes no sense", "give a number above 0, or none")
-    records = dataset.records(share)
+    total = dataset.flights_in(share)
     topics = Topics.of(settings.kafka, bootstrap_servers(settings))
     with _only_feeder(settings):
-        found = _prepared(settings.kafka, topics, records, again)
-        wanted = np.arange(len(records)) if again else found.missing
+        found = _prepared(settings.kafka, topics, total, again)
+        wanted = np.arange(total) if again else found.missing
+        records = dataset.records(share)
         held = 0 if again else found.held
         sender = _Sender(settings.kafka, topics.bootstrap, records, stop or threading.Event(), min(chunk, CHUNK))
         started = time.monotonic()
-        sent = sender.send(wanted, rate, lambda n: progress(held + n, len(records)) if progress else None)
+        sent = sender.send(wanted, rate, lambda n: progress(held + n, total) if progress else None)
         seconds = time.monotonic() - started
         grown = topics.offsets(TOPIC).total - found.records
     if grown != sent and not sender.interrupted:
@@ -95,16 +96,16 @@ def feed(
             f"delete the topic {TOPIC} and feed it anew",
         )
     _log.info("fed", topic=TOPIC, records=grown, seconds=round(seconds, 2), stopped=grown < len(wanted))
-    return FeedReport(grown, seconds, held + grown, len(records), stopped=grown < len(wanted))
+    return FeedReport(grown, seconds, held + grown, total, stopped=grown < len(wanted))
 
 
 def survey(settings: Settings, share: float = 1.0) -> TopicContent:
     """What the topic holds of the first `share` of the flights; sends nothing and creates nothing."""
     topics = Topics.of(settings.kafka, bootstrap_servers(settings))
-    return content(settings.kafka, topics, dataset.records(share))
+    return content(settings.kafka, topics, dataset.flights_in(share))
 
 
-def _prepared(kafka: KafkaSettings, topics: Topics, records: dataset.Records, again: bool) -> TopicContent:
+def _prepared(kafka: KafkaSettings, topics: Topics, total: int, again: bool) -> TopicContent:
     info = topics.describe(TOPIC)
     if info is None:
         info = topics.create(TOPIC, PARTITIONS, KEEP_FOREVER)
@@ -114,7 +115,7 @@ def _prepared(kafka: KafkaSettings, topics: Topics, records: dataset.Records, ag
             f"retention.ms={info.retention_ms}, cleanup.policy={info.cleanup_policy}",
             f"set retention.ms=-1 and cleanup.policy=delete, or delete topic {TOPIC}: the feeder creates it anew",
         )
-    found = content(kafka, topics, records)
+    found = content(kafka, topics, total)
     if again:
         return found
     if not len(found.missing):

@@ -85,6 +85,13 @@ def compare(settings: Settings, share: float = 1.0) -> list[TableCheck]:
     return checks + [check for stream in STREAMS if (check := _dead_letters(settings, stream))]
 
 
+def as_frame(rows: pa.Table) -> pd.DataFrame:
+    """Arrow rows for pandas, with integers that stay integers where there are nulls."""
+    # pandas' own choice for them, float64, would compare with rounding.
+    frame: pd.DataFrame = rows.to_pandas(types_mapper={pa.int32(): pd.Int64Dtype(), pa.int64(): pd.Int64Dtype()}.get)
+    return frame
+
+
 def differences(
     expected: pd.DataFrame, found: pd.DataFrame, keys: Sequence[str], tolerance: float = MEAN_TOLERANCE
 ) -> list[str]:
@@ -148,9 +155,7 @@ def _read(settings: Settings, table: str) -> pd.DataFrame | None:
         rows = DeltaTable(str(settings.tables / table)).to_pyarrow_table()
     except TableNotFoundError:
         return None
-    # Nullable integers stay integers; pandas' own choice for them, float64, would compare with rounding.
-    frame: pd.DataFrame = rows.to_pandas(types_mapper={pa.int32(): pd.Int64Dtype(), pa.int64(): pd.Int64Dtype()}.get)
-    return frame
+    return as_frame(rows)
 
 
 def _records_in_topic(settings: Settings) -> int | None:

@@ -38,6 +38,7 @@ _NOT_YET = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
+    KafkaError._NOENT,
 }
 
 
@@ -124,7 +125,7 @@ class Topics:
         started = self._admin.create_topics([topic], request_timeout=self._left(deadline))
         self._wait(started[name], f"create topic {name}", deadline)
         info = self._until(lambda: self._describe(name, deadline), f"topic {name} to appear", deadline)
-        self._until(lambda: self._ready(info, deadline), f"topic {name} to get leaders", deadline)
+        self._list(name, range(info.partitions), _LATEST, deadline)
         return info
 
     def delete(self, name: str) -> None:
@@ -193,25 +194,26 @@ class Topics:
     def _no_topic(self, name: str) -> UsageError:
         return UsageError(f"there is no topic {name} at {self._failures.bootstrap}", "create it, or check its name")
 
-    def _ready(self, info: TopicInfo, deadline: float) -> bool | None:
-        try:
-            self._list(info.name, range(info.partitions), _LATEST, deadline)
-        except KafkaException as error:
-            if error.args[0].code() in _NOT_YET:
-                return None
-            raise
-        return True
-
     def _list(self, name: str, partitions: Iterable[int], spec: OffsetSpec, deadline: float) -> dict[int, int]:
-        asked = self._admin.list_offsets(
-            {TopicPartition(name, partition): spec for partition in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=self._left(deadline),
-        )
+        places = {TopicPartition(name, partition): spec for partition in partitions}
         doing = f"offsets of topic {name}"
-        return {place.partition: self._wait(future, doing, deadline).offset for place, future in asked.items()}
+
+        def ask() -> dict[int, int] | None:
+            asked = self._admin.list_offsets(
+                places, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._left(deadline)
+            )
+            try:
+                return {place.partition: self._wait(future, doing, deadline).offset for place, future in asked.items()}
+            except KafkaException as error:
+                # Leaders are being elected (the topic is new, its broker has just come back), or it was deleted.
+                if self._describe(name, deadline) is None:
+                    raise self._no_topic(name) from error
+                return None
+
+        return self._until(ask, doing, deadline)
 
     def _wait(self, future: Future[T], doing: str, deadline: float) -> T:
+        """The answer; a KafkaException only where the topic or its leader is not known (yet)."""
         # The admin client answers from a thread of its own; only error_cb needs this polling.
         while True:
             self._admin.poll(0)

@@ -145,7 +145,7 @@ def test_murmur2_is_kafka_s(key: bytes, hashed: int) -> None:
 
 
 def test_flights_spread_over_all_partitions_and_a_key_stays_in_one(all_records: dataset.Records) -> None:
-    partitions = all_records.partitions(4)
+    partitions = dataset.partitions(4)
     assert sorted(set(partitions.tolist())) == [0, 1, 2, 3]
     places: dict[bytes, set[int]] = {}
     for key, partition in zip(all_records.keys, partitions.tolist(), strict=True):

@@ -74,7 +74,7 @@ def event_ms() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def partitions() -> np.ndarray:
-    return dataset.records().partitions(PARTITIONS)
+    return dataset.partitions(PARTITIONS)
 
 
 def test_declared_lateness_drops_nothing_of_a_backlog(
