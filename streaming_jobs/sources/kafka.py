@@ -38,13 +38,10 @@ class KafkaSource:
 
     def stream(self, spark: SparkSession, *, start: Mapping[int, int], max_offsets: int) -> DataFrame:
         """The streaming frame of good records. `start` holds for a checkpoint's first batch only."""
-        reader = spark.readStream.format("kafka").options(**self.connection)
+        reader = spark.readStream.format("kafka").options(**self._options(headers=self.topic.headers))
         raw = (
-            reader.option("subscribe", self.topic.name)
-            .option("startingOffsets", json.dumps({self.topic.name: start}))
+            reader.option("startingOffsets", json.dumps({self.topic.name: start}))
             .option("maxOffsetsPerTrigger", max_offsets)
-            .option("failOnDataLoss", "true")
-            .option("includeHeaders", str(self.topic.headers).lower())
             .load()
         )
         judged = self._judged(raw).observe(
@@ -59,12 +56,9 @@ class KafkaSource:
         """The refused records of a range: topic, partition, offset, timestamp, key, value, headers."""
         raw = (
             spark.read.format("kafka")
-            .options(**self.connection)
-            .option("subscribe", self.topic.name)
+            .options(**self._options(headers=True))
             .option("startingOffsets", json.dumps({self.topic.name: _whole(offsets)}))
             .option("endingOffsets", json.dumps({self.topic.name: offsets.end}))
-            .option("failOnDataLoss", "true")
-            .option("includeHeaders", "true")
             .load()
         )
         columns = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
@@ -75,6 +69,15 @@ class KafkaSource:
         if value is None:
             return "tombstone", "the value is null and the stream does not take tombstones"
         return self.topic.value.diagnose(value)
+
+    def _options(self, *, headers: bool) -> dict[str, str]:
+        return {
+            **self.connection,
+            "subscribe": self.topic.name,
+            "kafka.isolation.level": "read_committed",
+            "failOnDataLoss": "true",
+            "includeHeaders": str(headers).lower(),
+        }
 
     def _judged(self, raw: DataFrame) -> DataFrame:
         decoded = self.topic.value.decode(raw, "value")

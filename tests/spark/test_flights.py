@@ -57,6 +57,16 @@ def test_a_flow_called_as_a_function_gives_the_truth(stream: Stream, flights: Da
     assert differences(expected, found, KEYS[stream.name]) == []
 
 
+def test_the_bytes_of_every_record_decode_to_what_was_put_in(spark: SparkSession) -> None:
+    [topic] = airport_hours.sources.values()
+    values = [(value,) for value in dataset.records(SHARE).values]
+    decoded = topic.value.decode(spark.createDataFrame(values, "value binary"), "value")
+    assert decoded.where("_bad").count() == 0
+    found = as_frame(decoded.select("_record.*").toArrow())
+    sent = dataset.departures(SHARE)[FLIGHT.fieldNames()]
+    assert differences(sent, found, ["sched_dep", "carrier", "flight", "origin"]) == []
+
+
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.name)
 def test_a_flow_returns_the_columns_and_types_it_declares(stream: Stream, flights: DataFrame) -> None:
     declared = stream.primary.schema

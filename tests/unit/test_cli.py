@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where tracebacks go
     for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
         monkeypatch.delenv(name)
 
@@ -98,6 +100,20 @@ def test_a_bug_of_ours_prints_one_line_and_keeps_the_traceback(
     written.unlink()
     assert "ZeroDivisionError: the unexpected" in text
     assert "in fail" in text
+
+
+@pytest.mark.parametrize(("reason", "code"), [(errno.ENOSPC, 1), (errno.EACCES, 1), (errno.EBADF, 3)])
+def test_a_full_disk_is_no_bug_of_ours(
+    reason: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(reason, os.strerror(reason), "/data/state")
+
+    monkeypatch.setattr("streaming_jobs.settings.load", fail)
+    assert cli.main(["config", "show"]) == code
+    said = capsys.readouterr().err
+    assert ("/data/state" in said) == (code == 1)
+    assert ("bug" in said) == (code == 3)
 
 
 def test_an_interrupt_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +198,23 @@ def test_a_pipe_gets_whole_cells(tmp_path: Path) -> None:
     assert long in done.stdout
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
-    command = f"'{sys.executable}' -m orchestration.cli config show | head -1"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+@pytest.mark.parametrize("shape", ["text", "json"])
+def test_a_reader_that_leaves_early_is_no_bug(shape: str, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
     done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "orchestration.cli", "config", "show", "-o", shape],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
     )
+    os.close(writer)
     assert done.stderr == ""
+    assert done.returncode in (0, 1)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["config", "show"], ["streams", "list"], ["streams", "status"]])

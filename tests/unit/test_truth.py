@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -137,6 +138,17 @@ def test_a_difference_is_found_and_said_in_words(settings: Settings, table: str,
 def test_a_missing_table_is_named(settings: Settings) -> None:
     checks = compare(settings, SHARE)
     assert [(check.ok, check.detail) for check in checks] == [(False, "the table does not exist yet")] * 3
+
+
+def test_late_rows_that_the_watermark_dropped_are_a_difference(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all(settings)
+    status = SimpleNamespace(late_rows_dropped=3)
+    monkeypatch.setattr(truths, "read_status", lambda _, name: status if name == "airport_hours" else None)
+    hours = check_of(compare(settings, SHARE), "airport_hours")
+    assert not hours.ok
+    assert "dropped 3 late rows" in hours.detail
 
 
 def test_dead_letters_are_a_difference(settings: Settings) -> None:

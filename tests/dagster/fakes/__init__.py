@@ -1,0 +1,1 @@
+"""Two small streams and a driver without Spark, for the tests of what stands above a driver."""

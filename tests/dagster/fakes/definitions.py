@@ -1,0 +1,9 @@
+"""The code location with the fake driver in place of the session."""
+
+from __future__ import annotations
+
+from orchestration.definitions import definitions
+from streaming_jobs.settings import Settings
+from tests.dagster.fakes.command import fake_command
+
+defs = definitions(Settings.load(), fake_command)

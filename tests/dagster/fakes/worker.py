@@ -1,0 +1,23 @@
+"""A run worker for the tests: runs the job `shop` in this process, on the instance of DAGSTER_HOME."""
+
+from __future__ import annotations
+
+import sys
+
+import dagster as dg
+
+from orchestration import supervisor
+from orchestration.definitions import definitions
+from streaming_jobs.settings import Settings
+from tests.dagster.fakes.command import fake_command
+
+
+def main() -> int:
+    supervisor.POLL = 0.1
+    job = definitions(Settings.load(), fake_command).resolve_job_def("shop")
+    with dg.DagsterInstance.get() as instance:
+        return 0 if job.execute_in_process(instance=instance, raise_on_error=False).success else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

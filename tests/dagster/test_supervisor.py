@@ -1,0 +1,297 @@
+"""The supervisor: what ends a session, how its run ends then, and that nothing of it is left. Fake driver, no Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import dagster as dg
+import psutil
+import pytest
+
+from orchestration import driver as drivers
+from orchestration import supervisor
+from orchestration.dagster_home import prepare
+from orchestration.definitions import definitions
+from orchestration.supervisor import PARENT_VARIABLE, identity
+from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
+from streaming_jobs.lease import acquire, holder
+from streaming_jobs.progress import read_status
+from streaming_jobs.settings import Settings
+from tests.dagster.conftest import ROOT, starts, wait_for
+from tests.dagster.fakes.command import fake_command
+
+pytestmark = pytest.mark.dagster
+
+
+@pytest.fixture
+def instance(shop: Settings) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.from_config(str(prepare(shop))) as instance:
+        yield instance
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "POLL", 0.1)
+    monkeypatch.setattr(supervisor, "LOOK_AT_RUN_EVERY", 0.2)
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+
+
+def run_job(
+    settings: Settings,
+    instance: dg.DagsterInstance,
+    meanwhile: Callable[[int], object],
+    tags: dict[str, str] | None = None,
+) -> dg.DagsterRun:
+    """Run the job here; `meanwhile` gets the driver's pid once its streams run. Nothing of it may be left."""
+    before = len(starts(settings))
+    problems: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            wait_for(lambda: len(starts(settings)) > before, "the driver")
+            pid = starts(settings)[-1]["pid"]
+            wait_for(lambda: (s := read_status(settings, "orders")) and s.pid == pid and s.batch, "a batch")
+            meanwhile(pid)
+        except BaseException as error:  # noqa: BLE001
+            problems.append(error)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    job = definitions(settings, fake_command).resolve_job_def("shop")
+    job.execute_in_process(instance=instance, raise_on_error=False, tags=tags)
+    thread.join()
+    assert not problems, problems
+    run = instance.get_runs(limit=1)[0]
+    assert not any(psutil.pid_exists(s["pid"]) for s in starts(settings))
+    assert holder(settings, "orders") is None
+    return run
+
+
+def texts(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """Everything the run's log says."""
+    entries = instance.all_logs(run.run_id)
+    found = []
+    for entry in entries:
+        found.append(entry.user_message or entry.message or "")
+        data = entry.dagster_event.event_specific_data if entry.dagster_event else None
+        found.append(repr(data))
+    return "\n".join(found)
+
+
+def exits_with(settings: Settings, code: int) -> Callable[[int], object]:
+    return lambda _: (settings.home / "exit").write_text(str(code))
+
+
+def test_stop_ends_the_driver_at_a_batch_border_and_the_run_is_canceled(
+    shop: Settings, instance: dg.DagsterInstance
+) -> None:
+    def stop(_: int) -> None:
+        instance.report_run_canceling(instance.get_runs(limit=1)[0])
+        os.kill(os.getpid(), signal.SIGINT)  # what Dagster's terminate does in a run worker
+
+    run = run_job(shop, instance, stop)
+    assert run.status is dg.DagsterRunStatus.CANCELED
+    status = read_status(shop, "orders")
+    assert status is not None
+    assert status.state == "stopped"
+    assert "stopped at a batch border" in texts(instance, run)
+
+
+def test_a_second_stop_does_not_cut_the_first_one_short(shop: Settings, instance: dg.DagsterInstance) -> None:
+    (shop.home / "deaf").touch()
+    monkey = {"count": 0}
+
+    def stop_twice(pid: int) -> None:
+        instance.report_run_canceling(instance.get_runs(limit=1)[0])
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_for(lambda: signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "the first stop at work")
+        os.kill(os.getpid(), signal.SIGINT)
+        (shop.home / "deaf").unlink()
+        os.kill(pid, signal.SIGTERM)
+        monkey["count"] += 1
+
+    run = run_job(shop, instance, stop_twice)
+    assert monkey["count"] == 1
+    assert run.status is dg.DagsterRunStatus.CANCELED
+    assert "stopped at a batch border" in shop_log(shop)
+
+
+def shop_log(settings: Settings) -> str:
+    return (settings.logs / "session-shop.log").read_text()
+
+
+@pytest.mark.parametrize("report", ["report_run_canceling", "report_run_canceled", "report_run_failed"])
+def test_a_run_that_only_the_storage_ended_stops_its_driver(
+    shop: Settings, instance: dg.DagsterInstance, report: str
+) -> None:
+    run = run_job(shop, instance, lambda _: getattr(instance, report)(instance.get_runs(limit=1)[0]))
+    assert run.status.value == {"report_run_failed": "FAILURE"}.get(report, "CANCELED")
+    assert "stopped at a batch border" in shop_log(shop)
+
+
+def test_a_driver_that_is_killed_fails_the_run(shop: Settings, instance: dg.DagsterInstance) -> None:
+    run = run_job(shop, instance, lambda pid: os.kill(pid, signal.SIGKILL))
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert "ended by signal 9" in texts(instance, run)
+    assert FAILURE_TAG not in run.tags
+
+
+def test_exit_code_0_is_success(shop: Settings, instance: dg.DagsterInstance) -> None:
+    assert run_job(shop, instance, exits_with(shop, 0)).status is dg.DagsterRunStatus.SUCCESS
+
+
+def test_a_permanent_failure_is_marked_with_what_it_depends_on(shop: Settings, instance: dg.DagsterInstance) -> None:
+    run = run_job(shop, instance, exits_with(shop, 78))
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert run.tags[FAILURE_TAG] == "permanent"
+    assert run.tags[FINGERPRINT_TAG]
+    said = texts(instance, run)
+    assert "stream orders failed: REC-021 wrong table" in said
+    assert "next: look" in said
+
+
+def test_any_other_exit_code_is_told_with_the_log_s_tail(shop: Settings, instance: dg.DagsterInstance) -> None:
+    run = run_job(shop, instance, exits_with(shop, 3))
+    said = texts(instance, run)
+    assert "exit code 3" in said
+    assert "fake driver at work" in said
+    assert str(shop.logs / "session-shop.log") in said
+
+
+def test_a_busy_lease_is_told_and_no_second_driver_works(shop: Settings, instance: dg.DagsterInstance) -> None:
+    lease = acquire(shop, "orders", purpose="session of somebody else")
+    try:
+        job = definitions(shop, fake_command).resolve_job_def("shop")
+        job.execute_in_process(instance=instance, raise_on_error=False)
+    finally:
+        lease.release()
+    run = instance.get_runs(limit=1)[0]
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert run.tags[FAILURE_TAG] == "lease_busy"
+    assert "another driver holds" in texts(instance, run)
+
+
+def test_a_driver_that_does_not_stop_is_killed_with_its_group(
+    shop: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "GRACE", 0.3)
+    settings = shop.model_copy(
+        update={"stream": shop.stream.model_copy(update={"stop_deadline": shop.dagster.stale_after / 50})}
+    )
+    (shop.home / "deaf").touch()
+    run = run_job(settings, instance, lambda _: instance.report_run_canceling(instance.get_runs(limit=1)[0]))
+    assert run.status is dg.DagsterRunStatus.CANCELED
+    assert "driver ended with exit code -9" in texts(instance, run)
+
+
+def test_a_session_does_not_outlive_recourse_up(
+    shop: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as up:
+        monkeypatch.setenv(PARENT_VARIABLE, identity(up.pid))
+        run = run_job(shop, instance, lambda _: (up.kill(), up.wait()))
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert "recourse up, which this run belonged to, is gone" in texts(instance, run)
+
+
+def test_one_failed_stream_is_told_once_and_the_session_goes_on(shop: Settings, instance: dg.DagsterInstance) -> None:
+    def fail_one(_: int) -> None:
+        (shop.home / "one_fails").touch()
+        wait_for(lambda: (s := read_status(shop, "orders")) and s.state == "failed", "the failure")
+        seen = read_status(shop, "customers")
+        assert seen is not None
+        wait_for(lambda: (s := read_status(shop, "customers")) and s.batch > (seen.batch or 0) + 10, "ten batches")
+        exits_with(shop, 0)(0)
+
+    run = run_job(shop, instance, fail_one)
+    errors = [e for e in instance.all_logs(run.run_id) if e.level >= 40 and "orders failed" in (e.user_message or "")]
+    assert len(errors) == 1
+
+
+def test_the_run_carries_figures_as_numbers_and_the_first_batch_as_materialisation(
+    shop: Settings, instance: dg.DagsterInstance
+) -> None:
+    run_job(shop, instance, exits_with(shop, 0))
+    (observed,) = instance.fetch_observations(dg.AssetKey("orders"), limit=5).records
+    metadata = observed.asset_observation.metadata
+    assert metadata["lag_records"].value == 7
+    assert metadata["input_rows_per_s"].value == 1.5
+    assert isinstance(metadata["watermark"], dg.TimestampMetadataValue)
+    for table in ("orders", "customers", "orders_dead_letters"):
+        assert instance.get_latest_materialization_event(dg.AssetKey(table)) is not None
+
+
+def test_parameters_of_the_run_reach_the_driver_and_a_sensor_s_run_respects_a_stop(
+    shop: Settings, instance: dg.DagsterInstance
+) -> None:
+    job = definitions(shop, fake_command).resolve_job_def("shop")
+    (shop.home / "exit").write_text("0")
+    config = {"ops": {"shop_session": {"config": {"rate": "7"}}}}
+    assert job.execute_in_process(instance=instance, run_config=config).success
+    assert job.execute_in_process(instance=instance, tags={"dagster/sensor_name": "keepalive_shop"}).success
+    by_person, by_sensor = (s["arguments"] for s in starts(shop))
+    assert "stream.max_offsets_per_trigger=7" in by_person
+    assert "--respect-stop" not in by_person
+    assert "stream.max_offsets_per_trigger=100" in by_sensor
+    assert "--respect-stop" in by_sensor
+
+
+def worker_environment(shop: Settings) -> dict[str, str]:
+    return {**os.environ, "DAGSTER_HOME": str(prepare(shop)), "PYTHONPATH": str(ROOT)}
+
+
+def test_kill_9_of_the_run_worker_leaves_no_driver(shop: Settings, instance: dg.DagsterInstance) -> None:
+    worker = subprocess.Popen([sys.executable, "-m", "tests.dagster.fakes.worker"], env=worker_environment(shop))
+    try:
+        wait_for(lambda: (s := read_status(shop, "orders")) and s.batch, "a batch", 60)
+    finally:
+        worker.kill()
+        worker.wait()
+    pid = starts(shop)[-1]["pid"]
+    wait_for(lambda: not psutil.pid_exists(pid), "the end of the driver")
+    status = read_status(shop, "orders")
+    assert status is not None
+    assert status.state == "stopped"
+    run = instance.get_runs(limit=1)[0]
+    assert supervisor.lives(run.tags[WORKER_TAG]) is False
+
+
+def test_a_worker_whose_code_server_is_killed_stops_its_driver_and_fails(
+    shop: Settings, instance: dg.DagsterInstance
+) -> None:
+    script = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-m', sys.argv[1]]); p.wait()"
+    server = subprocess.Popen(
+        [sys.executable, "-c", script, "tests.dagster.fakes.worker"], env=worker_environment(shop)
+    )
+    try:
+        wait_for(lambda: (s := read_status(shop, "orders")) and s.batch, "a batch", 60)
+    finally:
+        server.kill()
+        server.wait()
+    run_id = instance.get_runs(limit=1)[0].run_id
+
+    def ended() -> bool:
+        run = instance.get_run_by_id(run_id)
+        return run is not None and run.is_finished
+
+    wait_for(ended, "the end of the run")
+    run = instance.get_runs(limit=1)[0]
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert "the code server that this run belonged to is gone" in texts(instance, run)
+    assert not psutil.pid_exists(starts(shop)[-1]["pid"])
+
+
+def test_a_group_member_that_outlives_the_driver_is_killed(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drivers, "JVM_GONE_WITHIN", 0.2)
+    script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+    log = drivers.BoundedLog(shop.logs / "x.log")
+    driver = drivers.Driver([sys.executable, "-c", script], {}, log)
+    driver.start()
+    left = int(wait_for(log.tail, "the pid"))
+    assert driver.end(5.0) == 0
+    wait_for(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie", "its end")
