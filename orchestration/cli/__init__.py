@@ -8,6 +8,7 @@ Rules that hold for every command:
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from streaming_jobs.errors import RecourseError, UsageError
 
 FAILED, USAGE, BUG, INTERRUPTED = 1, 2, 3, 130
+_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,12 +35,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RecourseError as error:
         _say(str(error))
         return _flushed(USAGE if isinstance(error, UsageError) else FAILED)
-    except Exception as error:
-        from orchestration.cli.bugs import write_traceback
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            return _bug(error)
+        _say(
+            f"REC-003 {error.filename or 'a file'}: {error.strerror}\n  next: check disk space and the folder's rights"
+        )
+        return _flushed(FAILED)
+    except Exception as error:  # noqa: BLE001 - the last one to see it; nothing is swallowed
+        return _bug(error)
 
-        kind = type(error).__name__
-        _say(f"REC-000 this is a bug in recourse ({kind}); the traceback is in {write_traceback(error)}")
-        return _flushed(BUG)
+
+def _bug(error: Exception) -> int:
+    from orchestration.cli.bugs import write_traceback
+
+    kind = type(error).__name__
+    _say(f"REC-000 this is a bug in recourse ({kind}); the traceback is in {write_traceback(error)}")
+    return _flushed(BUG)
 
 
 def _say(text: str) -> None:

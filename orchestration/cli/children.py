@@ -1,94 +1,104 @@
-"""A session as a child process: its settings by environment, its signals forwarded, its end awaited."""
+"""A session as a child of a command: its settings by environment, our signals forwarded, its end awaited."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import IO
 
-PERMANENT, BUSY = 78, 75
-"""Exit codes of a session beyond 0, 1 and 2: permanent failure, lease held by another driver."""
+from orchestration.driver import BoundedLog, Driver
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class SessionProcess:
-    """`python -m streaming_jobs.session` in its own process group.
+class Terminal(BoundedLog):
+    """Our own standard error in the place of a log file."""
 
-    The terminal's Ctrl-C does not reach it: the JVM would die of it before the batch has ended. It gets SIGTERM
-    from us instead, and end of file on its standard input when we are gone.
+    def __init__(self) -> None:
+        super().__init__(Path("stderr"))
+
+    def open(self) -> int:
+        """A second descriptor for it; the caller closes it."""
+        return os.dup(sys.stderr.fileno())
+
+
+def session_driver(
+    streams: Sequence[str], environment: Mapping[str, str], log: BoundedLog, *, trigger: str | None = None
+) -> Driver:
+    """The driver, not yet started, of a session with these streams; settings travel in its environment."""
+    command = [sys.executable, "-m", "streaming_jobs.session", "--streams", ",".join(streams), "--supervised"]
+    return Driver([*command, "--trigger", trigger] if trigger else command, environment, log)
+
+
+def wait(driver: Driver, seconds: float) -> int | None:
+    """The driver's exit code when it has ended, or None if it still lives after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (code := driver.exit_code()) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return code
+
+
+def end(driver: Driver, patience: float) -> None:
+    """Stop the driver at a batch border; kill it after `patience` seconds, or at another Ctrl-C."""
+    try:
+        driver.end(patience)
+    except KeyboardInterrupt:
+        kill(driver)
+
+
+def kill(driver: Driver) -> None:
+    """End the driver at once; its next start repeats the batch it was in, and nothing is doubled."""
+    driver.end(0.0)
+
+
+def attend(driver: Driver, patience: float, say: Callable[[str], None]) -> int:
+    """Wait for a started driver and return its exit code.
+
+    A first SIGINT, SIGTERM or SIGHUP to us stops it at a batch border within `patience` seconds; a second one,
+    or an error here, ends it at once.
     """
+    asked = 0
 
-    def __init__(
-        self,
-        streams: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        trigger: str | None = None,
-        log: IO[str] | None = None,
-    ) -> None:
-        command = [sys.executable, "-m", "streaming_jobs.session", "--streams", ",".join(streams), "--supervised"]
-        if trigger:
-            command += ["--trigger", trigger]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log or sys.stderr,
-            stderr=log or sys.stderr,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+    def count(_: int, __: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1  # only counted here: a handler may run in the middle of anything
 
-    @property
-    def pid(self) -> int:
-        """Of the driver's Python process."""
-        return self._process.pid
-
-    def running(self) -> bool:
-        """Whether the session still lives."""
-        return self._process.poll() is None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, negative for a signal; raises subprocess.TimeoutExpired."""
-        return self._process.wait(timeout)
-
-    def stop(self) -> None:
-        """Ask it to stop at a batch border."""
-        if self.running():
-            self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it at once; the next start repeats the batch it was in, and nothing is doubled."""
-        if self.running():
-            self._process.kill()
-
-    def end(self, deadline: float) -> int:
-        """Stop it, kill it after `deadline` seconds or at another Ctrl-C, and return its exit code."""
-        self.stop()
+    deadline = float("inf")
+    with _handled_by(count):
         try:
-            return self.wait(deadline)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self.kill()
-            return self.wait()
+            while (code := driver.exit_code()) is None:
+                if asked > 1 or time.monotonic() > deadline:
+                    say("ending at once")
+                    kill(driver)
+                elif asked == 1 and deadline == float("inf"):
+                    say("stopping at the next batch border; Ctrl-C again ends it at once")
+                    deadline = time.monotonic() + patience
+                    driver.ask_to_stop()
+                time.sleep(0.05)
+        finally:
+            kill(driver)
+    return code
+
+
+def stop_signals_interrupt() -> AbstractContextManager[None]:
+    """SIGTERM and SIGHUP interrupt like Ctrl-C, also where a shell has made this process ignore SIGINT."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    return _handled_by(interrupt)
 
 
 @contextmanager
-def on_stop_signals(action: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, call `action` with 1, 2, ... for each SIGINT, SIGTERM or SIGHUP instead of their defaults."""
-    count = 0
-
-    def handle(_: int, __: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        action(count)
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in signals}
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -34,8 +34,8 @@ def feed(
     output: OutputOption = Output.text,
 ) -> None:
     """Send the flights of 2013 to the topic `flights`, in the order of their departure."""
+    from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.kafka import broker_for_command
-    from orchestration.cli.setup import stop_signals_interrupt
 
     log_to_stderr()
     settings = invocation(context).settings
@@ -107,7 +107,7 @@ class FeederThread:
             except TransientError as error:
                 self.state = replace(self.state, state="waiting", message=f"waits for the broker: {error.found}")
                 self._ended.wait(5)
-            except Exception as error:  # shown on the screen; a thread has nobody to raise it to
+            except Exception as error:  # noqa: BLE001 - shown on the screen; a thread has nobody to raise it to
                 self.state = replace(self.state, state="failed", message=f"failed: {error}")
                 return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from orchestration.cli.output import say
 
 if TYPE_CHECKING:
+    from streaming_jobs.platform.broker import Broker
     from streaming_jobs.settings import Settings
     from streaming_jobs.topology import Topology
 
@@ -16,26 +18,47 @@ PARTITIONS = 4
 """Of a topic that we create for a stream."""
 
 
+class BrokerKeeper:
+    """Starts the broker again when it has died; raises SetupError when that happens too often."""
+
+    def __init__(self, broker: Broker, *, most: int = 5, within: float = 300.0) -> None:
+        self._broker, self._most, self._within = broker, most, within
+        self._restarts: list[float] = []
+
+    def look_after(self) -> None:
+        """Call it about each second."""
+        from streaming_jobs.errors import SetupError
+
+        if self._broker.running():
+            return
+        now = time.monotonic()
+        self._restarts = [at for at in self._restarts if now - at < self._within] + [now]
+        if len(self._restarts) > self._most:
+            raise SetupError(
+                f"the broker died {len(self._restarts)} times within {self._within / 60:.0f} minutes",
+                "look into broker.log in the logs folder (`recourse config show home`); `recourse doctor` may tell",
+            )
+        say("the broker has died; starting it again")
+        self._broker.restart()
+
+
 @contextmanager
 def broker_for_command(settings: Settings) -> Iterator[str]:
     """The configured cluster, the embedded broker of a running `recourse up`, or one of our own for the block."""
+    from orchestration.cli.setup import fetch_jars
+    from streaming_jobs.errors import BrokerUnreachable
     from streaming_jobs.platform.broker import Broker, bootstrap_servers
 
-    from orchestration.cli.setup import fetch_broker_jars
-    from streaming_jobs.errors import BrokerUnreachable
-
     try:
-        yield_this = bootstrap_servers(settings)
+        address = bootstrap_servers(settings)
     except BrokerUnreachable:
-        if settings.kafka.bootstrap_servers:
-            raise
-        fetch_broker_jars(settings)
+        fetch_jars(settings, broker=True, spark=False)
         with Broker(settings) as broker:
             address = broker.start()
             say(f"embedded broker at {address}, for this command")
             yield address
         return
-    yield yield_this
+    yield address
 
 
 def create_topics(settings: Settings, topology: Topology, bootstrap: str) -> list[str]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestration.cli import FAILED
-from orchestration.cli.children import SessionProcess
+from orchestration.cli.children import end, session_driver, wait
 from orchestration.cli.feed import feed_with_bar, summary
 from orchestration.cli.invocation import Invocation
 from orchestration.cli.output import Output, number, print_json, print_table, say
 from orchestration.cli.screen import Screen
+from orchestration.driver import BoundedLog
 from streaming_jobs.errors import RecourseError, UsageError
 
 if TYPE_CHECKING:
     from streaming_jobs.flights.truth import TableCheck
-
     from streaming_jobs.settings import Settings
 
 TRUTH_OF = "streaming_jobs.flows"
@@ -27,7 +25,7 @@ TRUTH_OF = "streaming_jobs.flows"
 
 def run_once(call: Invocation, *, share: float, output: Output) -> int:
     """Feed if that is still to be done, process, compare; returns the exit code. The broker runs already."""
-    from streaming_jobs.flights.truth import compare
+    from streaming_jobs.flights.truth import STREAMS, compare
 
     if TRUTH_OF not in call.settings.flows:
         raise UsageError(
@@ -36,7 +34,7 @@ def run_once(call: Invocation, *, share: float, output: Output) -> int:
         )
     begun = time.monotonic()
     feed_once(call.settings, share)
-    process(call, list(call.topology.streams))
+    process(call, [stream.name for stream in STREAMS])
     say("comparing the tables with the truth")
     checks = compare(call.settings, share)
     seconds = time.monotonic() - begun
@@ -78,23 +76,21 @@ def process(call: Invocation, streams: list[str]) -> None:
     from orchestration.cli.observed import observe_all
 
     settings = call.settings
-    log_path = session_log(settings)
-    with log_path.open("a", encoding="utf-8") as log, Screen() as screen:
-        session = SessionProcess(streams, call.environment(), trigger="available-now", log=log)
+    log = BoundedLog(settings.logs / "session-once.log")
+    driver = session_driver(streams, call.environment(), log, trigger="available-now")
+    with Screen() as screen:
         try:
-            while session.running():
+            driver.start()
+            while (code := wait(driver, 1.0)) is None:
                 screen.show(observe_all(settings, streams))
-                try:
-                    session.wait(1.0)
-                except subprocess.TimeoutExpired:
-                    continue
-            screen.show(observe_all(settings, streams))
+                log.trim()
+            screen.show(observe_all(settings, streams), last=True)
         finally:
-            code = session.end(deadline=30.0)
+            end(driver, max(settings.for_stream(s).stop_deadline.total_seconds() for s in streams) + 15)
     if code != 0:
         errors = [note for seen in observe_all(settings, streams) for note in seen.notes()]
         raise SessionFailed(
-            "\n  ".join([f"the session ended with exit code {code}", *errors]), f"its log is {log_path}"
+            "\n  ".join([f"the session ended with exit code {code}", *errors]), f"its log is {log.path}"
         )
 
 
@@ -105,15 +101,15 @@ class SessionFailed(RecourseError):
 
 
 def share_of(records: int, total: int) -> str:
-    """The share that stands for just so many records; rounded up, as a share is rounded down to whole records."""
-    return f"{math.ceil(records / total * 1e9) / 1e9:.9f}".rstrip("0").rstrip(".")
+    """The share, in as few digits as will do, that stands for just so many records."""
+    from streaming_jobs.flights.dataset import flights_in
 
-
-def session_log(settings: Settings) -> Path:
-    """Where the session's own lines go; Spark's are in the same folder."""
-    from streaming_jobs.files import private_folder
-
-    return private_folder(settings.logs) / "session.log"
+    for digits in range(1, 12):
+        # Rounded up, as a share is rounded down to whole records.
+        share = min(math.ceil(records / total * 10**digits) / 10**digits, 1.0)
+        if flights_in(share) == records:
+            break
+    return f"{share:.{digits}f}"
 
 
 def rows(checks: list[TableCheck]) -> list[list[str]]:

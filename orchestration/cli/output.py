@@ -93,7 +93,8 @@ def log_to_stderr() -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Asked for each line: a live screen puts its own stream there, which prints above it.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
 

@@ -36,7 +36,7 @@ def lines(found: Sequence[Observed], feeding: Feeding | None) -> list[str]:
     text = []
     for observed in found:
         status = observed.status
-        if status is None or not observed.live:
+        if status is None or not observed.live or not status.generation:
             text.append(f"{observed.stream}: {observed.state}")
             continue
         text.append(
@@ -90,11 +90,11 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def show(self, found: Sequence[Observed], feeding: Feeding | None = None) -> None:
-        """Draw the state of now."""
+    def show(self, found: Sequence[Observed], feeding: Feeding | None = None, *, last: bool = False) -> None:
+        """Draw the state of now; `last` draws it though the last time is not long ago."""
         if self._live:
             self._live.update(panel(self._head, found, feeding), refresh=True)
-        elif time.monotonic() >= self._next:
+        elif last or time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
             for line in lines(found, feeding):
                 say(line)

@@ -4,47 +4,72 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from orchestration.cli.output import say
+from orchestration.cli.output import say, stderr_console
 
 if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
 
 
-def quick_checks(settings: Settings) -> None:
-    """Run the doctor's checks, say what is not in order; raises SetupError if one of them fails."""
-    from streaming_jobs.platform.doctor import checks
+def quick_checks(settings: Settings, *, ui: bool) -> None:
+    """Run the doctor's checks, say what is not in order; raises SetupError if one of them fails.
 
+    The port of the UI counts only with `ui`; jars that are merely missing are fetched next, and not mentioned.
+    """
     from orchestration.cli.doctor import verdict
     from streaming_jobs.errors import SetupError
+    from streaming_jobs.platform.doctor import checks
 
-    found = checks(settings)
+    found = [check for check in checks(settings) if ui or check.name != "UI port"]
     for check in found:
-        if not check.ok:
-            say(f"{verdict(check)}: {check.name}: {check.found}. {check.fix}")
+        if not check.ok and not (check.ok is None and check.name.startswith("jars")):
+            say(f"{verdict(check)}: {check.name}: {check.found}. To mend it: {check.fix}")
     if failed := [check for check in found if check.ok is False]:
         raise SetupError(f"this machine is not ready: {', '.join(c.name for c in failed)}", failed[0].fix)
 
 
-def fetch_spark_jars(settings: Settings) -> None:
-    """Have the jars of the session, with a progress bar while they are fetched."""
+def fetch_jars(settings: Settings, *, broker: bool, spark: bool = True) -> None:
+    """Have the jars that are needed, verified; with a progress bar while they are fetched. Raises SetupError."""
     from streaming_jobs.platform import jars
 
     with _bar() as progress:
-        jars.spark_jars(settings, progress=progress)
+        if spark:
+            jars.spark_jars(settings, progress=progress)
+        if broker:
+            jars.broker_jars(settings, progress=progress)
 
 
-def fetch_broker_jars(settings: Settings) -> None:
-    """Have the jars of the embedded broker, with a progress bar while they are fetched."""
-    from streaming_jobs.platform import jars
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar that appears with the first byte; without a terminal a line at the begin and at the end."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-    with _bar() as progress:
-        jars.broker_jars(settings, progress=progress)
+    console = stderr_console()
+    columns = (
+        TextColumn("fetching jars"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("{task.description}"),
+    )
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    tasks: dict[int, TaskID] = {}
+
+    def progress(name: str, done: int, total: int) -> None:
+        if total not in tasks:
+            bar.start()
+            tasks[total] = bar.add_task("", total=total)
+        bar.update(tasks[total], completed=done, description=name)
+        if not console.is_terminal and done in (0, total):
+            say(f"fetching jars: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+
+    try:
+        yield progress
+    finally:
+        bar.stop()
 
 
 @contextmanager
@@ -69,19 +94,3 @@ def sole_use(settings: Settings) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def stop_signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt like Ctrl-C, also where a shell has made this process ignore SIGINT."""
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -50,7 +50,7 @@ class Steps:
                     say("ending at once")
                 in_order = False
                 continue  # the same step again, killed
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised when the rest is ended
                 say(f"stopping: {step.name} failed: {error}")
                 first = first or error
             self.started.pop()

@@ -79,21 +79,16 @@ def run(
     Exit codes are the session's: 0 stopped or finished, 1 failed for now, 2 usage, 75 another driver holds
     the stream, 78 failed and has to be looked at.
     """
-    from orchestration.cli.children import SessionProcess, on_stop_signals
+    from orchestration.cli.children import Terminal, attend, session_driver
     from orchestration.cli.kafka import broker_for_command
 
     log_to_stderr()
     call = invocation(context)
     selected = call.names(names)
     with broker_for_command(call.settings):
-        session = SessionProcess(selected, call.environment(), trigger=trigger)
-
-        def stop(count: int) -> None:
-            say("stopping at the next batch border; Ctrl-C again ends it at once" if count == 1 else "ending at once")
-            (session.stop if count == 1 else session.kill)()
-
-        with on_stop_signals(stop):
-            code = session.wait()
+        driver = session_driver(selected, call.environment(), Terminal(), trigger=trigger)
+        driver.start()
+        code = attend(driver, _patience(call.settings, selected), say)
     raise typer.Exit(code if code >= 0 else FAILED)
 
 
@@ -203,10 +198,15 @@ def ask_to_stop(settings: Settings, stream: str) -> None:
     write_atomic(private_folder(settings.state / stream) / "stop", "asked by recourse streams stop\n")
 
 
+def _patience(settings: Settings, streams: list[str]) -> float:
+    """Seconds that a session with these streams may take to stop: the last batch, and its JVM."""
+    return max(settings.for_stream(name).stop_deadline.total_seconds() for name in streams) + 15
+
+
 def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | None) -> dict[str, Any]:
     from orchestration.cli.observed import ENDED, observe
 
-    wait = timeout if timeout is not None else settings.for_stream(stream).stop_deadline.total_seconds() + 15
+    wait = timeout if timeout is not None else _patience(settings, [stream])
     deadline = time.monotonic() + wait
     while (seen := observe(settings, stream)).owner is not None and seen.state not in ENDED:
         if time.monotonic() > deadline:

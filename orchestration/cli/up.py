@@ -14,7 +14,6 @@ from orchestration.cli.steps import Steps
 
 if TYPE_CHECKING:
     from streaming_jobs.platform.broker import Broker
-
     from streaming_jobs.settings import Settings
 
 LIVE_RATE = 2000.0
@@ -37,14 +36,9 @@ def up(
     With --once: no Dagster; feed, process, compare every table with the truth, end. On a home that has these
     flights already nothing is fed twice, and the tables are compared again. -o json is for --once.
     """
+    from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.once import run_once
-    from orchestration.cli.setup import (
-        fetch_broker_jars,
-        fetch_spark_jars,
-        quick_checks,
-        sole_use,
-        stop_signals_interrupt,
-    )
+    from orchestration.cli.setup import fetch_jars, quick_checks, sole_use
 
     log_to_stderr()
     call = invocation(context)
@@ -53,10 +47,8 @@ def up(
     call.export()
     settings = call.settings
     with stop_signals_interrupt(), sole_use(settings):
-        quick_checks(settings)
-        fetch_spark_jars(settings)
-        if not settings.kafka.bootstrap_servers:
-            fetch_broker_jars(settings)
+        quick_checks(settings, ui=not once)
+        fetch_jars(settings, broker=not settings.kafka.bootstrap_servers)
         with Steps() as steps:
             broker = _start_broker(settings, steps)
             _topics(call)
@@ -71,6 +63,7 @@ def up(
 def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, share: float) -> None:
     """Dagster, feeder and screen; returns only by KeyboardInterrupt or an error."""
     from orchestration.cli.feed import FeederThread
+    from orchestration.cli.kafka import BrokerKeeper
     from orchestration.cli.observed import observe_all
     from orchestration.cli.screen import Screen
     from orchestration.processes import DagsterProcesses
@@ -81,6 +74,7 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
     steps.add("streams and Dagster", processes.stop, processes.kill)
     say("starting Dagster; it takes some ten seconds")
     url = processes.start()
+    keeper = BrokerKeeper(broker) if broker is not None else None
     feeder = None
     if rate > 0 and FED_TOPIC in call.topology.topics:
         feeder = FeederThread(settings, rate=rate, share=share)
@@ -88,9 +82,8 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
         feeder.start()
     with Screen(what_to_open(settings, url)) as screen:
         while True:
-            if broker is not None and not broker.running():
-                say("the broker has ended; starting it again")
-                broker.restart()
+            if keeper is not None:
+                keeper.look_after()
             processes.supervise()
             screen.show(observe_all(settings, names), feeder.state if feeder else None)
             time.sleep(1.0)
@@ -121,9 +114,8 @@ def _start_broker(settings: Settings, steps: Steps) -> Broker | None:
 
 
 def _topics(call: Invocation) -> None:
-    from streaming_jobs.platform.broker import bootstrap_servers
-
     from orchestration.cli.kafka import create_topics
+    from streaming_jobs.platform.broker import bootstrap_servers
 
     created = create_topics(call.settings, call.topology, bootstrap_servers(call.settings))
     if created:

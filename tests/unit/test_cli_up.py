@@ -26,6 +26,59 @@ from streaming_jobs.settings import Settings
 Events = list[str]
 
 
+class FakeBroker:
+    """Tells what is done to it, and dies when told to."""
+
+    called: Events = []
+    alive = True
+
+    def __init__(self, settings: Settings) -> None:
+        pass
+
+    def start(self) -> str:
+        self.called.append("broker start")
+        return "127.0.0.1:9"
+
+    def restart(self) -> None:
+        self.called.append("broker restart")
+        FakeBroker.alive = True
+
+    def running(self) -> bool:
+        return FakeBroker.alive
+
+    def stop(self) -> None:
+        self.called.append("broker stop")
+
+    def kill(self) -> None:
+        self.called.append("broker kill")
+
+
+class FakeProcesses:
+    """Tells what is done to it; the broker dies at the second look, and Ctrl-C comes at the fourth."""
+
+    called: Events = []
+    looks = 0
+
+    def __init__(self, settings: Settings) -> None:
+        self.called.append(f"dagster port {settings.dagster.port}")
+
+    def start(self) -> str:
+        self.called.append("dagster start")
+        return "http://127.0.0.1:3000"
+
+    def supervise(self) -> None:
+        FakeProcesses.looks += 1
+        FakeBroker.alive = FakeProcesses.looks != 2
+        if FakeProcesses.looks == 4:
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        self.called.append("dagster stop")
+
+    def kill(self) -> None:
+        self.called.append("dagster kill")
+
+
 @pytest.fixture
 def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
     """Everything that `up` starts, faked at its border; the list says what was called."""
@@ -34,56 +87,14 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
         monkeypatch.delenv(name)
     monkeypatch.setattr(Invocation, "export", lambda self: None)
     called: Events = []
-
-    class Broker:
-        alive = True
-
-        def __init__(self, settings: Settings) -> None:
-            pass
-
-        def start(self) -> str:
-            called.append("broker start")
-            return "127.0.0.1:9"
-
-        def restart(self) -> None:
-            called.append("broker restart")
-            Broker.alive = True
-
-        def running(self) -> bool:
-            return Broker.alive
-
-        def stop(self) -> None:
-            called.append("broker stop")
-
-        def kill(self) -> None:
-            called.append("broker kill")
-
-    class Processes:
-        looks = 0
-
-        def __init__(self, settings: Settings) -> None:
-            called.append(f"dagster port {settings.dagster.port}")
-
-        def start(self) -> str:
-            called.append("dagster start")
-            return "http://127.0.0.1:3000"
-
-        def supervise(self) -> None:
-            Processes.looks += 1
-            Broker.alive = Processes.looks != 2
-            if Processes.looks == 4:
-                raise KeyboardInterrupt
-
-        def stop(self) -> None:
-            called.append("dagster stop")
-
-        def kill(self) -> None:
-            called.append("dagster kill")
-
+    for fake in (FakeBroker, FakeProcesses):
+        monkeypatch.setattr(fake, "called", called)
+    monkeypatch.setattr(FakeBroker, "alive", True)
+    monkeypatch.setattr(FakeProcesses, "looks", 0)
     processes = ModuleType("orchestration.processes")
-    processes.DagsterProcesses = Processes  # type: ignore[attr-defined]
+    processes.DagsterProcesses = FakeProcesses  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "orchestration.processes", processes)
-    monkeypatch.setattr("streaming_jobs.platform.broker.Broker", Broker)
+    monkeypatch.setattr("streaming_jobs.platform.broker.Broker", FakeBroker)
     monkeypatch.setattr("orchestration.cli.setup.quick_checks", lambda settings, ui: called.append("checks"))
     monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda settings, broker: called.append(f"jars {broker}"))
     monkeypatch.setattr(up, "_topics", lambda call: called.append("topics"))
@@ -135,7 +146,7 @@ def test_what_started_is_ended_when_the_rest_cannot_start(
     def fail(self: object) -> str:
         raise SetupError("port 3000 is taken", "--port 0")
 
-    monkeypatch.setattr(sys.modules["orchestration.processes"].DagsterProcesses, "start", fail)
+    monkeypatch.setattr(FakeProcesses, "start", fail)
     assert cli.main(["up"]) == 1
     assert events[-2:] == ["dagster stop", "broker stop"]
     assert "REC-003 port 3000 is taken\n  next: --port 0" in capsys.readouterr().err
