@@ -120,7 +120,7 @@ def _text(path: Path) -> str:
 def _offsets(text: str, path: Path) -> dict[str, dict[int, int]]:
     try:
         return {t: {int(p): int(o) for p, o in offsets.items()} for t, offsets in json.loads(text).items()}
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise _damaged(path) from error
 
 
