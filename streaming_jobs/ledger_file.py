@@ -7,11 +7,13 @@ Preflight uses the newest line for tables whose log no longer shows the stream's
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 from streaming_jobs.files import private_folder
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
@@ -38,8 +40,12 @@ class LedgerFile:
             "code": [entry.code.hash, entry.code.package],
         }
         path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        text = json.dumps(line, separators=(",", ":")) + "\n"
+        with path.open("ab+") as file:
+            # A line that a crash cut off must not take this one along.
+            if file.tell() and _last_byte(file) != b"\n":
+                text = "\n" + text
+            file.write(text.encode())
 
     def newest(self, stream: str) -> tuple[LedgerEntry, Mapping[str, int]] | None:
         """The last whole line: the entry and the tables' versions after it."""
@@ -58,6 +64,11 @@ class LedgerFile:
         for path in sorted(self.folder.glob("*.jsonl"))[:-1]:
             if path.stem < f"{oldest:%Y-%m-%d}":
                 path.unlink(missing_ok=True)
+
+
+def _last_byte(file: BinaryIO) -> bytes:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1)
 
 
 def _entry(stream: str, line: Mapping[str, object]) -> LedgerEntry:
