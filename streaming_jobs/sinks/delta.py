@@ -26,6 +26,7 @@ from streaming_jobs.stream import DeltaTable as Declared
 
 STREAM_PROPERTY = "recourse.stream"
 _ATTEMPTS = 20
+_WATERMARK = "spark.watermarkDelayMs"  # EventTimeWatermark.delayKey
 _DIRECT_WRITER_FEATURES = {"appendOnly", "invariants", "changeDataFeed", "timestampNtz", "v2Checkpoint", "domainMetadata"}
 
 
@@ -257,8 +258,15 @@ def _types(schema: StructType) -> dict[str, str]:
 
 
 def _nullable(schema: StructType) -> StructType:
-    """The same columns, all nullable: Delta then needs no invariants, and comments stay."""
-    return StructType([StructField(f.name, _nullable_type(f.dataType), True, f.metadata) for f in schema.fields])
+    """The same columns, all nullable: Delta then needs no invariants. Comments stay.
+
+    A watermark does not: in the table's schema it would pass for one in every stream that reads the table.
+    """
+    return StructType([StructField(f.name, _nullable_type(f.dataType), True, _comments(f)) for f in schema.fields])
+
+
+def _comments(field: StructField) -> dict[str, object]:
+    return {key: value for key, value in field.metadata.items() if key != _WATERMARK}
 
 
 def _nullable_type(kind: DataType) -> DataType:
