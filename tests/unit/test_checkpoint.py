@@ -106,7 +106,15 @@ def test_commit_entries_of_both_formats_are_whole(checkpoint: Checkpoint) -> Non
 
 
 DAMAGES = {
-    "offsets/3": ["", "v1", "v1\n{}", "v3\n{}\n{}", "v1\nno json\n{}", 'v1\n{}\n{"things"', 'v1\n{}\n{"things":{"0":null}}'],
+    "offsets/3": [
+        "",
+        "v1",
+        "v1\n{}",
+        "v3\n{}\n{}",
+        "v1\nno json\n{}",
+        'v1\n{}\n{"things"',
+        'v1\n{}\n{"things":{"0":null}}',
+    ],
     "offsets/2": ["", "v1\n{}", 'v1\n{}\n"things"', 'v1\n{}\n{"things":3}', "\xff"],
     "commits/3": ["", "v1", "v1\n", "v2\n[", "v9\n{}", "v1\n7"],
 }

@@ -110,7 +110,9 @@ def test_every_column_of_a_table_may_be_null_also_inside_and_comments_stay(make:
 
 
 def test_a_watermark_of_the_stream_is_no_property_of_the_table(make: Make) -> None:
-    output = StructType([StructField("t", TimestampType(), True, {"spark.watermarkDelayMs": 10_000, "comment": "when"})])
+    output = StructType(
+        [StructField("t", TimestampType(), True, {"spark.watermarkDelayMs": 10_000, "comment": "when"})]
+    )
     assert make(output).schema["t"].metadata == {"comment": "when"}
 
 
@@ -205,7 +207,7 @@ def test_a_table_with_a_check_constraint_is_not_for_deltalake(make: Make) -> Non
     ("plain", "special"),
     [
         ('"configuration":{', '"configuration":{"delta.columnMapping.mode":"name",'),
-        (r'\"name\":\"n\",\"type\":\"long\",\"nullable\":true,\"metadata\":{', None),
+        (r"\"name\":\"n\",\"type\":\"long\",\"nullable\":true,\"metadata\":{", None),
         ('"minWriterVersion":2}', '"minWriterVersion":7,"writerFeatures":["appendOnly","identityColumns"]}'),
     ],
     ids=["column mapping", "generated column", "feature outside the profile"],
@@ -216,7 +218,7 @@ def test_a_table_with_features_outside_the_profile_is_not_for_deltalake(
     first = make().path / "_delta_log" / f"{0:020d}.json"
     text = first.read_text()
     assert plain in text
-    first.write_text(text.replace(plain, special or plain + r'\"delta.generationExpression\":\"1\"'))
+    first.write_text(text.replace(plain, special or plain + r"\"delta.generationExpression\":\"1\""))
     sink = DeltaSink(first.parent.parent, Declared(TABLE), STREAM, DeltaTable(first.parent.parent))
     assert not sink.direct
 

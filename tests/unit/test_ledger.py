@@ -147,7 +147,7 @@ def test_what_others_changed_since_our_newest_entry_is_listed(disk: Disk) -> Non
 def test_rewriting_files_with_the_same_rows_is_no_change(disk: Disk) -> None:
     disk.run(0, 1)
     DeltaTable(disk.table(PRIMARY)).optimize.compact()
-    assert [c.operation for c in walk(disk.table(PRIMARY))][0] == "OPTIMIZE"
+    assert next(c.operation for c in walk(disk.table(PRIMARY))) == "OPTIMIZE"
     assert newest(disk.table(PRIMARY), STREAM)[1] == []
 
 

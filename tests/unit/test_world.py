@@ -241,16 +241,16 @@ def upkeep(disk: Disk, table: str, times: int) -> None:
         ensure_sink(wanted, disk.sinks[table].declared, STREAM, OUTPUT, generation=1)
 
 
-@pytest.mark.parametrize("keep", [0, 1, 2])
-def test_a_log_shortened_past_the_newest_entry_is_made_up_for_by_the_ledger_beside_the_state(
-    disk: Disk, keep: int
+@pytest.mark.parametrize("since", [0, 1, 2])
+def test_a_log_shortened_up_to_the_newest_entry_is_made_up_for_by_the_ledger_beside_the_state(
+    disk: Disk, since: int
 ) -> None:
     disk.open().run(0, 1)
-    upkeep(disk, PRIMARY, 2)
-    shorten_log(disk.table(PRIMARY), keep)
+    upkeep(disk, PRIMARY, since)
+    shorten_log(disk.table(PRIMARY), since)
     world = disk.world()
-    assert world.tables[0].entry == replace(entry(1), table=PRIMARY)
-    assert disk.findings() == [], world.tables
+    assert world.tables[0].entry == entry(1)
+    assert disk.findings() == []
 
 
 def test_a_foreign_commit_behind_a_shortened_log_is_still_found(disk: Disk) -> None:

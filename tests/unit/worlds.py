@@ -23,8 +23,8 @@ from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 from streaming_jobs.ledger_file import LedgerFile
 from streaming_jobs.preflight import CheckpointWorld, Finding, TableWorld, TopicWorld, World, verdicts
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
 from streaming_jobs.sinks.dead_letters import SCHEMA as LETTERS
+from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
 from streaming_jobs.sources.topics import Offsets, TopicInfo
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream, stream
@@ -150,7 +150,7 @@ def with_topic(world: World, **changes: Any) -> World:
 class FakeTopics:
     """Answers for the one topic as a broker would; None for `info` says that there is none."""
 
-    info: TopicInfo | None = TopicInfo(TOPIC, TOPIC_ID, 2, -1, "delete")
+    info: TopicInfo | None = field(default_factory=lambda: TopicInfo(TOPIC, TOPIC_ID, 2, -1, "delete"))
     found: Offsets = field(default_factory=lambda: Offsets({0: 0, 1: 0}, {0: RECORDS, 1: RECORDS}))
     asked_ms: list[int] = field(default_factory=list)
 
