@@ -26,6 +26,7 @@ from streaming_jobs.flights import dataset
 from streaming_jobs.flights.content import TOPIC, rank
 from streaming_jobs.flows import flights as flows
 from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.progress import read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
@@ -140,7 +141,14 @@ def _compared(settings: Settings, stream: Stream, share: float) -> TableCheck:
     if found is None:
         return TableCheck(table, False, len(expected), 0, "the table does not exist yet")
     told = differences(expected, found, KEYS[table])
+    if late := _late_rows(settings, stream):
+        told.append(f"the watermark dropped {late:,} late rows (Spark's figure)")
     return TableCheck(table, not told, len(expected), len(found), ("; ".join(told) or "every row is equal") + note)
+
+
+def _late_rows(settings: Settings, stream: Stream) -> int:
+    status = read_status(settings, stream.name)
+    return status.late_rows_dropped if status else 0
 
 
 def _dead_letters(settings: Settings, stream: Stream) -> TableCheck | None:
