@@ -1,0 +1,5 @@
+"""How the bytes of a record become columns. Open `json.py` first."""
+
+from streaming_jobs.formats.json import REQUIRED_CONF, Json
+
+__all__ = ["REQUIRED_CONF", "Json"]

@@ -1,0 +1,262 @@
+"""The verdict on JSON records in Spark, in native expressions only.
+
+`from_json` by itself lets much pass. What is added, and why it is exact:
+
+- **One object and nothing after it.** A value whose only `}` is its last byte ends with its object. For any
+  other, `"<end mark>":true` is put in front of its last `}`: only if the outermost object reaches to the end
+  does that field show up in it. (A record that carries the mark itself is looked at a second time.)
+- **Text where something else was written.** `from_json` turns a number into text for a STRING field. Text that
+  could have been something else (`12`, `true`, `{...`) sends the record through a second parse that keeps types.
+- **Times** are read as text, matched against the declared form, then cast; **decimals** as VARIANT, which keeps
+  their digits.
+- **Wrong types, bad syntax**: Spark's own corrupt-record column. **Required fields**: null tests, at all depths.
+
+The second looks stand in branches that are not evaluated for ordinary records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
+
+from streaming_jobs.formats.json_reading import (
+    DATE,
+    END_MARK,
+    LOCAL_TIMESTAMP,
+    MAX_DEPTH,
+    MAX_NUMBER,
+    PLAIN_NUMBER,
+    TIMESTAMP,
+)
+
+_PARSED = "__parsed"
+_CORRUPT = "__corrupt"
+# An option also keeps the optimizer from pruning the schema to the fields in use, which would change verdicts.
+_OPTIONS = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _CORRUPT,
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+    "maxNestingDepth": str(MAX_DEPTH),
+    "maxNumLen": str(MAX_NUMBER),
+}
+_TIMES: dict[type[DataType], str] = {DateType: DATE, TimestampType: TIMESTAMP, TimestampNTZType: LOCAL_TIMESTAMP}
+_SPACE = " \t\n\r"
+
+
+def add_record(schema: StructType, frame: DataFrame, value: str) -> DataFrame:
+    """Add `_record` (struct of `schema`) and `_bad` (never null), decoded from the binary column `value`."""
+    wire = StructType(
+        [
+            *(StructField(field.name, _wire(field.dataType)) for field in schema.fields),
+            StructField(END_MARK, BooleanType()),
+            StructField(_CORRUPT, StringType()),
+        ]
+    )
+    raw = F.col(value)
+    parsed = F.from_json(_sealed(raw), wire, _OPTIONS)
+    found = F.col(_PARSED)
+    record = F.struct(*(_value(found[field.name], field.dataType).alias(field.name) for field in schema.fields))
+    faults = [
+        found.isNull(),
+        found[_CORRUPT].isNotNull(),
+        *(fault for field in schema.fields for fault in _faults(found[field.name], field.dataType, field.nullable)),
+        ~_closed(raw, found[END_MARK]),
+        ~F.is_valid_utf8(raw.cast("string")),
+        _half_character(raw.cast("string")),
+        *_coerced_text(schema, found, raw.cast("string")),
+    ]
+    # Two steps, not one: with one, Spark parses a record once for each field.
+    judged = frame.withColumn(_PARSED, parsed).withColumns(
+        {"_record": record, "_bad": F.coalesce(_any(faults), F.lit(False))}
+    )
+    return judged.drop(_PARSED)
+
+
+def _wire(kind: DataType) -> DataType:
+    """The type that `from_json` is asked for."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _wire(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_wire(kind.elementType))
+    if isinstance(kind, DecimalType):
+        return VariantType()
+    if isinstance(kind, ByteType):  # Spark takes 128 to 255 for a byte, and wraps them
+        return ShortType()
+    return StringType() if type(kind) in _TIMES else kind
+
+
+def _value(found: Column, kind: DataType) -> Column:
+    """The declared value, from the one that `from_json` gave."""
+    if isinstance(kind, StructType) and _converted(kind):
+        fields = (_value(found[field.name], field.dataType).alias(field.name) for field in kind.fields)
+        return F.when(found.isNotNull(), F.struct(*fields))
+    if isinstance(kind, ArrayType) and _converted(kind):
+        element = kind.elementType
+        return F.transform(found, lambda item: _value(item, element))
+    if isinstance(kind, DecimalType):
+        return F.try_variant_get(found, "$", "string").try_cast(kind)
+    return found.try_cast(kind) if type(kind) in _TIMES or isinstance(kind, ByteType) else found
+
+
+def _converted(kind: DataType) -> bool:
+    return _nullable(kind) != _wire(kind)
+
+
+def _nullable(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind.fields])
+    return ArrayType(_nullable(kind.elementType)) if isinstance(kind, ArrayType) else kind
+
+
+def _faults(found: Column, kind: DataType, nullable: bool) -> list[Column]:
+    """What must not hold for a value, each true, false or null (no fault)."""
+    faults = [] if nullable else [found.isNull()]
+    if isinstance(kind, StructType):
+        inner = [fault for f in kind.fields for fault in _faults(found[f.name], f.dataType, f.nullable)]
+        faults += [found.isNotNull() & _any(inner)] if inner else []
+    elif isinstance(kind, ArrayType):
+        element, contains_null = kind.elementType, kind.containsNull
+        if _faults(F.lit(None), element, contains_null):
+            faults.append(F.exists(found, lambda item: _any(_faults(item, element, contains_null))))
+    elif type(kind) in _TIMES:
+        faults += [~_is_all(found, _TIMES[type(kind)]), found.isNotNull() & _value(found, kind).isNull()]
+    elif isinstance(kind, DoubleType | FloatType):
+        faults.append(F.abs(found) == float("inf"))  # the literal is refused before: this is an overflow
+    elif isinstance(kind, ByteType):
+        faults.append(~found.between(-128, 127))
+    elif isinstance(kind, DecimalType):
+        faults.append(_not_decimal(found, kind))
+    return faults
+
+
+def _not_decimal(found: Column, kind: DecimalType) -> Column:
+    """True for anything but digits that the type holds exactly."""
+    digits = F.try_variant_get(found, "$", "string")
+    whole = kind.precision - kind.scale
+    fits = f"-?0*[0-9]{{0,{whole}}}(?:[.][0-9]{{0,{kind.scale}}}0*)?"
+    number = F.schema_of_variant(found).rlike("^(?:BIGINT|DECIMAL)")
+    return ~_empty(found) & ~(number & _is_all(digits, PLAIN_NUMBER) & _is_all(digits, fits))
+
+
+def _empty(found: Column) -> Column:
+    return found.isNull() | F.is_variant_null(found)
+
+
+def _sealed(raw: Column) -> Column:
+    """The text to parse: with the end mark in it, except where the last byte is the only `}`."""
+    text = raw.cast("string")
+    body = _without_last_byte(raw)
+    trimmed = F.rtrim(text, F.lit(_SPACE))
+    shorter = F.rtrim(F.substr(trimmed, F.lit(1), F.char_length(trimmed) - 1), F.lit(_SPACE))
+    mark = F.lit(f'"{END_MARK}":true}}')
+    comma = F.when(F.endswith(shorter, F.lit("{")), F.lit("")).otherwise(F.lit(","))
+    resealed = F.when(F.endswith(trimmed, F.lit("}")), F.concat(shorter, comma, mark)).otherwise(trimmed)
+    # array_join is among the few functions that Spark holds for expensive. Standing here, where it is rarely
+    # evaluated, it keeps filters from moving below the parse, which would then run again for each of them.
+    resealed = F.array_join(F.array(resealed), "")
+    return (
+        F.when(~F.endswith(text, F.lit("}")), resealed)
+        .when(F.contains(body, F.lit("}")), F.concat(body, F.lit(","), mark))
+        .otherwise(text)
+    )
+
+
+def _without_last_byte(raw: Column) -> Column:
+    return F.substring(raw, F.lit(1), F.octet_length(raw) - 1).cast("string")
+
+
+def _closed(raw: Column, mark: Column) -> Column:
+    """The object is the whole value; see the module's text for why."""
+    text = raw.cast("string")
+    flat = F.endswith(text, F.lit("}")) & ~F.contains(_without_last_byte(raw), F.lit("}"))
+    own = F.from_json(text, StructType([StructField(END_MARK, VariantType())]), _OPTIONS)[END_MARK]
+    named = F.contains(text, F.lit(END_MARK)) | F.contains(text, F.lit("\\u00"))
+    return F.when(flat, mark.isNull()).when(mark.isNull(), F.lit(False)).when(named, _empty(own)).otherwise(F.lit(True))
+
+
+def _half_character(text: Column) -> Column:
+    r"""True for an escape such as `\ud83d` without its second half; Spark would put `?` there."""
+    escape = r"\\u[dD][89a-fA-F]"
+    without_backslashes = F.regexp_replace(text, r"\\\\", " ")
+    pair = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    lone = F.regexp_replace(without_backslashes, pair, " ").rlike(escape)
+    return F.when(F.contains(text, F.lit("\\u")), F.when(text.rlike(escape), lone))
+
+
+def _coerced_text(schema: StructType, found: Column, text: Column) -> list[Column]:
+    """For a schema with text: true where something else was written than a string."""
+    typed = _typed(schema)
+    if not isinstance(typed, StructType):
+        return []
+    suspect = _in_text(schema, found, _could_be_other)
+    # `exists` binds the second parse to a name, so that it runs once for all fields.
+    parsed_again = F.array(F.from_json(text, typed.add(_CORRUPT, StringType()), _OPTIONS))
+    coerced = F.exists(
+        parsed_again,
+        lambda again: F.coalesce(again[_CORRUPT].isNotNull() | _in_text(schema, again, _is_other), F.lit(False)),
+    )
+    return [F.when(suspect, coerced)]
+
+
+def _typed(kind: DataType) -> DataType | None:
+    """The parts of a type that hold text, text as VARIANT; None where there is no text."""
+    if isinstance(kind, StructType):
+        fields = [StructField(f.name, inner) for f in kind.fields if (inner := _typed(f.dataType)) is not None]
+        return StructType(fields) if fields else None
+    if isinstance(kind, ArrayType):
+        inner = _typed(kind.elementType)
+        return None if inner is None else ArrayType(inner)
+    return VariantType() if isinstance(kind, StringType) else None
+
+
+def _in_text(kind: DataType, found: Column, test: Callable[[Column], Column]) -> Column:
+    """`test` of any text in a value that holds text."""
+    if isinstance(kind, StructType):
+        return _any(
+            _in_text(field.dataType, found[field.name], test) for field in kind.fields if _typed(field.dataType)
+        )
+    if isinstance(kind, ArrayType):
+        element = kind.elementType
+        return F.exists(found, lambda item: _in_text(element, item, test))
+    return test(found)
+
+
+def _could_be_other(text: Column) -> Column:
+    """True for what Spark makes of a number, a boolean, an object or an array, and for some strings."""
+    number = text.between("-", "9\x7f") & _is_all(text, "-?[0-9][-+.0-9Ee]*")
+    structure = text.between("[", "[\x7f") | text.between("{", "{\x7f")
+    infinite = text.between('"', '"J')
+    return number | structure | infinite | text.isin("true", "false")
+
+
+def _is_other(typed: Column) -> Column:
+    return ~_empty(typed) & (F.schema_of_variant(typed) != "STRING")
+
+
+def _is_all(text: Column, pattern: str) -> Column:
+    return text.rlike(rf"^(?:{pattern})\z")
+
+
+def _any(tests: Iterable[Column]) -> Column:
+    return reduce(lambda left, right: left | right, tests)
