@@ -42,7 +42,7 @@ tests: setup
 	$(BIN)/pytest -m dagster
 
 # Scripts in a .venv hold its path, so one that was moved, or lost its interpreter, is made again.
-ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMP)").read())' 2>/dev/null),$(CURDIR))
+ifneq ($(shell $(BIN)/python -c 'print(open(".venv/.place").read())' 2>/dev/null),$(CURDIR))
 $(STAMP): again
 endif
 
@@ -53,14 +53,15 @@ $(STAMP): pyproject.toml requirements.lock
 	"$$python" -c 'import venv, ensurepip' || fail "$$python lacks the module venv or ensurepip (Debian: apt install python3-venv)."; \
 	test -x "$$JAVA_HOME/bin/java" || command -v java >/dev/null || \
 		fail 'No Java was found. Install Java 17 or 21 (such as openjdk-17-jre-headless), or set JAVA_HOME.'; \
-	test -f $(STAMP) && test "$$(cat $(STAMP))" = '$(CURDIR)' || { \
-		echo "making .venv with $$python"; rm -rf .venv; "$$python" -m venv .venv; }
+	test "$$($(BIN)/python -c 'print(open(".venv/.place").read())' 2>/dev/null)" = '$(CURDIR)' || { \
+		echo "making .venv with $$python"; rm -rf .venv; \
+		"$$python" -m venv .venv && printf %s '$(CURDIR)' > .venv/.place; }
 	@echo 'installing the packages that requirements.lock names; the first time takes a few minutes'
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.lock
 	@$(UV) --require-hashes -r requirements.lock
 	@$(UV) --no-deps --no-build-isolation --editable .
-	@printf %s '$(CURDIR)' > $(STAMP)
+	@touch $(STAMP)
 
 lock: setup
 	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade \
