@@ -257,8 +257,13 @@ def _target(root: Section, wanted: str) -> tuple[str, Section | None]:
         if wanted:
             raise root.error(f"there is no target '{wanted}'", "the file has no targets")
         return "default", None
+    declared = root.section("variables").values
     for target in targets.values():
         target.choice("mode", ("development", "production"), "development")
+        own = target.section("variables")
+        for name in own.values:
+            if name not in declared:
+                raise own.error(f"'{name}' is not declared", f"the variables are: {', '.join(declared) or 'none'}")
     if wanted:
         if wanted not in targets:
             raise root.error(f"targets: there is no '{wanted}'", f"the targets are: {', '.join(targets)}")
@@ -272,10 +277,6 @@ def _target(root: Section, wanted: str) -> tuple[str, Section | None]:
 def _variables(root: Section, target: Section | None) -> dict[str, str]:
     declared = dict(root.section("variables").sections(("description", "default")))
     own = target.section("variables") if target else None
-    if own:
-        for name in own.values:
-            if name not in declared:
-                raise own.error(f"'{name}' is not declared", f"the variables are: {', '.join(declared) or 'none'}")
     values = {}
     for name, variable in declared.items():
         if own and own.has(name):

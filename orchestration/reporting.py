@@ -89,7 +89,8 @@ class Reporter:
             committed = status.committed_at is not None
             if committed and self._materialization_due(told, status, now):
                 self._materialize(stream, status, told, now)
-            if now - told.observed_at >= self.settings.observe_every.total_seconds():
+            known = status.batch is not None or status.state == "failed"
+            if known and now - told.observed_at >= self.settings.observe_every.total_seconds():
                 self._observe(stream, status, told, now)
 
     def finish(self, statuses: Mapping[str, Status | None]) -> None:

@@ -109,7 +109,7 @@ class _Watch:
     def statuses(self) -> dict[str, Status | None]:
         """The status files that this run's driver wrote."""
         found = {s.name: read_status(self.session.settings, s.name) for s in self.session.streams}
-        return {name: s if s and s.run_id == self.context.run_id else None for name, s in found.items()}
+        return {name: s if s and s.run_id == self.context.run.run_id else None for name, s in found.items()}
 
     @contextmanager
     def _trouble_is_logged(self) -> Iterator[None]:
@@ -118,13 +118,13 @@ class _Watch:
         except Exception as error:  # noqa: BLE001  (a full disk or a locked database must not end a stream)
             if (text := repr(error)) != self.said:
                 self.said = text
-                log.warning("could not report to Dagster; the session goes on", run=self.context.run_id, error=text)
+                log.warning("could not report to Dagster; the session goes on", run=self.context.run.run_id, error=text)
 
     def _check_own_run(self) -> None:
         """Stop also when only the storage says so: a new code server cannot interrupt the old one's workers."""
         status = None
         with self._trouble_is_logged():
-            run = self.context.instance.get_run_by_id(self.context.run_id)
+            run = self.context.instance.get_run_by_id(self.context.run.run_id)
             status = run.status if run else None
         ended = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
         if status in ended:
@@ -140,12 +140,12 @@ class _Watch:
 def run_session(context: Context, session: Session, values: Mapping[str, str]) -> None:
     """Run one session to its end; raises Failure for a driver that failed, and the interrupt for a stop."""
     job, settings = session.job, session.settings
-    context.instance.add_run_tags(context.run_id, {WORKER_TAG: identity()})
+    context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity()})
     arguments = [*job.arguments(values), "--supervised"]
     if by_itself(context.run.tags):
         arguments.append("--respect-stop")
-    session.log.write(f"--- run {context.run_id} of {job.key}")
-    driver = Driver(session.command(arguments), {"RECOURSE_RUN_ID": context.run_id}, session.log)
+    session.log.write(f"--- run {context.run.run_id} of {job.key}")
+    driver = Driver(session.command(arguments), {"RECOURSE_RUN_ID": context.run.run_id}, session.log)
     reporter = Reporter(session.streams, settings.dagster, context.log_event, context.log.error)
     watch = _Watch(context, session, driver, reporter, os.getppid())
     gone: str | None = None
@@ -175,13 +175,13 @@ def _fail(context: Context, session: Session, code: int, statuses: Mapping[str, 
     metadata = _metadata(session, code)
     if code == LeaseBusy.exit_code:
         words = "another driver holds a stream of this session"
-        context.instance.add_run_tags(context.run_id, {FAILURE_TAG: "lease_busy"})
+        context.instance.add_run_tags(context.run.run_id, {FAILURE_TAG: "lease_busy"})
     elif code in (PermanentError.exit_code, UsageError.exit_code):
         from orchestration.fingerprint import fingerprint
 
         words = "the session failed and will fail again until a person acts"
         tags = {FAILURE_TAG: "permanent", FINGERPRINT_TAG: fingerprint(session.job, session.streams, session.settings)}
-        context.instance.add_run_tags(context.run_id, tags)
+        context.instance.add_run_tags(context.run.run_id, tags)
         metadata["permanent"] = dg.MetadataValue.bool(True)
     elif code < 0:
         words = f"the driver was ended by signal {-code}"

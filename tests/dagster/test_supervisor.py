@@ -25,11 +25,16 @@ from streaming_jobs.settings import Settings
 from tests.dagster.conftest import ROOT, starts, wait_for
 from tests.dagster.fakes.command import fake_command
 
-pytestmark = pytest.mark.dagster
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
 
 
 @pytest.fixture
-def instance(shop: Settings) -> Iterator[dg.DagsterInstance]:
+def stored(shop: Settings) -> Iterator[dg.DagsterInstance]:
+    """An instance that another process can use too."""
     with dg.DagsterInstance.from_config(str(prepare(shop))) as instance:
         yield instance
 
@@ -245,7 +250,7 @@ def worker_environment(shop: Settings) -> dict[str, str]:
     return {**os.environ, "DAGSTER_HOME": str(prepare(shop)), "PYTHONPATH": str(ROOT)}
 
 
-def test_kill_9_of_the_run_worker_leaves_no_driver(shop: Settings, instance: dg.DagsterInstance) -> None:
+def test_kill_9_of_the_run_worker_leaves_no_driver(shop: Settings, stored: dg.DagsterInstance) -> None:
     worker = subprocess.Popen([sys.executable, "-m", "tests.dagster.fakes.worker"], env=worker_environment(shop))
     try:
         wait_for(lambda: (s := read_status(shop, "orders")) and s.batch, "a batch", 60)
@@ -257,12 +262,12 @@ def test_kill_9_of_the_run_worker_leaves_no_driver(shop: Settings, instance: dg.
     status = read_status(shop, "orders")
     assert status is not None
     assert status.state == "stopped"
-    run = instance.get_runs(limit=1)[0]
+    run = stored.get_runs(limit=1)[0]
     assert supervisor.lives(run.tags[WORKER_TAG]) is False
 
 
 def test_a_worker_whose_code_server_is_killed_stops_its_driver_and_fails(
-    shop: Settings, instance: dg.DagsterInstance
+    shop: Settings, stored: dg.DagsterInstance
 ) -> None:
     script = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-m', sys.argv[1]]); p.wait()"
     server = subprocess.Popen(
@@ -273,16 +278,16 @@ def test_a_worker_whose_code_server_is_killed_stops_its_driver_and_fails(
     finally:
         server.kill()
         server.wait()
-    run_id = instance.get_runs(limit=1)[0].run_id
+    run_id = stored.get_runs(limit=1)[0].run_id
 
     def ended() -> bool:
-        run = instance.get_run_by_id(run_id)
+        run = stored.get_run_by_id(run_id)
         return run is not None and run.is_finished
 
     wait_for(ended, "the end of the run")
-    run = instance.get_runs(limit=1)[0]
+    run = stored.get_runs(limit=1)[0]
     assert run.status is dg.DagsterRunStatus.FAILURE
-    assert "the code server that this run belonged to is gone" in texts(instance, run)
+    assert "the code server that this run belonged to is gone" in texts(stored, run)
     assert not psutil.pid_exists(starts(shop)[-1]["pid"])
 
 

@@ -12,7 +12,6 @@ from orchestration.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 
-pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
 
 BUNDLE = """

@@ -24,7 +24,6 @@ from orchestration.decisions import (
 )
 from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
 
-pytestmark = pytest.mark.unit
 NOW = 1_000_000.0
 STREAMS = ("a", "b")
 

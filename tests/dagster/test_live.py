@@ -1,0 +1,222 @@
+"""Dagster's real code server, webserver and daemon over the real session, broker and flights: killed one by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dagster as dg
+import psutil
+import pytest
+from deltalake import DeltaTable
+
+from orchestration.client import DagsterClient
+from orchestration.processes import CODE_SERVER, DAEMON, WEBSERVER, DagsterProcesses
+from streaming_jobs.errors import SetupError
+from streaming_jobs.flights.feeder import feed
+from streaming_jobs.lease import Owner, holder
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.progress import Status, read_status
+from streaming_jobs.settings import Settings
+from tests.dagster.conftest import ROOT
+
+JOB = "flights"
+STREAMS = ("flights_clean", "airport_hours", "carrier_totals")
+SHARE = 0.02
+PATIENCE = 120.0
+"""Seconds for anything to happen; a quiet machine needs a tenth of it."""
+
+pytestmark = pytest.mark.timeout(600)
+T = TypeVar("T")
+
+
+@dataclass
+class Live:
+    """A running Dagster and what it runs."""
+
+    settings: Settings
+    processes: DagsterProcesses
+
+    @property
+    def client(self) -> DagsterClient:
+        return self.processes.client
+
+    def wait_for(self, condition: Callable[[], T], what: str) -> T:
+        """Wait, looking after the processes each half second as `recourse up` does."""
+        deadline = time.monotonic() + PATIENCE
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}: {self.runs()}"
+            self.processes.supervise()
+            time.sleep(0.5)
+        return found
+
+    def runs(self) -> list[tuple[str, str]]:
+        """The job's runs, newest first; none while the webserver cannot answer."""
+        try:
+            return [(run["runId"], run["status"]) for run in self.client.runs(JOB)]
+        except Exception:  # noqa: BLE001
+            return []
+
+    def driver(self) -> Owner | None:
+        """Who holds the leases; all streams have one driver or none."""
+        owners = {owner.pid: owner for name in STREAMS if (owner := holder(self.settings, name))}
+        assert len(owners) <= 1, f"two drivers: {owners}"
+        return next(iter(owners.values()), None)
+
+    def status(self, stream: str = "flights_clean") -> Status | None:
+        return read_status(self.settings, stream)
+
+    def session_at_work(self, other_than: str = "") -> str | None:
+        """The id of a started run whose driver has caught up."""
+        for run_id, status in self.runs()[:1]:
+            seen = self.status()
+            if status == "STARTED" and run_id != other_than and seen and seen.run_id == run_id and self.driver():
+                return run_id if seen.state in ("running", "idle", "starting") and self.statuses_of(run_id) else None
+        return None
+
+    def statuses_of(self, run_id: str) -> bool:
+        """Whether every stream of the run has started its query (its generation is written then)."""
+        found = [self.status(name) for name in STREAMS]
+        return all(s and s.run_id == run_id and s.generation for s in found)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        yield tmp_path_factory.mktemp("live")
+
+
+@pytest.fixture(scope="module")
+def live(home: Path) -> Iterator[Live]:
+    flags: dict[str, Any] = {
+        "home": str(home),
+        "dagster.port": "0",
+        "dagster.observe_every": "2 seconds",
+        "dagster.stale_after": "10 seconds",
+        "spark.driver_memory_mb": "700",
+        "spark.master": "local[2]",
+    }
+    settings = Settings.load(flags)
+    environment = {"RECOURSE_" + key.upper().replace(".", "__"): value for key, value in flags.items()}
+    with Broker(settings) as broker:
+        broker.start()
+        feed(settings, rate=None, share=SHARE)
+        with DagsterProcesses(settings, environment) as processes:
+            yield Live(settings, processes)
+        assert not processes.pids
+    left = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or [])]
+    assert not left
+
+
+def test_keepalive_starts_the_session_and_its_figures_can_be_seen(live: Live) -> None:
+    run_id = live.wait_for(live.session_at_work, "the first session")
+    live.wait_for(
+        lambda: (s := live.status("carrier_totals")) and s.batch is not None and s.lag_records == 0, "the end"
+    )
+    with instance(live) as stored:
+        key = dg.AssetKey("carrier_totals")
+        wanted = {"batch_id", "processed_rows_per_s", "lag_records", "state_rows"}
+
+        def numbers() -> bool:
+            found = stored.fetch_observations(key, limit=1).records
+            return bool(found) and wanted <= found[0].asset_observation.metadata.keys()
+
+        live.wait_for(numbers, "an observation with figures")
+        live.wait_for(lambda: stored.get_latest_materialization_event(key), "a materialisation")
+        log = [entry.user_message for entry in stored.all_logs(run_id) if "its log:" in (entry.user_message or "")]
+        assert str(live.settings.logs / "session-flights.log") in log[0]
+
+
+def test_kill_9_of_the_driver_is_a_failed_run_and_a_new_session(live: Live) -> None:
+    before = live.wait_for(live.session_at_work, "a session")
+    driver = live.driver()
+    assert driver is not None
+    os.kill(driver.pid, signal.SIGKILL)
+    live.wait_for(lambda: (before, "FAILURE") in live.runs(), "the failed run")
+    live.wait_for(lambda: live.session_at_work(other_than=before), "the next session")
+    now = live.driver()
+    assert now is not None
+    assert now.pid != driver.pid
+
+
+def test_kill_9_of_the_code_server_leaves_no_orphan_and_no_false_running(live: Live) -> None:
+    before = live.wait_for(live.session_at_work, "a session")
+    driver = live.driver()
+    assert driver is not None
+    server = psutil.Process(live.processes.pids[CODE_SERVER])
+    family = [server, *(child for child in server.children() if "grpc" in child.cmdline())]
+    assert len(family) == 2
+    for process in family:
+        process.kill()
+    live.wait_for(lambda: not alive(driver.pid), "the end of the driver")
+    live.wait_for(lambda: (before, "FAILURE") in live.runs(), "the failed run")
+    live.wait_for(lambda: live.session_at_work(other_than=before), "a session under the new code server")
+    assert [status for _, status in live.runs()].count("STARTED") == 1
+
+
+def test_the_webserver_and_the_daemon_come_back_and_the_session_goes_on(live: Live) -> None:
+    before = live.wait_for(live.session_at_work, "a session")
+    driver = live.driver()
+    pids = live.processes.pids
+    for name in (WEBSERVER, DAEMON):
+        os.kill(pids[name], signal.SIGKILL)
+    live.wait_for(lambda: len(live.processes.pids) == 3 and live.processes.pids[DAEMON] != pids[DAEMON], "restarts")
+    live.wait_for(lambda: live.runs() and live.runs()[0] == (before, "STARTED"), "the same run")
+    assert live.driver() == driver
+
+
+def test_stop_cancels_the_run_and_nobody_starts_it_again_but_a_person(live: Live) -> None:
+    run_id = live.wait_for(live.session_at_work, "a session")
+    live.client.stop(run_id)
+    live.wait_for(lambda: (run_id, "CANCELED") in live.runs(), "the canceled run")
+    assert live.driver() is None
+    assert {(s.state if (s := live.status(name)) else None) for name in STREAMS} == {"stopped"}
+    since = time.time()
+    live.wait_for(lambda: any("operator" in reason for reason in skips(live, since)), "keepalive's refusal")
+    assert live.runs()[0] == (run_id, "CANCELED")
+    launched = live.client.launch(JOB, {"max_offsets_per_trigger": "1000"})
+    live.wait_for(lambda: live.session_at_work(other_than=run_id) == launched, "the launched session")
+
+
+def test_after_all_this_every_record_is_there_once(live: Live) -> None:
+    live.wait_for(lambda: (s := live.status()) and s.state in ("running", "idle", "starting"), "a session")
+    rows = DeltaTable(live.settings.tables / "flights_clean").to_pyarrow_table(
+        columns=["source_partition", "source_offset"]
+    )
+    positions = rows.to_pylist()
+    fed = round(336_776 * SHARE)
+    assert abs(len(positions) - fed) <= 1
+    assert len({(p["source_partition"], p["source_offset"]) for p in positions}) == len(positions)
+
+
+def test_a_taken_port_is_said_before_anything_starts(live: Live, tmp_path: Path) -> None:
+    port = int(live.processes.url.rpartition(":")[2])
+    other = DagsterProcesses(Settings.load({"home": str(tmp_path), "dagster.port": str(port)}))
+    with pytest.raises(SetupError, match=f"port {port} of 127.0.0.1 is taken"):
+        other.start()
+    assert not other.pids
+
+
+def instance(live: Live) -> dg.DagsterInstance:
+    return dg.DagsterInstance.from_config(str(live.settings.dagster_home))
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def skips(live: Live, since: float) -> list[str]:
+    """Why keepalive did nothing since then."""
+    found = live.client.query(
+        """query { sensorOrError(sensorSelector: {repositoryLocationName: "streams", repositoryName: "__repository__",
+        sensorName: "keepalive_flights"})
+        { ... on Sensor { sensorState { ticks(limit: 5) { timestamp skipReason } } } } }"""
+    )
+    ticks = found["sensorOrError"]["sensorState"]["ticks"]
+    return [tick["skipReason"] or "" for tick in ticks if tick["timestamp"] >= since]
