@@ -39,7 +39,7 @@ log = structlog.get_logger()
 Route = Literal["driver", "executor"]
 
 
-class StopAtBorder(Exception):  # noqa: N818 - it ends a stream on purpose and is no error
+class StopAtBorder(Exception):
     """Raised at the top of a batch when a stop is asked for: the one graceful way to end a query."""
 
 
@@ -179,6 +179,7 @@ class BatchPipeline:
             self.before_commit()
             entry = self._commit_secondary(frame.sparkSession, entry, outputs, staged, path)
             crash_point("secondary_committed", batch)
+            entry = replace(entry, rows={**entry.rows, "written": staged.rows})
             version = staged.commit(entry)
         finally:
             staged.close()
@@ -191,9 +192,7 @@ class BatchPipeline:
             )
         crash_point("primary_committed", batch)
         self.attempts.done()
-        rows = {**entry.rows, "written": staged.rows}
-        committer = "spark" if type(staged).__name__.startswith("Spark") else "direct"
-        self._finish(replace(entry, rows=rows), began, path, committer, version)
+        self._finish(entry, began, path, staged.committer, version)
         for upkeep in self.upkeep:
             upkeep.after_commit()
 
@@ -279,7 +278,7 @@ class BatchPipeline:
                 staged = self._stage(sink, outputs[sink.name], path, spark_commits, entry.batch)
                 try:
                     if staged.rows:
-                        staged.commit(own)
+                        staged.commit(replace(own, rows={"written": staged.rows}))
                     rows[sink.name] = staged.rows
                 finally:
                     staged.close()
@@ -293,7 +292,8 @@ class BatchPipeline:
                 staged = stage_dead_letters(
                     self.dead_letters, spark, refused, null_keys, batch=(self.generation, entry.batch)
                 )
-                staged.commit(own)
+                staged.commit(replace(own, rows={"written": staged.rows}))
+                staged.close()
                 rows["dead_letters"] = staged.rows
             else:
                 rows["dead_letters"] = found.rows.get("written", 0)

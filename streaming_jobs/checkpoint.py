@@ -75,7 +75,9 @@ class Checkpoint:
         if committed is not None and committed > planned:
             raise _damaged(self.folder / "offsets" / str(committed), "is missing, although the batch was committed")
         if planned > 0 and (committed is None or committed < planned - 1):
-            raise _damaged(self.folder / "commits" / str(planned - 1), "is missing, although the next batch was planned")
+            raise _damaged(
+                self.folder / "commits" / str(planned - 1), "is missing, although the next batch was planned"
+            )
         if not self.exists:
             raise _damaged(self.folder / "metadata", "is missing")
         for batch in range(max(planned - 1, 0), planned + 1):

@@ -6,7 +6,9 @@ import re
 
 from streaming_jobs.errors import ConfigurationError, OffsetsLost, PermanentError, RecourseError, TransientError
 
-_LOST = re.compile(r"KAFKA_DATA_LOSS|data may have been lost|Some data may have been lost|offset was changed from", re.I)
+_LOST = re.compile(
+    r"KAFKA_DATA_LOSS|data may have been lost|Some data may have been lost|offset was changed from", re.I
+)
 _PERMANENT = re.compile(
     r"STATE_STORE_(VALUE|KEY)_SCHEMA_NOT_COMPATIBLE|STREAMING_STATEFUL_OPERATOR_NOT_MATCH|CANNOT_READ_STREAMING_STATE"
     r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE|CONCURRENT_STREAM_LOG_UPDATE|batch -?\d+ doesn't exist"
@@ -26,7 +28,9 @@ def classify(error: BaseException) -> RecourseError:
     kind, text = type(error).__name__, str(error)
     said = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
     if _LOST.search(text):
-        return _caused(OffsetsLost(f"records the stream still needs are gone: {said}", "see `recourse streams status`"), error)
+        return _caused(
+            OffsetsLost(f"records the stream still needs are gone: {said}", "see `recourse streams status`"), error
+        )
     if kind in ("AnalysisException", "ParseException"):
         return _caused(ConfigurationError(f"Spark refuses the stream's plan: {said}", "correct the function"), error)
     if _PERMANENT.search(text):

@@ -106,9 +106,7 @@ class StreamRecord:
         """The record after the code changed; itself when it did not."""
         if self.code and (self.code[-1].hash, self.code[-1].package) == (code.hash, code.package):
             return self
-        return replace(
-            self, code=(*self.code, CodeSince(code.hash, code.package, self.generation, batch, time.time()))
-        )
+        return replace(self, code=(*self.code, CodeSince(code.hash, code.package, self.generation, batch, time.time())))
 
 
 def folder(settings: Settings, stream: str) -> Path:

@@ -128,7 +128,8 @@ def _busy(stream: str, owner: Owner | None) -> str:
     if owner is None:
         return f"stream {stream} is held by another process"
     what = "the JVM of a driver that was killed" if owner.alive() == "jvm" else f"process {owner.pid}"
-    return f"stream {stream} is held by {what} ({owner.purpose}, since {time.strftime('%H:%M:%S', time.localtime(owner.since))})"
+    since = time.strftime("%H:%M:%S", time.localtime(owner.since))
+    return f"stream {stream} is held by {what} ({owner.purpose}, since {since})"
 
 
 def _lives(pid: int, started: float) -> bool:

@@ -191,7 +191,7 @@ def newest(table: Path, stream: str) -> tuple[Commit | None, list[Commit]]:
 
     Without an entry in the log, None and every such commit that the log still holds.
     """
-    foreign = []
+    foreign: list[Commit] = []
     for commit in walk(table):
         entry = commit.entry
         if entry and entry.stream == stream and entry.kind in ("batch", "fence", "publish"):

@@ -1,9 +1,10 @@
 """What can be read off a stream's analysed plan before it runs: is there state, and can rows multiply.
 
 Works on the text of Spark's analysed plan (`QueryExecution.analyzed`), one node a line, `~` before streaming
-nodes. The state fingerprint is that text for every stateful node without generated ids and without the watermark
-delay: it changes when an aggregation, a grouping or a window changes, and state built by the old one would be
-silently wrong under the new one.
+nodes. The state fingerprint is that text for every stateful node, with the expressions that make the columns it
+groups by (a window's length stands only there), without generated ids and without the watermark delay: it changes
+when an aggregation, a grouping or a window changes, and state built by the old one would be silently wrong under
+the new one. Filters and what is computed besides may change.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NODE = re.compile(r"^[\s:+|-]*~?([A-Za-z0-9]+)")
-_STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow")
+_NODE = re.compile(r"^[\s:+|-]*(~?)([A-Za-z0-9]+)")
+_COLUMN = re.compile(r"#(\d+)")
+_DEFINITION = re.compile(r"(.*) AS (.+)#(\d+)L?(?:-T\d+ms)?")
+_KEYS = re.compile(r"\[(.*?)\]")
+_DECODED = "_record"
+_ALL_FIELDS = "spark.sql.debug.maxToStringFields"
+_STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
 _MULTIPLIES = ("Generate", "Expand", "Join", "MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMap")
 _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -41,7 +47,7 @@ def state_fingerprint(frame: DataFrame) -> dict[str, str]:
 
 def traits_of(plan: str) -> PlanTraits:
     """The traits of a plan given as text."""
-    nodes = _nodes(plan)
+    nodes = _streaming_nodes(plan)
     sources = sum(1 for name, _ in nodes if name.startswith("StreamingRelation"))
     stateful = any(name.startswith(_STATEFUL) or (name == "Join" and sources > 1) for name, _ in nodes)
     return PlanTraits(stateful=stateful, multiplies=any(name.startswith(_MULTIPLIES) for name, _ in nodes))
@@ -49,15 +55,63 @@ def traits_of(plan: str) -> PlanTraits:
 
 def fingerprint_of(plan: str) -> dict[str, str]:
     """The fingerprint of a plan given as text."""
-    stateful = [line for name, line in _nodes(plan) if name.startswith((*_STATEFUL, "Join"))]
     if not traits_of(plan).stateful:
         return {}
-    return {str(index): _GENERATED.sub("", line.lstrip(" :+|-~")) for index, line in enumerate(stateful)}
+    definitions = _definitions(plan)
+    stateful = [line for name, line in _streaming_nodes(plan) if name.startswith((*_STATEFUL, "Join"))]
+    return {str(index): _meaning(line.lstrip(" :+|-~"), definitions) for index, line in enumerate(stateful)}
 
 
-def _nodes(plan: str) -> list[tuple[str, str]]:
-    return [(match[1], line) for line in plan.splitlines() if (match := _NODE.match(line))]
+def _streaming_nodes(plan: str) -> list[tuple[str, str]]:
+    """Name and line of each node that works on a stream; an aggregate of a static table keeps no state."""
+    matches = ((_NODE.match(line), line) for line in plan.splitlines())
+    return [(match[2], line) for match, line in matches if match and match[1]]
+
+
+def _meaning(node: str, definitions: dict[str, str]) -> str:
+    """A node and, directly or not, what the columns in its first list (its keys) are made of.
+
+    How bytes become `_record` is the format's affair: a field more there changes no state.
+    """
+    keys = _KEYS.search(node)
+    said, waiting = [node], _COLUMN.findall(keys[1] if keys else node)
+    for column in waiting:
+        definition = definitions.get(column)
+        if definition is not None and definition not in said and not definition.endswith(f" AS {_DECODED}"):
+            said.append(definition)
+            waiting += _COLUMN.findall(definition)
+    return "; ".join(_GENERATED.sub("", part) for part in said)
+
+
+def _definitions(plan: str) -> dict[str, str]:
+    """What makes each column that some projection computes, by the column's id."""
+    found = {}
+    for name, line in _streaming_nodes(plan):
+        if name != "Project":
+            continue
+        for part in _parts(line[line.find("[") + 1 : line.rfind("]")]):
+            if match := _DEFINITION.fullmatch(part.strip()):
+                found[match[3]] = f"{match[1]} AS {match[2]}"
+    return found
+
+
+def _parts(text: str) -> list[str]:
+    """The members of a list, split at the commas outside of brackets."""
+    parts, depth, begin = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append(text[begin:position])
+            begin = position + 1
+    return [*parts, text[begin:]]
 
 
 def _analysed(frame: DataFrame) -> str:
-    return str(frame._jdf.queryExecution().analyzed().toString())
+    """The plan's text with all columns: Spark leaves out those after the 25th."""
+    conf = frame.sparkSession.conf
+    kept = conf.get(_ALL_FIELDS)
+    conf.set(_ALL_FIELDS, "100000")
+    try:
+        return str(frame._jdf.queryExecution().analyzed().toString())
+    finally:
+        conf.set(_ALL_FIELDS, str(kept))

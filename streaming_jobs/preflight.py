@@ -115,7 +115,8 @@ def _unrecorded(world: World) -> Iterator[Finding]:
         if table.txn is not None:
             yield Finding(
                 "refuse",
-                f"table {table.name} holds rows of stream {world.stream} up to {table.txn}, but the stream's record is gone",
+                f"table {table.name} holds rows of stream {world.stream} up to {table.txn}, "
+                "but the stream's record is gone",
                 RESTORE_CHECKPOINT,
             )
 
@@ -149,11 +150,14 @@ def _sinks(world: World) -> Iterator[Finding]:
             yield Finding(
                 "refuse",
                 f"table {table.name} is gone",
-                f"put it back from a copy; or start the stream over: move {world.stream}'s state folder and tables away",
+                f"put it back from a copy; or start the stream over: move {world.stream}'s state folder and its "
+                "tables away",
             )
         elif bound.table_id and table.table_id != bound.table_id:
             yield Finding(
-                "refuse", f"table {table.name} is another table than the one stream {world.stream} filled", "put it back"
+                "refuse",
+                f"table {table.name} is another table than the one stream {world.stream} filled",
+                "put it back",
             )
 
 
@@ -231,7 +235,9 @@ def _disagreement(table: str, at: int, done: int) -> str:
 
 def _remedy(at: int, done: int) -> str:
     if at < done:
-        return "put the table back to the version that it had (its log has it), or the checkpoint to a copy of that time"
+        return (
+            "put the table back to the version that it had (its log has it), or the checkpoint to a copy of that time"
+        )
     return RESTORE_CHECKPOINT
 
 
@@ -265,7 +271,9 @@ def _topics(world: World) -> Iterator[Finding]:
     for topic in world.topics:
         if topic.topic_id is None:
             yield Finding(
-                "refuse", f"topic {topic.name} does not exist", f"create it, or correct the name (stream {world.stream})"
+                "refuse",
+                f"topic {topic.name} does not exist",
+                f"create it, or correct the name (stream {world.stream})",
             )
             continue
         bound = world.record.topic(topic.name) if world.record else None

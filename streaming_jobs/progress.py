@@ -6,7 +6,10 @@ It is a report, not the truth: the lease says whether a driver lives, the ledger
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from streaming_jobs.files import private_folder, write_json
@@ -63,3 +66,34 @@ def read_status(settings: Settings, stream: str) -> Status | None:
         return None
     known = {f.name for f in fields(Status)}
     return Status(**{key: item for key, item in value.items() if key in known})
+
+
+def update(status: Status, progress: dict[str, Any]) -> None:
+    """Take over the figures of one of Spark's progress reports (`StreamingQueryProgress`)."""
+    status.input_rows_per_s = _number(progress.get("inputRowsPerSecond"))
+    status.processed_rows_per_s = _number(progress.get("processedRowsPerSecond"))
+    behind = [
+        max(latest - end.get(partition, 0), 0)
+        for source in progress.get("sources", [])
+        for topic, partitions in (source.get("latestOffset") or {}).items()
+        for end in [(source.get("endOffset") or {}).get(topic, {})]
+        for partition, latest in partitions.items()
+    ]
+    status.lag_records = sum(behind)
+    watermark = (progress.get("eventTime") or {}).get("watermark")
+    if watermark and not watermark.startswith("1970-01-01T00:00:00"):
+        status.watermark = watermark
+        status.watermark_delay_s = round(time.time() - datetime.fromisoformat(watermark).astimezone(UTC).timestamp(), 1)
+    operators = progress.get("stateOperators") or []
+    if operators:
+        status.state_rows = sum(o.get("numRowsTotal", 0) for o in operators)
+        status.state_mb = round(sum(o.get("memoryUsedBytes", 0) for o in operators) / 2**20, 2)
+
+
+def late_rows(progress: Mapping[str, Any]) -> int:
+    """Rows that Spark says it dropped behind the watermark in one batch; counted after partial aggregation."""
+    return sum(o.get("numRowsDroppedByWatermark", 0) for o in progress.get("stateOperators") or [])
+
+
+def _number(value: Any) -> float | None:
+    return round(value, 1) if isinstance(value, (int, float)) and value == value and abs(value) < 1e15 else None

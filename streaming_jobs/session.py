@@ -17,6 +17,7 @@ import argparse
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -28,12 +29,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs import generation as generations
+from streaming_jobs.assembly import Connection
 from streaming_jobs.errors import PermanentError, RecourseError, UsageError
 from streaming_jobs.failures import classify
 from streaming_jobs.lease import Lease, acquire
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.progress import Status, write_status
-from streaming_jobs.running import Connection, RunningStream
+from streaming_jobs.running import RunningStream
 from streaming_jobs.settings import Settings, load
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
@@ -86,7 +88,7 @@ class Session:
         leases: list[Lease] = []
         try:
             for stream in self.streams:
-                leases.append(acquire(self.settings, stream.name, purpose="session", wait=_LEASE_WAIT))
+                leases += [acquire(self.settings, stream.name, purpose="session", wait=_LEASE_WAIT)]
         except BaseException:
             for lease in leases:
                 lease.release()
@@ -165,13 +167,13 @@ class Session:
         process = getattr(self.spark.sparkContext._gateway, "proc", None)
         try:
             self.spark.stop()
-        except Exception as error:  # the JVM may be gone already, which is what is wanted here
+        except Exception as error:  # noqa: BLE001 - the JVM may be gone already, which is what is wanted here
             log.info("the Spark session did not stop by itself", reason=str(error)[:200])
         if process is not None:
             process.stdin.close()
             try:
                 process.wait(10)
-            except Exception:
+            except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(5)
 

@@ -91,7 +91,9 @@ class StreamOverrides(_Section):
 class TableSettings(_Section):
     """Upkeep of every table we create. docs/disk.md says what each value bounds."""
 
-    log_retention: Duration = Field(timedelta(hours=1), description="of the table's own log (delta.logRetentionDuration)")
+    log_retention: Duration = Field(
+        timedelta(hours=1), description="of the table's own log (delta.logRetentionDuration)"
+    )
     deleted_file_retention: Duration = Field(timedelta(days=1), description="of files no version of the table lists")
     checkpoint_interval: int = Field(50, gt=0, description="commits between two checkpoints of the table's log")
     compact_after_files: int = Field(100, ge=0, description="small files in a table that start a compaction; 0: never")
@@ -114,7 +116,11 @@ class Settings(BaseSettings):
     """Everything that can be set. Paths are absolute after loading."""
 
     model_config = SettingsConfigDict(
-        env_prefix="RECOURSE_", env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
+        env_prefix="RECOURSE_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
     )
 
     home: Path = Field(Path(".recourse"), description="state folder of the project; holds all that is below")
@@ -134,9 +140,10 @@ class Settings(BaseSettings):
     dagster: DagsterSettings = DagsterSettings()
 
     @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
+    def settings_customise_sources(  # type: ignore[override]
+        cls, _settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take values only as `load` has merged them."""
         return (init_settings,)
 
     @classmethod
@@ -216,7 +223,9 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         origin = next((name for name, layer in reversed(layers) if _has(layer, first["loc"])), "default")
-        raise ConfigurationError(f"{key} ({origin}): {first['msg']}", "run `recourse config show` to see every setting") from error
+        raise ConfigurationError(
+            f"{key} ({origin}): {first['msg']}", "run `recourse config show` to see every setting"
+        ) from error
     return Loaded(settings, tuple(_origins(settings, layers)))
 
 
@@ -251,7 +260,9 @@ def _has(layer: Any, location: tuple[int | str, ...]) -> bool:
     return True
 
 
-def _leaves(value: BaseModel | Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(
+    value: BaseModel | Mapping[str, Any], prefix: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     items = value.items() if isinstance(value, Mapping) else iter(value)
     for name, item in items:
         if isinstance(item, (BaseModel, Mapping)) and (isinstance(item, BaseModel) or item):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SOURCE_COLUMN = "_source"
-"""Struct that every decoded record carries: topic, partition, offset, timestamp, key, tombstone, and headers if asked for."""
+"""Struct of every decoded record: topic, partition, offset, timestamp, key, tombstone, and headers if asked for."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -58,9 +58,9 @@ class KafkaTopic:
     """A Kafka topic as a source.
 
     The function sees the fields of `value` as columns, and the struct `_source` (topic, partition, offset,
-    timestamp, key, tombstone, and headers if `headers` is set). With `event_time`, the frame has a watermark of `lateness` on that
-    column. A record with a null value is a dead letter, or, with `tombstones="keep"`, a row whose fields are
-    all null and whose `_source.tombstone` is true. Only committed records are read (read_committed).
+    timestamp, key, tombstone, and headers if `headers` is set). With `event_time`, the frame has a watermark of
+    `lateness` on that column. A record with a null value is a dead letter, or, with `tombstones="keep"`, a row
+    whose fields are all null and whose `_source.tombstone` is true. Only committed records are read.
     """
 
     name: str
@@ -157,6 +157,7 @@ class Stream:
             raise UsageError(f"stream {self.name} names a table twice: {names}")
 
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> Any:
+        """Call the function itself, on batch or streaming frames."""
         return self.function(*frames, **named)
 
     def outputs(self, **frames: DataFrame) -> dict[str, DataFrame]:

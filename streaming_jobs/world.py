@@ -7,7 +7,6 @@ from typing import Literal
 
 from streaming_jobs import generation as generations
 from streaming_jobs.checkpoint import Checkpoint
-from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, newest, walk
 from streaming_jobs.ledger_file import LedgerFile
 from streaming_jobs.preflight import CheckpointWorld, TableWorld, TopicWorld, World
@@ -28,7 +27,7 @@ def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
         stream=stream.name,
         record=record,
         checkpoint=_checkpoint(checkpoint),
-        tables=tuple(_tables(settings, stream, record)),
+        tables=tuple(_tables(settings, stream)),
         topics=tuple(_topic(topics, topic.name) for topic in stream.sources.values()),
     )
 
@@ -55,7 +54,7 @@ def _checkpoint(checkpoint: Checkpoint) -> CheckpointWorld:
     )
 
 
-def _tables(settings: Settings, stream: Stream, record: StreamRecord | None) -> Iterable[TableWorld]:
+def _tables(settings: Settings, stream: Stream) -> Iterable[TableWorld]:
     kept = ledger_file(settings, stream.name).newest(stream.name)
     for declared, role in all_tables(stream):
         sink = open_sink(settings, declared, stream.name)

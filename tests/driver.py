@@ -17,10 +17,11 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from streaming_jobs.assembly import Connection
 from streaming_jobs.lease import acquire
 from streaming_jobs.ledger import LedgerEntry, entries
 from streaming_jobs.progress import Status
-from streaming_jobs.running import Connection, RunningStream
+from streaming_jobs.running import RunningStream
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
@@ -69,7 +70,9 @@ def assert_chained(found: Iterable[LedgerEntry]) -> None:
         if before is not None:
             assert entry.batch == before.batch + 1
             for now, then in zip(entry.offsets, before.offsets, strict=True):
-                assert dict(now.start) == dict(then.end), f"batch {entry.batch} does not start where {before.batch} ends"
+                assert dict(now.start) == dict(then.end), (
+                    f"batch {entry.batch} does not start where {before.batch} ends"
+                )
         before = entry
 
 
@@ -125,7 +128,11 @@ class Bench:
 
 
 def driver(
-    settings: Settings, bootstrap: str, *arguments: str, flows: str = "tests.things", environment: Mapping[str, str] = {}
+    settings: Settings,
+    bootstrap: str,
+    *arguments: str,
+    flows: str = "tests.things",
+    environment: Mapping[str, str] = {},
 ) -> subprocess.Popen[str]:
     """A real driver process with its output on a pipe."""
     variables = {

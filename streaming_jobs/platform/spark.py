@@ -18,9 +18,7 @@ from streaming_jobs.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_CHECKPOINT_FILES = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
+_CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -87,7 +85,7 @@ def start(
     popen: dict[str, object] = {"pass_fds": tuple(keep_open)}
     if output is not None:
         popen.update(stdout=output, stderr=output)
-    gateway = launch_gateway(conf, popen)
+    gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
     context = SparkContext(conf=conf, gateway=gateway)
     session = SparkSession(context)
     _no_checksum_files(session)

@@ -29,7 +29,7 @@ from streaming_jobs.sinks.staged import ArrowAppend, Staged, stage
 from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from streaming_jobs.sources.kafka import KafkaSource
 

@@ -27,7 +27,14 @@ from streaming_jobs.stream import DeltaTable as Declared
 STREAM_PROPERTY = "recourse.stream"
 _ATTEMPTS = 20
 _WATERMARK = "spark.watermarkDelayMs"  # EventTimeWatermark.delayKey
-_DIRECT_WRITER_FEATURES = {"appendOnly", "invariants", "changeDataFeed", "timestampNtz", "v2Checkpoint", "domainMetadata"}
+_DIRECT_WRITER_FEATURES = {
+    "appendOnly",
+    "invariants",
+    "changeDataFeed",
+    "timestampNtz",
+    "v2Checkpoint",
+    "domainMetadata",
+}
 
 
 class DeltaSink:
@@ -82,10 +89,7 @@ class DeltaSink:
             self.refresh()
             at = self.position
             if at is not None and at.generation > entry.generation:
-                raise Fenced(
-                    f"table {self.name} is in generation {at.generation}, this driver belongs to {entry.generation}",
-                    "let this driver end; the newer generation goes on without it",
-                )
+                raise self.fenced(at, entry)
             if at is not None and at >= entry.txn:
                 return None
             try:
@@ -97,6 +101,13 @@ class DeltaSink:
                 continue
             return self.handle.version()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
+
+    def fenced(self, at: Txn, entry: LedgerEntry) -> Fenced:
+        """The error for a driver whose table has moved to a newer generation."""
+        return Fenced(
+            f"table {self.name} is in generation {at.generation}, this driver belongs to {entry.generation}",
+            "let this driver end; the newer generation goes on without it",
+        )
 
     def commit_actions(self, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
         """One commit of exactly these actions."""

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from pyspark.sql import functions as F
 
-from streaming_jobs.errors import Fenced, LedgerConflict, OutputMismatch
+from streaming_jobs.errors import LedgerConflict, OutputMismatch
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.parquet import add_actions
@@ -42,6 +41,8 @@ _ORDER = ("__partition", "__offset")
 
 class Staged(Protocol):
     """Rows of one batch for one table, computed and not yet visible."""
+
+    committer: ClassVar[Literal["direct", "spark"]]
 
     @property
     def rows(self) -> int:
@@ -62,16 +63,18 @@ class Staged(Protocol):
 class ArrowAppend:
     """Rows in the driver's memory, appended by deltalake."""
 
+    committer: ClassVar[Literal["direct", "spark"]] = "direct"
     sink: DeltaSink
     table: pa.Table
     null_keys: pa.Table | None = None
 
     @property
     def rows(self) -> int:
+        """How many rows are staged."""
         return int(self.table.num_rows)
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        entry = replace(entry, rows={**entry.rows, "written": self.rows})
+        """Make the rows visible once, with the entry."""
 
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if self.rows:
@@ -87,16 +90,15 @@ class ArrowAppend:
 class ParquetAppend:
     """Parquet files below the table's folder that no version lists yet, committed by deltalake."""
 
+    committer: ClassVar[Literal["direct", "spark"]] = "direct"
     sink: DeltaSink
     actions: Sequence[AddAction]
     rows: int
     null_keys: pa.Table | None = None
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        entry = replace(entry, rows={**entry.rows, "written": self.rows})
-        return self.sink.commit(
-            entry, lambda _, properties: self.sink.commit_actions(list(self.actions), properties)
-        )
+        """Make the rows visible once, with the entry."""
+        return self.sink.commit(entry, lambda _, properties: self.sink.commit_actions(list(self.actions), properties))
 
     def close(self) -> None:
         """Nothing is held; files of a batch that was not committed go when the batch is tried again."""
@@ -106,16 +108,18 @@ class ParquetAppend:
 class ArrowMerge:
     """Rows in the driver's memory, one a key, merged by deltalake."""
 
+    committer: ClassVar[Literal["direct", "spark"]] = "direct"
     sink: DeltaSink
     table: pa.Table
     null_keys: pa.Table | None
 
     @property
     def rows(self) -> int:
+        """How many rows are staged."""
         return int(self.table.num_rows)
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        entry = replace(entry, rows={**entry.rows, "written": self.rows})
+        """Make the rows visible once, with the entry."""
 
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if not self.rows:
@@ -144,22 +148,18 @@ class ArrowMerge:
 class SparkAppend:
     """A cached frame, appended by delta-spark."""
 
+    committer: ClassVar[Literal["direct", "spark"]] = "spark"
     sink: DeltaSink
     frame: DataFrame
     rows: int
     null_keys: pa.Table | None = None
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        entry = replace(entry, rows={**entry.rows, "written": self.rows})
-
-        def write() -> None:
-            writer = self.frame.write.format("delta").mode("append").option("userMetadata", entry.encode())
-            writer = writer.option("txnAppId", self.sink.app_id).option("txnVersion", str(entry.txn.version))
-            writer.save(str(self.sink.path))
-
-        return _spark_commit(self.sink, entry, write)
+        """Make the rows visible once, with the entry."""
+        return _spark_commit(self.sink, entry, lambda: _spark_append(self.sink, self.frame, entry))
 
     def close(self) -> None:
+        """Free the cached frame."""
         self.frame.unpersist()
 
 
@@ -167,14 +167,20 @@ class SparkAppend:
 class SparkMerge:
     """A cached frame with one row a key, merged by delta-spark."""
 
+    committer: ClassVar[Literal["direct", "spark"]] = "spark"
     sink: DeltaSink
     frame: DataFrame
+    cached: DataFrame
     rows: int
     null_keys: pa.Table | None
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        entry = replace(entry, rows={**entry.rows, "written": self.rows})
-        return _spark_commit(self.sink, entry, lambda: self._merge(entry))
+        """Make the rows visible once, with the entry."""
+        return _spark_commit(self.sink, entry, lambda: self._merge(entry), lambda: self._append_nothing(entry))
+
+    def _append_nothing(self, entry: LedgerEntry) -> None:
+        columns = [c for c in self.frame.columns if c != DELETE_COLUMN]
+        _spark_append(self.sink, self.frame.select(*(f"`{c}`" for c in columns)).limit(0), entry)
 
     def _merge(self, entry: LedgerEntry) -> None:
         from delta.tables import DeltaTable as SparkDeltaTable
@@ -187,7 +193,7 @@ class SparkMerge:
         kept = None
         if DELETE_COLUMN in self.frame.columns:
             merge, kept = merge.whenMatchedDelete(f"s.`{DELETE_COLUMN}`"), f"NOT s.`{DELETE_COLUMN}`"
-        merge = merge.whenMatchedUpdate(kept, values).whenNotMatchedInsert(kept, values)
+        merge = merge.whenMatchedUpdate(kept, values).whenNotMatchedInsert(kept, values)  # type: ignore[arg-type]
         # MERGE takes its transaction only from the session, where any other Delta write would take it too.
         confs = {
             "spark.databricks.delta.write.txnAppId": self.sink.app_id,
@@ -203,7 +209,8 @@ class SparkMerge:
                 session.conf.unset(key)
 
     def close(self) -> None:
-        self.frame.unpersist()
+        """Free the cached frame."""
+        self.cached.unpersist()
 
 
 def stage(sink: DeltaSink, frame: DataFrame, *, driver: bool, spark_commits: bool, batch: tuple[int, int]) -> Staged:
@@ -261,7 +268,7 @@ def _spark_merge(sink: DeltaSink, rows: DataFrame) -> SparkMerge:
             value = [F.col(f"`{c}`") for c in order]
             last = F.max_by(F.struct(*(F.col(f"`{c}`") for c in unique.columns)), F.struct(*value))
             unique = unique.groupBy(*(f"`{k}`" for k in keys)).agg(last.alias("__row")).select("__row.*")
-        return SparkMerge(sink, unique.drop(*_ORDER), distinct, null_keys)
+        return SparkMerge(sink, unique.drop(*_ORDER), cached, distinct, null_keys)
     except BaseException:
         cached.unpersist()
         raise
@@ -279,32 +286,35 @@ def _fit(sink: DeltaSink, frame: DataFrame) -> DataFrame:
     return frame.select(*columns)
 
 
-def _spark_commit(sink: DeltaSink, entry: LedgerEntry, write: object) -> int | None:
-    """Commit through delta-spark, which skips silently where deltalake's way raises: so look before and after."""
-    assert callable(write)
+def _spark_append(sink: DeltaSink, frame: DataFrame, entry: LedgerEntry) -> None:
+    writer = frame.write.format("delta").mode("append").option("userMetadata", entry.encode())
+    writer.option("txnAppId", sink.app_id).option("txnVersion", str(entry.txn.version)).save(str(sink.path))
+
+
+def _spark_commit(
+    sink: DeltaSink, entry: LedgerEntry, write: Callable[[], None], write_nothing: Callable[[], None] | None = None
+) -> int | None:
+    """Commit through delta-spark, which skips silently where deltalake's way raises: so look before and after.
+
+    `write_nothing` commits the transaction alone, for a write that turned out to change nothing.
+    """
     sink.refresh()
     at = sink.position
     if at is not None and at.generation > entry.generation:
-        raise Fenced(
-            f"table {sink.name} is in generation {at.generation}, this driver belongs to {entry.generation}",
-            "let this driver end; the newer generation goes on without it",
-        )
+        raise sink.fenced(at, entry)
     if at is not None and at >= entry.txn:
         return None
-    write()
-    sink.refresh()
-    if sink.position == at:  # a merge that changed nothing
-        if not sink.direct:
-            raise LedgerConflict(
-                f"delta-spark made no commit for {entry.txn} on table {sink.name}, and deltalake may not write it",
-                "take the table's special features away, or make the sink an append",
-            )
-        return sink.commit(entry, lambda *_: None)
-    if sink.position != entry.txn:
-        raise Fenced(f"table {sink.name} moved to {sink.position} during {entry.txn}", "let this driver end")
-    return int(sink.handle.version())
-
-
-def staging_folder(sink: DeltaSink, generation: int) -> Path:
-    """Where executors put the files of a generation."""
-    return sink.path / f"g{generation:04d}"
+    for attempt in (write, write_nothing):
+        if attempt is not None:
+            attempt()
+            sink.refresh()
+        if sink.position == entry.txn:
+            return int(sink.handle.version())
+        if sink.position != at:
+            break
+    if (now := sink.position) is not None and now.generation > entry.generation:
+        raise sink.fenced(now, entry)
+    raise LedgerConflict(
+        f"delta-spark left table {sink.name} at {now} when it should have written {entry.txn}",
+        "look for a second driver with another state folder on the same tables",
+    )

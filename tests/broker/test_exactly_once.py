@@ -28,7 +28,11 @@ def fed(settings: SettingsFactory, broker: Broker) -> tuple[Settings, str]:
     if topics.describe(TOPIC):
         topics.delete(TOPIC)
     topics.create(TOPIC, 2)
-    produce(bootstrap, TOPIC, ((key, b"junk" if i % 500 == 499 else value) for i in range(COUNT) for key, value in [thing(i)]))
+    produce(
+        bootstrap,
+        TOPIC,
+        ((key, b"junk" if i % 500 == 499 else value) for i in range(COUNT) for key, value in [thing(i)]),
+    )
     return made, bootstrap
 
 

@@ -167,4 +167,3 @@ def test_a_refusal_ends_the_driver_with_the_exit_code_for_a_person(bench: BenchF
     code, output = finished(driver(made.settings, made.bootstrap, "--streams", "plain"), seconds=30)
     assert code == 78
     assert "topic things does not exist" in output
-

@@ -30,7 +30,9 @@ def numbers(bench: Bench, table: str) -> list[int]:
     return sorted(row["n"] for row in rows(bench.settings, table))
 
 
-@pytest.mark.parametrize("flags", [{"stream.path": "driver"}, {"stream.path": "executor"}, {"stream.committer": "spark"}])
+@pytest.mark.parametrize(
+    "flags", [{"stream.path": "driver"}, {"stream.path": "executor"}, {"stream.committer": "spark"}]
+)
 def test_every_way_into_a_table_writes_the_same_rows(bench: BenchFactory, topic: str, flags: dict[str, object]) -> None:
     topic = topic.replace("[", "-").replace("]", "-")
     made = bench({"stream.max_offsets_per_trigger": 700, **flags})
@@ -56,7 +58,9 @@ def test_batches_without_rows_and_without_records_are_committed_and_survive_a_re
     produce(made.bootstrap, topic, map(thing, range(1500, 6000)))
     made.run(on_topic(windows, topic))
     assert_chained(ledger(made.settings, "windows"))
-    closed = [row for row in rows(made.settings, "windows") if row["start"] < datetime(2024, 1, 1, 0, 0, 40, tzinfo=UTC)]
+    closed = [
+        row for row in rows(made.settings, "windows") if row["start"] < datetime(2024, 1, 1, 0, 0, 40, tzinfo=UTC)
+    ]
     assert len(closed) == 4 * len(KEYS)
     assert sum(row["c"] for row in closed) == 4000
 
@@ -99,7 +103,13 @@ def test_a_busy_stream_stops_at_a_batch_border_and_goes_on_from_there(bench: Ben
     checkpoint = generations.checkpoint(made.settings, "plain", 1)
     assert 0 < len(rows(made.settings, "plain")) == 50 * ((checkpoint.last_committed or 0) + 1) < 5000
     made.settings.tables.exists()
-    faster = Bench(made.settings.model_copy(update={"stream": made.settings.stream.model_copy(update={"max_offsets_per_trigger": 5000})}), made.bootstrap, made.spark)
+    faster = Bench(
+        made.settings.model_copy(
+            update={"stream": made.settings.stream.model_copy(update={"max_offsets_per_trigger": 5000})}
+        ),
+        made.bootstrap,
+        made.spark,
+    )
     faster.run(on_topic(plain, topic))
     assert numbers(made, "plain") == list(range(5000))
 
@@ -270,9 +280,9 @@ def test_a_changed_aggregation_on_kept_state_is_refused(bench: BenchFactory, top
 def test_several_rows_of_one_key_without_an_order_are_refused(bench: BenchFactory, topic: str) -> None:
     made = bench({"stream.max_restarts": 0})
     fed(made, topic, 12)
-    unordered = stream(source=replace(THINGS, event_time=None, lateness=None), sink=DeltaTable("last", keys=["k"]), name="last")(
-        lambda things: things.select("k", "n")
-    )
+    unordered = stream(
+        source=replace(THINGS, event_time=None, lateness=None), sink=DeltaTable("last", keys=["k"]), name="last"
+    )(lambda things: things.select("k", "n"))
     running = made.run(on_topic(unordered, topic))
     assert running.status.state == "failed" and running.status.error is not None
     assert "nothing says which one is last" in running.status.error["found"]

@@ -1,0 +1,265 @@
+"""From a declaration to a query that is ready to start: topics, plan, tables and record are brought together here.
+
+Whatever cannot be right is refused before Spark starts the query: an output that does not fit its table, a changed
+aggregation on kept state, several sinks behind state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from streaming_jobs import generation as generations
+from streaming_jobs.batch import Attempts, BatchPipeline, BatchReport
+from streaming_jobs.code_version import code_version
+from streaming_jobs.durations import milliseconds, parse_duration
+from streaming_jobs.errors import ConfigurationError, PreflightRefused, TransientError
+from streaming_jobs.generation import BoundTable, BoundTopic, StreamRecord
+from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
+from streaming_jobs.preflight import CheckpointWorld, World
+from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
+from streaming_jobs.sinks.upkeep import Upkeep
+from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.stream import SOURCE_COLUMN, Stream
+from streaming_jobs.world import all_tables, ledger_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class Connection:
+    """How a session reaches the cluster: Spark's options, and two clients (`quick` gives up after 2 s)."""
+
+    spark_options: Mapping[str, str]
+    topics: Topics
+    quick: Topics
+
+
+class BoundQuery:
+    """The running query, once there is one: the pipeline's first batch can come before `start` returns."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._query: StreamingQuery | None = None
+
+    def bind(self, query: StreamingQuery) -> None:
+        """Tell which query it is."""
+        self._query = query
+        self._ready.set()
+
+    def bad_records(self, observation: str) -> int:
+        """Bad records of one source in the plan that ran last (`Dataset.observe`)."""
+        if not self._ready.wait(30) or self._query is None:
+            raise TransientError("the query did not report itself within 30 s")
+        found = self._query._jsq.streamingQuery().lastExecution().observedMetrics().get(observation)
+        return int(found.get().getLong(0)) if found.isDefined() else 0
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A stream ready to start; `start` starts the query and binds it to the pipeline."""
+
+    record: StreamRecord
+    pipeline: BatchPipeline
+    writer: DataStreamWriter
+    handle: BoundQuery
+
+    def start(self) -> StreamingQuery:
+        """Start the query."""
+        query = self.writer.start()
+        self.handle.bind(query)
+        return query
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What is needed to assemble one stream; `before_commit` and `report` are the pipeline's."""
+
+    stream: Stream
+    settings: Settings
+    connection: Connection
+    trigger: str
+    stop: threading.Event
+    before_commit: Callable[[StreamRecord], None]
+    report: Callable[[BatchReport], None]
+
+    @property
+    def own(self) -> StreamSettings:
+        """The stream's settings."""
+        return self.settings.for_stream(self.stream.name)
+
+    def assemble(self, spark: SparkSession, world: World) -> Assembled:
+        """Bring everything together; writes stream.json and makes or widens the tables."""
+        name = self.stream.name
+        record = world.record or generations.first(name)
+        if world.record is None:
+            generations.save(self.settings, record)
+        sources = self._sources()
+        starts = self._starts(record, world)
+        share = self.own.max_offsets_per_trigger // len(sources)
+        frames = {s.parameter: s.stream(spark, start=starts[s.topic.name], max_offsets=share) for s in sources}
+        outputs = self.stream.outputs(**frames)
+        plan_traits = self._checked_traits(outputs)
+        record = self._bound(record, world, starts, outputs)
+        tables = self._tables(record, outputs)
+        roles = {declared.name: role for declared, role in all_tables(self.stream)}
+        record = replace(record, tables=tuple(BoundTable(t.name, t.table_id, roles[t.name]) for t in tables.values()))
+        if record != world.record:
+            generations.save(self.settings, record)
+        handle = BoundQuery()
+        pipeline = self._pipeline(record, sources, tables, plan_traits, handle)
+        frame = next(iter(outputs.values())) if len(outputs) == 1 else next(iter(frames.values()))
+        updates = plan_traits.stateful and self.stream.primary.mode == "upsert"
+        writer: DataStreamWriter = (
+            frame.writeStream.queryName(name)
+            .outputMode("update" if updates else "append")
+            .option("checkpointLocation", str(pipeline.checkpoint.folder))
+            .foreachBatch(pipeline)
+        )
+        return Assembled(record, pipeline, triggered(writer, self.trigger, self.own), handle)
+
+    def _sources(self) -> list[KafkaSource]:
+        lateness = self.own.lateness
+        return [
+            KafkaSource(parameter, topic, self.connection.spark_options, lateness or topic.delay)
+            for parameter, topic in self.stream.sources.items()
+        ]
+
+    def _starts(self, record: StreamRecord, world: World) -> dict[str, dict[int, int]]:
+        """Where each topic begins: what the record says once a batch was planned, else resolved to offsets now."""
+        if world.checkpoint.planned is not None:
+            return {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
+        return {
+            topic.name: resolve_start(self.own.start, self.connection.topics, topic.name)
+            for topic in self.stream.sources.values()
+        }
+
+    def _checked_traits(self, outputs: Mapping[str, DataFrame]) -> PlanTraits:
+        each = [traits(frame) for frame in outputs.values()]
+        if len(outputs) > 1 and (any(t.stateful for t in each) or len(self.stream.sources) > 1):
+            raise ConfigurationError(
+                f"stream {self.stream.name} has several sinks and keeps state or joins sources",
+                "split it: one stream for the state, and one for each further table",
+            )
+        return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each))
+
+    def _bound(
+        self,
+        record: StreamRecord,
+        world: World,
+        starts: Mapping[str, Mapping[int, int]],
+        outputs: Mapping[str, DataFrame],
+    ) -> StreamRecord:
+        """The record with its topics, code and state fingerprint; raises PreflightRefused if state would not fit."""
+        if world.checkpoint.planned is None:
+            topics = tuple(
+                BoundTopic(t.name, t.topic_id or "", {str(p): o for p, o in starts[t.name].items()})
+                for t in world.topics
+            )
+            record = replace(record, topics=topics)
+        fingerprint = state_fingerprint(next(iter(outputs.values())))
+        if world.checkpoint.committed is not None and dict(record.state_fingerprint) != fingerprint:
+            raise PreflightRefused(
+                f"the state of stream {self.stream.name} was built by another aggregation: "
+                f"{dict(record.state_fingerprint)} then, {fingerprint} now",
+                "take the change back, or start the stream over: move its state folder and its tables away",
+            )
+        record = replace(record, state_fingerprint=fingerprint)
+        return record.with_code(code_version(self.stream, self.settings.flows), next_batch(world.checkpoint))
+
+    def _tables(self, record: StreamRecord, outputs: Mapping[str, DataFrame]) -> dict[str, DeltaSink]:
+        return {
+            declared.name: ensure_sink(
+                self.settings,
+                declared,
+                self.stream.name,
+                self._schema(declared.name, outputs),
+                generation=record.generation,
+            )
+            for declared, _ in all_tables(self.stream)
+        }
+
+    def _schema(self, table: str, outputs: Mapping[str, DataFrame]) -> StructType:
+        from pyspark.sql.types import StructType
+
+        if table == self.stream.dead_letters:
+            return dead_letters.SCHEMA
+        frame = next(frame for name, frame in outputs.items() if self.stream.sinks[name].name == table)
+        return StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
+
+    def _pipeline(
+        self,
+        record: StreamRecord,
+        sources: list[KafkaSource],
+        tables: Mapping[str, DeltaSink],
+        plan_traits: PlanTraits,
+        handle: BoundQuery,
+    ) -> BatchPipeline:
+        name = self.stream.name
+        primary, *secondary = (tables[sink.name] for sink in self.stream.sinks.values())
+        return BatchPipeline(
+            stream=self.stream,
+            generation=record.generation,
+            checkpoint=generations.checkpoint(self.settings, name, record.generation),
+            topic_ids={t.name: t.topic_id for t in record.topics},
+            sources=sources,
+            primary=primary,
+            secondary=secondary,
+            dead_letters=tables[self.stream.dead_letters],
+            code=code_version(self.stream, self.settings.flows),
+            settings=self.own,
+            traits=plan_traits,
+            upkeep=[Upkeep(sink, self.settings.table, record.generation) for sink in tables.values()],
+            ledger_file=ledger_file(self.settings, name),
+            attempts=Attempts(generations.folder(self.settings, name) / "attempt"),
+            stop=self.stop,
+            before_commit=lambda: self.before_commit(record),
+            report=self.report,
+            query=handle,
+        )
+
+
+def next_batch(checkpoint: CheckpointWorld) -> int:
+    """The batch that a start runs first: the planned one again if it was not committed, else the one after it."""
+    if checkpoint.planned is None:
+        return 0
+    return checkpoint.planned + (1 if checkpoint.planned == checkpoint.committed else 0)
+
+
+def resolve_start(start: str, topics: Topics, topic: str) -> dict[int, int]:
+    """Offsets for `earliest`, `latest`, or an ISO time with zone; raises ConfigurationError for anything else."""
+    if start in ("earliest", "latest"):
+        return dict(getattr(topics.offsets(topic), start))
+    try:
+        at = datetime.fromisoformat(start)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise ConfigurationError(
+            f"start position '{start}' is not earliest, latest or a time with zone", "write 2026-11-21T08:00:00+00:00"
+        )
+    return topics.offsets_for_time(topic, int(at.timestamp() * 1000))
+
+
+def triggered(writer: DataStreamWriter, trigger: str, own: StreamSettings) -> DataStreamWriter:
+    """The writer with its trigger; raises ConfigurationError for a text that is none."""
+    if trigger == "continuous":
+        return writer.trigger(processingTime=f"{max(milliseconds(own.min_commit_interval), 1)} milliseconds")
+    if trigger == "available-now":
+        return writer.trigger(availableNow=True)
+    if trigger.startswith("every "):
+        interval = max(parse_duration(trigger.removeprefix("every ")), own.min_commit_interval)
+        return writer.trigger(processingTime=f"{milliseconds(interval)} milliseconds")
+    raise ConfigurationError(
+        f"'{trigger}' is not a trigger", "use continuous, available-now, or 'every' and a duration"
+    )
