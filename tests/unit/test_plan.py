@@ -1,0 +1,84 @@
+"""What is read off a stream's plan: is there state, can rows multiply, and did the meaning of the state change.
+
+plans.json holds analysed plans as Spark 4.2 prints them, of small streams that differ in one thing each: `w` is
+a rate stream with a watermark and the key k = value % 3.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs.plan import PlanTraits, fingerprint_of, traits_of
+
+PLANS = {name: "\n".join(lines) for name, lines in json.loads(Path(__file__).with_name("plans.json").read_text()).items()}
+
+STATELESS = ("select", "join_static", "join_static_agg", "explode", "map_pandas", "map_arrow", "observe", "union")
+STATEFUL = tuple(name for name in PLANS if name not in STATELESS)
+MULTIPLYING = ("join_static", "join_static_agg", "join_streams", "explode", "map_pandas", "map_arrow", "state_pandas")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_state_and_multiplying_are_read_off_the_plan(name: str) -> None:
+    assert traits_of(PLANS[name]) == PlanTraits(stateful=name in STATEFUL, multiplies=name in MULTIPLYING)
+
+
+@pytest.mark.parametrize("name", STATELESS)
+def test_a_stream_without_state_has_no_fingerprint(name: str) -> None:
+    assert fingerprint_of(PLANS[name]) == {}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_stream_with_state_has_a_fingerprint_without_generated_ids(name: str) -> None:
+    text = " ".join(fingerprint_of(PLANS[name]).values())
+    assert text
+    assert "#" not in text
+    assert "~" not in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("sum", "max"),  # Spark runs on silently: the state has the same type
+        ("sum", "by_k_mod_5"),
+        ("window10", "window20"),
+        ("window10", "session"),
+        ("window10", "record"),
+        ("sum", "window10"),
+        ("dedup", "dedup_wm"),
+        ("sum", "two_step_key"),
+        ("wide", "wide_last_max"),  # only the 30th column differs
+    ],
+)
+def test_another_aggregation_grouping_or_window_is_another_fingerprint(before: str, after: str) -> None:
+    assert fingerprint_of(PLANS[before]) != fingerprint_of(PLANS[after])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("sum", "sum_other_lateness"),
+        ("sum", "sum_after_filter"),
+        ("sum", "sum_then_rename"),
+        ("dedup", "distinct"),
+        ("record", "record_wider"),  # a field more in the record, which the aggregation does not use
+    ],
+)
+def test_what_does_not_touch_the_state_keeps_the_fingerprint(before: str, after: str) -> None:
+    assert fingerprint_of(PLANS[before]) == fingerprint_of(PLANS[after])
+
+
+def test_the_same_plan_with_other_ids_has_the_same_fingerprint() -> None:
+    again = PLANS["window10"].replace("#39", "#1039").replace("#2L", "#1002L").replace("#34L", "#7L")
+    assert fingerprint_of(again) == fingerprint_of(PLANS["window10"])
+
+
+def test_a_plan_that_cannot_be_taken_apart_still_has_a_stable_fingerprint() -> None:
+    odd = PLANS["sum"].replace("(value#1L % cast(3 as bigint))", "concat(value#1L, a), ](b")
+    assert fingerprint_of(odd) == fingerprint_of(odd) != {}
+
+
+def test_the_recorded_plans_are_whole() -> None:
+    assert not [name for name, plan in PLANS.items() if "more fields" in plan]
