@@ -13,7 +13,7 @@ import structlog
 from streaming_jobs.assembly import Assembly, Connection
 from streaming_jobs.batch import BatchPipeline, BatchReport, StopAtBorder
 from streaming_jobs.durations import parse_duration
-from streaming_jobs.errors import ConfigurationError, OffsetsLost, PermanentError, TransientError
+from streaming_jobs.errors import OffsetsLost, PermanentError, TransientError, UsageError
 from streaming_jobs.failures import classify
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.lease import Lease
@@ -132,7 +132,8 @@ class RunningStream:
             return
         fresh = [newest] if newest.batchId <= self._seen_batch + 1 else query.recentProgress
         for report in fresh:
-            if report.batchId > self._seen_batch:
+            # A report of an idle moment carries the number of the batch that is still to come.
+            if report.batchId > self._seen_batch and "addBatch" in report.durationMs:
                 self._seen_batch = report.batchId
                 self.status.late_rows_dropped += late_rows(json.loads(report.json))
         update(self.status, json.loads(newest.json))
@@ -242,7 +243,7 @@ class RunningStream:
             "code": code,
             "found": getattr(error, "found", str(error)),
             "next": getattr(error, "next_step", ""),
-            "permanent": str(isinstance(error, (PermanentError, ConfigurationError))).lower(),
+            "permanent": str(isinstance(error, (PermanentError, UsageError))).lower(),
         }
         self._failures += 1
         if isinstance(error, TransientError) and self._failures <= self.own.max_restarts:
