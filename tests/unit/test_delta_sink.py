@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.errors import CommitRefused, Fenced, OutputMismatch
-from streaming_jobs.ledger import LedgerEntry, Txn, newest, walk
+from streaming_jobs.ledger import Txn, newest, walk
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import delta
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink, open_sink
@@ -345,7 +345,7 @@ def test_an_append_without_rows_still_records_the_batch(make: Make) -> None:
     assert ArrowAppend(sink, ROWS.slice(0, 0)).commit(entry(0)) == 1
     commit, foreign = newest(sink.path, STREAM)
     assert commit is not None and commit.entry is not None
-    assert (commit.entry.txn, commit.entry.rows, commit.changes_data) == (Txn(1, 0), {"written": 0}, False)
+    assert (commit.entry.txn, commit.changes_data) == (Txn(1, 0), False)
     assert foreign == []
 
 
@@ -447,10 +447,3 @@ def test_files_that_executors_wrote_are_committed_once(make: Make) -> None:
     assert staged.commit(entry(0)) == 1
     assert staged.commit(entry(0)) is None
     assert len(rows_in(sink)) == 1
-
-
-def test_the_entry_counts_what_was_written(make: Make) -> None:
-    sink = make()
-    ArrowAppend(sink, ROWS).commit(entry(0, rows={"dead_letters": 3}))
-    written: LedgerEntry | None = newest(sink.path, STREAM)[0].entry  # type: ignore[union-attr]
-    assert written is not None and written.rows == {"dead_letters": 3, "written": 2}

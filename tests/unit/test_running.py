@@ -1,0 +1,567 @@
+"""A stream in a session: what its status says, where it begins, how it is tried again, stopped and given up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streaming_jobs.assembly import BoundQuery, Connection, next_batch, resolve_start, triggered
+from streaming_jobs.batch import BatchReport, StopAtBorder
+from streaming_jobs.errors import (
+    BrokerUnreachable,
+    ConfigurationError,
+    Fenced,
+    OffsetsLost,
+    PreflightRefused,
+    RecourseError,
+    SetupError,
+    TransientError,
+    UsageError,
+)
+from streaming_jobs.generation import BoundTopic
+from streaming_jobs.preflight import CheckpointWorld
+from streaming_jobs.progress import Status, late_rows, read_status, update, write_status
+from streaming_jobs.running import RunningStream
+from streaming_jobs.settings import StreamSettings
+from tests.conftest import SettingsFactory
+from tests.unit.worlds import STREAM, TOPIC, TOPIC_ID, Disk, FakeTopics, checkpoint_world, parity, record
+
+# what Spark reports
+
+
+def progress(batch: int = 7, *, ran: bool = True, dropped: int = 0, **changes: Any) -> dict[str, Any]:
+    """A report as Spark 4.2 writes it; one that did not run a batch is of an idle moment before `batch`."""
+    steps = ("addBatch", "commitOffsets", "getBatch", "latestOffset", "queryPlanning", "triggerExecution", "walCommit")
+    return {
+        "batchId": batch,
+        "inputRowsPerSecond": 1999.96,
+        "processedRowsPerSecond": 4000.04,
+        "durationMs": dict.fromkeys(steps if ran else ("latestOffset", "triggerExecution"), 3),
+        "eventTime": {"watermark": "2013-01-01T05:00:00.000Z"},
+        "stateOperators": [{"numRowsTotal": 5, "memoryUsedBytes": 2**20, "numRowsDroppedByWatermark": dropped}],
+        "sources": [{"endOffset": {TOPIC: {"0": 40, "1": 20}}, "latestOffset": {TOPIC: {"0": 100, "1": 20}}}],
+        **changes,
+    }
+
+
+@dataclass
+class FakeQuery:
+    """A query as the session sees it."""
+
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    isActive: bool = True
+    failure: Exception | None = None
+    stops: int = 0
+
+    @property
+    def recentProgress(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(json=json.dumps(r), **r) for r in self.reports]
+
+    @property
+    def lastProgress(self) -> SimpleNamespace | None:
+        return self.recentProgress[-1] if self.reports else None
+
+    def exception(self) -> Exception | None:
+        return self.failure
+
+    def stop(self) -> None:
+        self.stops += 1
+        self.isActive = False
+
+
+def updated(**changes: Any) -> Status:
+    status = Status(STREAM)
+    update(status, progress(**changes))
+    return status
+
+
+def test_rates_state_and_watermark_are_taken_from_sparks_report() -> None:
+    status = updated()
+    assert (status.input_rows_per_s, status.processed_rows_per_s) == (2000.0, 4000.0)
+    assert (status.state_rows, status.state_mb) == (5, 1.0)
+    assert status.watermark == "2013-01-01T05:00:00.000Z"
+
+
+def test_lag_is_what_lies_behind_the_end_in_all_partitions() -> None:
+    assert updated().lag_records == 60
+
+
+def test_a_partition_that_was_not_read_yet_lags_by_all_it_has() -> None:
+    source = {"endOffset": {TOPIC: {"0": 40}}, "latestOffset": {TOPIC: {"0": 40, "1": 9}}}
+    assert updated(sources=[source]).lag_records == 9
+    assert updated(sources=[{**source, "endOffset": None}]).lag_records == 49
+
+
+def test_several_sources_lag_together_and_none_lags_below_nothing() -> None:
+    behind = {"endOffset": {"a": {"0": 1}}, "latestOffset": {"a": {"0": 5}}}
+    ahead = {"endOffset": {"b": {"0": 9}}, "latestOffset": {"b": {"0": 5}}}
+    assert updated(sources=[behind, ahead]).lag_records == 4
+    assert updated(sources=[{"endOffset": None, "latestOffset": None}]).lag_records == 0
+
+
+def test_the_watermark_delay_is_counted_from_now_in_seconds() -> None:
+    an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    mark = an_hour_ago.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert updated(eventTime={"watermark": mark}).watermark_delay_s == pytest.approx(3600, abs=5)
+
+
+@pytest.mark.parametrize("event_time", [{}, None, {"watermark": "1970-01-01T00:00:00.000Z"}])
+def test_a_watermark_that_has_not_moved_yet_is_none(event_time: dict[str, str] | None) -> None:
+    status = updated(eventTime=event_time)
+    assert (status.watermark, status.watermark_delay_s) == (None, None)
+
+
+@pytest.mark.parametrize("rate", [None, float("nan"), float("inf"), "NaN", 1e300])
+def test_a_rate_that_is_no_number_is_none(rate: object) -> None:
+    assert updated(inputRowsPerSecond=rate).input_rows_per_s is None
+
+
+def test_a_stream_without_state_has_no_state_rows() -> None:
+    assert updated(stateOperators=[]).state_rows is None
+
+
+def test_late_rows_are_summed_over_the_operators_of_a_report() -> None:
+    operators = [{"numRowsDroppedByWatermark": 2}, {"numRowsDroppedByWatermark": 3}, {}]
+    assert late_rows(progress(stateOperators=operators)) == 5
+    assert late_rows({}) == 0
+
+
+# the status file
+
+
+def test_a_status_comes_back_from_its_file_and_unknown_fields_are_passed_over(settings: SettingsFactory) -> None:
+    status = replace(updated(), pid=17, warnings=["short retention"], error={"code": "REC-021"})
+    write_status(settings(), status)
+    assert read_status(settings(), STREAM) == status
+    path = settings().state / STREAM / "status.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text(json.dumps({**json.loads(path.read_text()), "of_a_newer_version": 1}))
+    assert read_status(settings(), STREAM) == status
+
+
+@pytest.mark.parametrize("text", [None, "", '{"stream": "par'])
+def test_a_status_that_is_not_there_or_cut_off_is_none(settings: SettingsFactory, text: str | None) -> None:
+    if text is not None:
+        (settings().state / STREAM).mkdir(parents=True)
+        (settings().state / STREAM / "status.json").write_text(text)
+    assert read_status(settings(), STREAM) is None
+
+
+# where a stream begins, and its trigger
+
+
+def test_a_start_position_is_the_topics_first_or_next_offsets() -> None:
+    topics: Any = FakeTopics()
+    assert resolve_start("earliest", topics, TOPIC) == {0: 0, 1: 0}
+    assert resolve_start("latest", topics, TOPIC) == {0: 1000, 1: 1000}
+
+
+def test_a_start_time_is_asked_for_in_milliseconds_of_utc() -> None:
+    topics = FakeTopics()
+    assert resolve_start("2026-11-21T10:00:00+02:00", topics, TOPIC) == {0: 70, 1: 35}  # type: ignore[arg-type]
+    assert resolve_start("2026-11-21T08:00:00Z", topics, TOPIC) == {0: 70, 1: 35}  # type: ignore[arg-type]
+    assert topics.asked_ms == [1_795_248_000_000] * 2
+
+
+@pytest.mark.parametrize("start", ["", "first", "2026-11-21", "2026-11-21T10:00:00", "offsets", "1795248000000"])
+def test_any_other_start_position_is_refused_and_a_time_without_zone_too(start: str) -> None:
+    with pytest.raises(ConfigurationError, match="not earliest, latest or a time with zone"):
+        resolve_start(start, FakeTopics(), TOPIC)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "batch"),
+    [
+        (CheckpointWorld(), 0),
+        (checkpoint_world(0, None), 0),
+        (checkpoint_world(0, 0), 1),
+        (checkpoint_world(7, 6), 7),
+        (checkpoint_world(7, 7), 8),
+    ],
+)
+def test_a_start_runs_the_planned_batch_again_or_the_one_after_it(checkpoint: CheckpointWorld, batch: int) -> None:
+    assert next_batch(checkpoint) == batch
+
+
+class Writer:
+    """What Spark's writer is told."""
+
+    def trigger(self, **told: object) -> dict[str, object]:
+        return told
+
+
+@pytest.mark.parametrize(
+    ("trigger", "told"),
+    [
+        ("continuous", {"processingTime": "500 milliseconds"}),
+        ("available-now", {"availableNow": True}),
+        ("every 10 seconds", {"processingTime": "10000 milliseconds"}),
+        ("every 100 ms", {"processingTime": "500 milliseconds"}),  # never below min_commit_interval
+    ],
+)
+def test_a_trigger_is_told_to_spark(trigger: str, told: dict[str, object]) -> None:
+    assert triggered(Writer(), trigger, StreamSettings()) == told  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_without_a_commit_interval_batches_follow_each_other() -> None:
+    own = StreamSettings(min_commit_interval=timedelta(0))
+    assert triggered(Writer(), "continuous", own) == {"processingTime": "1 milliseconds"}  # type: ignore[arg-type, comparison-overlap]
+
+
+@pytest.mark.parametrize("trigger", ["", "once", "every", "every now and then", "every -5 seconds", "10 seconds"])
+def test_any_other_trigger_is_refused(trigger: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is not a (trigger|duration)"):
+        triggered(Writer(), trigger, StreamSettings())  # type: ignore[arg-type]
+
+
+def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
+    class Metrics:
+        def __init__(self, found: int | None) -> None:
+            self.found = found
+
+        def isDefined(self) -> bool:
+            return self.found is not None
+
+        def get(self, name: str | None = None) -> Any:
+            if name is not None:
+                return Metrics({"recourse_things": 4}.get(name))
+            return SimpleNamespace(getLong=lambda _: self.found)
+
+    execution = SimpleNamespace(observedMetrics=lambda: Metrics(0))
+    java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
+    handle, found = BoundQuery(), []
+    asking = threading.Thread(target=lambda: found.append(handle.bad_records("recourse_things")))
+    asking.start()
+    assert not found
+    handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
+    asking.join(5)
+    assert found == [4]
+    assert handle.bad_records("recourse_others") == 0
+
+
+# a stream in its session
+
+
+@dataclass
+class Clock:
+    """Both clocks of the session, moved by hand."""
+
+    now: float = 1_000_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("streaming_jobs.running.time", made)
+    return made
+
+
+Make = Callable[..., RunningStream]
+
+
+@pytest.fixture
+def make(settings: SettingsFactory) -> Make:
+    """A running stream with a query, without Spark."""
+
+    def make(*, topics: Any = None, **flags: Any) -> RunningStream:
+        topics = topics or FakeTopics()
+        made = RunningStream(
+            parity,
+            settings({f"stream.{name}": value for name, value in flags.items()}),
+            Connection({}, topics, topics),
+            lease=None,  # type: ignore[arg-type]
+            trigger=None,
+            status=Status(STREAM, state="running"),
+        )
+        made.query = FakeQuery()  # type: ignore[assignment]
+        made.pipeline = SimpleNamespace(in_batch=False, failure=None, stopped_at_border=False)  # type: ignore[assignment]
+        return made
+
+    return make
+
+
+def ended(running: RunningStream, **state: Any) -> RunningStream:
+    """The query has ended, with the pipeline in this state."""
+    query: Any = running.query
+    query.isActive = False
+    for name, value in state.items():
+        setattr(running.pipeline, name, value)
+    running.poll(None)  # type: ignore[arg-type]
+    return running
+
+
+def restarts(running: RunningStream, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Records the starts from now on."""
+    starts: list[int] = []
+    monkeypatch.setattr(running, "start", lambda _: starts.append(1))
+    return starts
+
+
+def test_late_rows_are_counted_once_a_batch_although_spark_reports_an_idle_moment_under_the_next_number(
+    make: Make,
+) -> None:
+    running = make()
+    query: Any = running.query
+    seen = []
+    for report in (
+        progress(0, dropped=2),
+        progress(1, ran=False),
+        progress(1, ran=False),
+        progress(1, dropped=3),
+        progress(1, dropped=3),
+    ):
+        query.reports = [report]
+        running.refresh_status()
+        seen.append(running.status.late_rows_dropped)
+    assert seen == [2, 2, 2, 5, 5]
+
+
+def test_late_rows_of_batches_between_two_looks_are_counted_too(make: Make) -> None:
+    running = make()
+    query: Any = running.query
+    query.reports = [progress(0, dropped=1)]
+    running.refresh_status()
+    query.reports += [progress(1, dropped=1), progress(2, dropped=1), progress(3, ran=False), progress(3, dropped=1)]
+    running.refresh_status()
+    assert running.status.late_rows_dropped == 4
+
+
+def test_late_rows_of_the_last_batches_are_counted_when_the_query_ends(make: Make) -> None:
+    running = make()
+    running.query.reports = [progress(0, dropped=1), progress(1, dropped=1)]  # type: ignore[union-attr]
+    assert ended(running).status.late_rows_dropped == 2
+
+
+def test_a_stream_is_idle_when_no_batch_came_for_a_while(make: Make, clock: Clock) -> None:
+    running = make()
+    running._report(BatchReport(0, 15, 10, 1, "driver", "direct", 120, 1))
+    running.refresh_status()
+    assert running.status.state == "running"
+    clock.now += 60
+    running.refresh_status()
+    assert running.status.state == "idle"
+
+
+def test_a_stream_with_a_long_interval_is_not_idle_between_two_batches(make: Make, clock: Clock) -> None:
+    running = make(trigger="every 10 minutes")
+    running._report(BatchReport(0, 15, 10, 1, "driver", "direct", 120, 1))
+    clock.now += 900
+    running.refresh_status()
+    assert running.status.state == "running"
+
+
+def test_batches_are_summed_and_a_skipped_one_counts_no_rows_again(make: Make) -> None:
+    running = make()
+    running._report(BatchReport(0, 15, 10, 1, "driver", "direct", 120, 1))
+    running._report(BatchReport(1, 15, 10, 1, "driver", "direct", 90, None, skipped=True, warning="mixed batch: odds"))
+    status = running.status
+    assert (status.batch, status.batch_ms, status.rows_written, status.dead_letters) == (1, 90, 10, 1)
+    assert status.warnings == ["mixed batch: odds"]
+
+
+def test_the_end_of_a_finite_run_is_a_stop_and_no_failure(make: Make) -> None:
+    assert ended(make()).status.state == "stopped"
+
+
+def test_a_stop_at_the_border_is_a_stop_and_no_failure(make: Make) -> None:
+    stopped = ended(make(), stopped_at_border=True, failure=StopAtBorder())
+    assert (stopped.status.state, stopped.status.error) == ("stopped", None)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "permanent"),
+    [
+        (Fenced("table evens is in generation 2", "let it end"), "REC-023", "true"),
+        (ConfigurationError("bad trigger", "correct it"), "REC-002", "true"),
+        (UsageError("the function returned too few frames", "return them"), "REC-001", "true"),
+        (SetupError("no Java", "install it"), "REC-003", "false"),
+    ],
+)
+def test_what_a_retry_would_meet_again_ends_the_stream(
+    make: Make, failure: RecourseError, code: str, permanent: str
+) -> None:
+    running = ended(make(), failure=failure)
+    assert running.status.state == "failed"
+    error = {"code": code, "found": failure.found, "next": failure.next_step, "permanent": permanent}
+    assert running.status.error == error
+
+
+def test_what_may_pass_is_tried_again_later_and_later_and_then_given_up(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = make(max_restarts=3)
+    starts = restarts(running, monkeypatch)
+    waited = []
+    for _ in range(3):
+        running.query, running.pipeline = FakeQuery(), SimpleNamespace(failure=None, stopped_at_border=False)  # type: ignore[assignment]
+        ended(running, failure=TransientError("a passing fault"))
+        assert not running.ended
+        before, begun = clock.now, len(starts)
+        while len(starts) == begun:
+            clock.now += 0.5
+            running.poll(None)  # type: ignore[arg-type]
+        running._restart_at = None
+        waited.append(clock.now - before)
+    assert waited == [1.0, 2.0, 4.0]
+    assert running.status.restarts == 3
+    running.fail(TransientError("a passing fault"))
+    assert running.status.state == "failed"
+    assert running.status.error is not None and running.status.error["permanent"] == "false"
+
+
+def test_after_ten_good_minutes_the_retries_count_from_the_beginning(make: Make, clock: Clock) -> None:
+    running = make(max_restarts=1)
+    running.fail(BrokerUnreachable("no broker"))
+    running._restart_at, running._healthy_since = None, clock.now
+    clock.now += 599
+    running.poll(None)  # type: ignore[arg-type]
+    assert running._failures == 1
+    clock.now += 2
+    running.poll(None)  # type: ignore[arg-type]
+    running.fail(BrokerUnreachable("no broker"))
+    assert not running.ended
+
+
+def test_any_exception_at_start_becomes_an_error_of_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = make(max_restarts=0)
+
+    def broken(_: object) -> None:
+        raise KeyError("things")
+
+    monkeypatch.setattr(running, "_start", broken)
+    running.start(None)  # type: ignore[arg-type]
+    assert running.status.state == "failed"
+    assert running.status.error is not None and running.status.error["code"] == "REC-010"
+
+
+def test_a_stream_that_waits_for_its_retry_stops_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = make()
+    ended(running, failure=TransientError("a passing fault"))
+    starts = restarts(running, monkeypatch)
+    running.request_stop()
+    running.poll(None)  # type: ignore[arg-type]
+    assert (running.status.state, starts) == ("stopped", [])
+
+
+def test_a_busy_stream_is_left_to_end_itself_at_the_border(make: Make, clock: Clock) -> None:
+    running = make()
+    assert running.pipeline is not None
+    running.pipeline.in_batch = True
+    running.request_stop()
+    assert running.status.state == "stopping"
+    for _ in range(50):
+        clock.now += 0.5
+        running.poll(None)  # type: ignore[arg-type]
+    assert running.query.stops == 0  # type: ignore[union-attr]
+
+
+def test_a_batch_that_does_not_end_is_cut_off_at_the_deadline(make: Make, clock: Clock) -> None:
+    running = make(stop_deadline="30 seconds")
+    assert running.pipeline is not None
+    running.pipeline.in_batch = True
+    running.request_stop()
+    clock.now += 31
+    running.poll(None)  # type: ignore[arg-type]
+    assert running.query.stops == 1  # type: ignore[union-attr]
+
+
+def test_an_idle_stream_gets_no_batch_and_is_stopped_from_outside(make: Make, clock: Clock) -> None:
+    running = make()
+    running.request_stop()
+    running.poll(None)  # type: ignore[arg-type]
+    assert running.query.stops == 0  # type: ignore[union-attr]  # a batch may be about to begin
+    clock.now += 1.5
+    running.poll(None)  # type: ignore[arg-type]
+    assert running.query.stops == 1  # type: ignore[union-attr]
+    running.poll(None)  # type: ignore[arg-type]
+    assert running.status.state == "stopped"
+
+
+def test_a_stop_that_is_asked_for_twice_or_too_late_changes_nothing(make: Make, clock: Clock) -> None:
+    running = make()
+    running.request_stop()
+    since = running._stop_since
+    clock.now += 10
+    running.request_stop()
+    assert running._stop_since == since
+    done = ended(make())
+    done.request_stop()
+    assert done.status.state == "stopped"
+
+
+def test_lost_records_are_explained_by_their_exact_range(make: Make, settings: SettingsFactory) -> None:
+    disk = Disk(settings()).open().run(0, 1, 2, 3)
+    topics = FakeTopics()
+    topics.found.earliest[0] = 41
+    running = ended(make(topics=topics), failure=RuntimeError("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] ..."))
+    assert disk.settings == running.settings
+    assert running.status.error is not None
+    assert running.status.error["code"] == "REC-022"
+    assert running.status.error["found"].startswith(f"offsets 40 to 40 of topic {TOPIC}, partition 0, are gone")
+
+
+def test_preflight_refuses_and_passes_warnings_on(make: Make, settings: SettingsFactory) -> None:
+    Disk(settings()).open().run(0)
+    topics = FakeTopics()
+    assert topics.info is not None
+    topics.info = replace(topics.info, retention_ms=604_800_000)
+    running = make(topics=topics)
+    running.preflight()
+    assert ["keeps records for 7 days" in warning for warning in running.status.warnings] == [True]
+    topics.info = None
+    with pytest.raises(PreflightRefused, match="does not exist"):
+        running.preflight()
+
+
+@pytest.mark.parametrize(("now", "said"), [(None, "was deleted while"), ("new", "was deleted and made anew while")])
+def test_a_topic_that_is_recreated_under_a_running_stream_stops_it_before_the_commit(
+    make: Make, now: str | None, said: str
+) -> None:
+    topics = FakeTopics()
+    running = make(topics=topics)
+    running._check_topics(record())
+    assert topics.info is not None
+    topics.info = replace(topics.info, id=now) if now else None
+    running._topics_checked = 0.0
+    with pytest.raises(OffsetsLost, match=said):
+        running._check_topics(record())
+
+
+def test_a_broker_that_is_away_does_not_stop_a_batch_that_was_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = FakeTopics()
+
+    def away(_: str) -> None:
+        raise BrokerUnreachable("no broker")
+
+    monkeypatch.setattr(topics, "describe", away)
+    make(topics=topics)._check_topics(record())
+
+
+def test_topics_are_asked_for_at_most_once_a_second(make: Make, clock: Clock) -> None:
+    asked: list[str] = []
+
+    class Counting(FakeTopics):
+        def describe(self, name: str) -> Any:
+            asked.append(name)
+            return super().describe(name)
+
+    running = make(topics=Counting())
+    for _ in range(10):
+        running._check_topics(record(topics=(BoundTopic(TOPIC, TOPIC_ID, {}),)))
+    assert asked == [TOPIC]
+    clock.now += 2
+    running._check_topics(record())
+    assert len(asked) == 2
