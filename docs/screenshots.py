@@ -1,0 +1,80 @@
+"""Take the pictures that the docs show from a running UI: `python docs/screenshots.py [URL] [--into docs/images]`.
+
+Needs `recourse up` with the flights streams at work for a minute or two, Chromium, and the package playwright
+(not a part of our dependencies). Writes lineage.png, plots.png and run.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+from orchestration.client import DagsterClient
+
+JOB = "flights"
+TABLE = "carrier_totals"
+WIDTH, HEIGHT = 1500, 900
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+
+
+def main() -> None:
+    """Take every picture."""
+    parser = argparse.ArgumentParser(description="Take the pictures that the docs show.")
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:3000")
+    parser.add_argument("--into", type=Path, default=Path(__file__).parent / "images")
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    options = parser.parse_args()
+    options.into.mkdir(parents=True, exist_ok=True)
+    run_id = newest_run(options.url)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=FLAGS)
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        shots = {
+            "lineage": lambda: lineage(page, options.url),
+            "plots": lambda: plots(page, options.url),
+            "run": lambda: run(page, options.url, run_id),
+        }
+        for name, take in shots.items():
+            take()
+            path = options.into / f"{name}.png"
+            page.screenshot(path=str(path))
+            print(path)
+        browser.close()
+
+
+def newest_run(url: str) -> str:
+    """The job's newest run."""
+    runs = DagsterClient(url).runs(JOB, limit=1)
+    if not runs:
+        raise SystemExit(f"job {JOB} has no run yet at {url}; wait until the streams are at work")
+    return str(runs[0]["runId"])
+
+
+def lineage(page: Page, url: str) -> None:
+    """Topic -> tables, all groups open."""
+    page.goto(f"{url}/asset-groups?expanded=kafka%2C{JOB}")
+    page.wait_for_selector("text=flights_clean", timeout=60_000)
+    page.wait_for_timeout(3_000)
+
+
+def plots(page: Page, url: str) -> None:
+    """One table's figures over time."""
+    page.goto(f"{url}/assets/{TABLE}?view=overview")
+    page.wait_for_selector(f"text={TABLE}", timeout=60_000)
+    tab = page.get_by_text("Plots", exact=True)
+    tab.first.wait_for(timeout=60_000)
+    tab.first.click()
+    page.wait_for_timeout(4_000)
+
+
+def run(page: Page, url: str, run_id: str) -> None:
+    """A session's page: its events and log."""
+    page.goto(f"{url}/runs/{run_id}")
+    page.wait_for_selector("text=ASSET_OBSERVATION", timeout=60_000)
+    page.wait_for_timeout(3_000)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""What Dagster is shown: assets, lineage, jobs, sensors, schedules; and what their loading must not do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from orchestration import job_yaml
+from orchestration.decisions import IN_PROGRESS
+from orchestration.definitions import definitions
+from orchestration.fingerprint import fingerprint
+from orchestration.reporting import table_key, topic_key
+from orchestration.sensors import session_runs
+from orchestration.streams import sessions
+from orchestration.supervisor import Session
+from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.lease import acquire
+from streaming_jobs.progress import Status, write_status
+from streaming_jobs.settings import Settings
+from streaming_jobs.topology import Topology
+from tests.dagster.conftest import ROOT
+
+DEAD_WORKER = "nowhere:1:1.00"
+
+
+@pytest.fixture
+def defs(shop: Settings) -> dg.Definitions:
+    return definitions(shop)
+
+
+def test_every_table_is_an_asset_with_what_a_reader_needs(shop: Settings, defs: dg.Definitions) -> None:
+    dg.Definitions.validate_loadable(defs)
+    spec = {s.key: s for s in defs.resolve_all_asset_specs()}
+    assert {k.to_user_string() for k in spec} == {
+        "kafka/shop.orders-v1",
+        *("orders", "orders_dead_letters", "customers", "customers_dead_letters", "idle", "idle_dead_letters"),
+    }
+    orders = spec[table_key("orders")]
+    assert orders.group_name == "shop"
+    assert orders.kinds == {"spark", "deltalake"}
+    assert list(orders.owners) == ["a@b.example"]
+    assert orders.description == "Every order, by its number."
+    assert orders.tags["recourse/stream"] == "orders"
+    assert orders.metadata["dagster/table_name"] == "orders"
+    assert orders.metadata["dagster/uri"] == (shop.tables / "orders").as_uri()
+    columns = orders.metadata["dagster/column_schema"].columns
+    assert [(c.name, c.type, c.description, c.constraints.nullable) for c in columns] == [
+        ("id", "bigint", "number of the order", False),
+        ("customer", "string", None, True),
+    ]
+
+
+def test_topics_are_external_and_every_table_comes_from_them(defs: dg.Definitions) -> None:
+    graph = defs.resolve_asset_graph()
+    topic = topic_key("shop.orders-v1")
+    assert graph.get(topic).is_external
+    assert graph.get(topic).kinds == {"kafka"}
+    assert list(graph.get(topic).owners) == ["team:shop"]
+    for table in ("orders", "customers_dead_letters", "idle"):
+        assert graph.get(table_key(table)).parent_keys == {topic}
+
+
+def test_tables_without_a_job_are_shown_and_cannot_be_started(defs: dg.Definitions) -> None:
+    graph = defs.resolve_asset_graph()
+    assert graph.get(table_key("idle")).is_external
+    assert graph.get(table_key("idle")).group_name == "without_a_job"
+    assert graph.get(table_key("orders")).is_executable
+
+
+def test_a_job_is_one_session_in_one_process_and_one_at_a_time(defs: dg.Definitions) -> None:
+    job = defs.resolve_job_def("shop")
+    (node,) = job.nodes
+    assert node.definition.pool == "session_shop"
+    assert job.executor_def.name == "in_process"
+    assert job.tags["dagster/max_retries"] == "0"
+    assert job.run_config == {"ops": {"shop_session": {"config": {"rate": "100"}}}}
+
+
+def test_every_sensor_is_on_by_default_and_keepalive_can_be_set_off(shop: Settings, defs: dg.Definitions) -> None:
+    sensors = {s.name: s.default_status for s in defs.sensors or []}  # type: ignore[union-attr]
+    assert sensors.keys() == {"keepalive_shop", "watchdog", "session_failure", "stream_failure"}
+    assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
+    off = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keepalive": False})})
+    quiet = {s.name: s.default_status for s in definitions(off).sensors or []}  # type: ignore[union-attr]
+    assert quiet["keepalive_shop"] is dg.DefaultSensorStatus.STOPPED
+
+
+def test_a_schedule_of_the_job_yaml_is_a_schedule(shop: Settings, tmp_path: Path) -> None:
+    assert shop.jobs is not None
+    text = shop.jobs.read_text().replace(
+        "continuous:\n        pause_status: UNPAUSED",
+        "schedule: {quartz_cron_expression: '0 0 4 ? * SUN', timezone_id: UTC}",
+    )
+    path = tmp_path / "scheduled.yml"
+    path.write_text(text)
+    defs = definitions(shop.model_copy(update={"jobs": path}))
+    (schedule,) = defs.schedules or []
+    assert (schedule.cron_schedule, schedule.execution_timezone) == ("0 4 * * 0", "UTC")  # type: ignore[union-attr]
+    assert "keepalive_shop" not in {s.name for s in defs.sensors or []}  # type: ignore[union-attr]
+
+
+def test_loading_starts_no_jvm_and_does_not_import_what_takes_seconds(shop: Settings) -> None:
+    code = (
+        "import sys, orchestration.definitions\n"
+        "from pyspark import SparkContext\n"
+        "assert SparkContext._active_spark_context is None and SparkContext._gateway is None\n"
+        "print(sorted({'great_expectations', 'confluent_kafka', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_stream_of_two_jobs_and_an_unknown_stream_are_refused(shop: Settings, tmp_path: Path) -> None:
+    assert shop.jobs is not None
+    text = shop.jobs.read_text()
+    path = tmp_path / "bad.yml"
+    path.write_text(text.replace("orders,customers", "orders,oders"))
+    with pytest.raises(ConfigurationError, match="no stream is named 'oders'"):
+        definitions(shop.model_copy(update={"jobs": path}))
+    job = text[text.index("    shop:") :]
+    path.write_text(text + job.replace("    shop:", "    shop2:"))
+    with pytest.raises(ConfigurationError, match="stream orders is run by job shop too"):
+        definitions(shop.model_copy(update={"jobs": path}))
+
+
+class Ticks:
+    """Sensor ticks on an instance in memory."""
+
+    def __init__(self, settings: Settings, instance: dg.DagsterInstance) -> None:
+        self.settings = settings
+        self.instance = instance
+        self.defs = definitions(settings)
+
+    def tick(self, sensor: str, cursor: str | None = None) -> object:
+        context = dg.build_sensor_context(instance=self.instance, definitions=self.defs, cursor=cursor)
+        found = next(s for s in self.defs.sensors or [] if s.name == sensor)  # type: ignore[union-attr]
+        return found(context)  # type: ignore[operator]
+
+    def run(self, status: dg.DagsterRunStatus, **tags: str) -> str:
+        run = self.instance.create_run_for_job(
+            self.defs.resolve_job_def("shop"), status=status, tags={k.replace("__", "/"): v for k, v in tags.items()}
+        )
+        return run.run_id
+
+
+@pytest.fixture
+def ticks(shop: Settings) -> Ticks:
+    return Ticks(shop, dg.DagsterInstance.ephemeral())
+
+
+def test_keepalive_asks_for_the_first_session_and_not_for_a_second(ticks: Ticks) -> None:
+    first = ticks.tick("keepalive_shop")
+    assert isinstance(first, dg.RunRequest)
+    ticks.run(dg.DagsterRunStatus.STARTING)
+    assert isinstance(ticks.tick("keepalive_shop"), dg.SkipReason)
+
+
+def test_keepalive_sees_markers_leases_and_what_recourse_up_stopped(ticks: Ticks) -> None:
+    for name in ("orders", "customers"):
+        folder = ticks.settings.state / name
+        folder.mkdir(parents=True)
+        (folder / "stop").touch()
+    assert "on purpose" in str(ticks.tick("keepalive_shop"))
+    for name in ("orders", "customers"):
+        (ticks.settings.state / name / "stop").unlink()
+    lease = acquire(ticks.settings, "orders", purpose="by hand")
+    assert "outside this job runs: orders" in str(ticks.tick("keepalive_shop"))
+    lease.release()
+    ticks.run(dg.DagsterRunStatus.CANCELED)
+    assert "operator" in str(ticks.tick("keepalive_shop"))
+    ticks.instance.add_run_tags(ticks.instance.get_runs(limit=1)[0].run_id, {STOPPED_BY_TAG: "shutdown"})
+    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+
+
+def test_keepalive_gives_up_until_code_settings_or_decisions_change(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = own_session(ticks.settings)
+    mark = fingerprint(session.job, session.streams, ticks.settings)
+    run_id = ticks.run(dg.DagsterRunStatus.FAILURE, **{FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark})
+    assert "gave up" in str(ticks.tick("keepalive_shop"))
+    monkeypatch.setenv("RECOURSE_STREAM__MAX_RESTARTS", "9")
+    verdict = ticks.tick("keepalive_shop")
+    assert isinstance(verdict, dg.RunRequest) or f"run {run_id[:8]} ended" in str(verdict)
+
+
+def own_session(settings: Settings) -> Session:
+    (session,) = sessions(job_yaml.load(job_yaml.find(settings)), Topology.load(settings.flows), settings)
+    return session
+
+
+def test_the_watchdog_fails_a_run_of_which_nothing_lives(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+    run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
+    ticks.tick("watchdog")
+    run = ticks.instance.get_run_by_id(run_id)
+    assert run is not None
+    assert run.status is dg.DagsterRunStatus.FAILURE
+
+
+def test_the_watchdog_leaves_a_run_alone_whose_driver_holds_a_lease(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
+    lease = acquire(ticks.settings, "customers", purpose="session")
+    monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+    ticks.tick("watchdog")
+    lease.release()
+    run = ticks.instance.get_run_by_id(run_id)
+    assert run is not None
+    assert run.status is dg.DagsterRunStatus.STARTED
+
+
+def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> None:
+    session = own_session(ticks.settings)
+    tables = ("orders", "orders_dead_letters", "customers", "customers_dead_letters")
+    ticks.instance.create_run_for_job(
+        ticks.defs.resolve_implicit_global_asset_job_def(),
+        status=dg.DagsterRunStatus.STARTED,
+        asset_selection=frozenset(table_key(table) for table in tables),
+    )
+    (seen,) = session_runs(ticks.instance, session)
+    assert seen.status in IN_PROGRESS
+
+
+def test_a_stream_that_fails_in_a_session_is_alerted_once(ticks: Ticks) -> None:
+    error = {"code": "REC-021", "found": "wrong table"}
+    status = Status("orders", state="failed", started_at=5.0, heartbeat=5.0, error=error)
+    write_status(ticks.settings, status)
+    first = ticks.tick("stream_failure")
+    assert isinstance(first, dg.SensorResult)
+    (event,) = first.asset_events
+    assert event.asset_key == table_key("orders")
+    assert "REC-021 wrong table" in str(event.metadata["alert"].value)
+    second = ticks.tick("stream_failure", first.cursor)
+    assert isinstance(second, dg.SensorResult)
+    assert not second.asset_events
