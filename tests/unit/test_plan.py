@@ -13,7 +13,9 @@ import pytest
 
 from streaming_jobs.plan import PlanTraits, fingerprint_of, traits_of
 
-PLANS = {name: "\n".join(lines) for name, lines in json.loads(Path(__file__).with_name("plans.json").read_text()).items()}
+PLANS = {
+    name: "\n".join(lines) for name, lines in json.loads(Path(__file__).with_name("plans.json").read_text()).items()
+}
 
 STATELESS = ("select", "join_static", "join_static_agg", "explode", "map_pandas", "map_arrow", "observe", "union")
 STATEFUL = tuple(name for name in PLANS if name not in STATELESS)

@@ -1,0 +1,83 @@
+"""Which failures are tried again and which need a person, told by what Spark says."""
+
+from __future__ import annotations
+
+import pytest
+
+from streaming_jobs.errors import (
+    ConfigurationError,
+    Fenced,
+    LeaseBusy,
+    OffsetsLost,
+    PermanentError,
+    RecourseError,
+    TransientError,
+)
+from streaming_jobs.failures import classify
+
+LOST = (
+    "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost because they are not available in Kafka",
+    "Partition things-0's offset was changed from 80 to 3",
+    "org.apache.spark.SparkException: Job aborted: some data may have been lost",
+)
+PERMANENT = (
+    "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema does not match existing state value schema",
+    "[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match",
+    "[STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA] Streaming stateful operator name does not match",
+    "[CANNOT_LOAD_STATE_STORE] x [CANNOT_READ_STREAMING_STATE_FILE] Error reading streaming state file",
+    "[STREAMING_CHECKPOINT_MISSING_METADATA_FILE] Checkpoint location x must have a metadata file",
+    "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 3",
+    "batch 6 doesn't exist",
+    "[PYTHON_VERSION_MISMATCH] Python in worker has different version",
+    "TopicAuthorizationException: Not authorized to access topics: [things]",
+)
+PASSING = (
+    "Connection refused",
+    "No space left on device",
+    "TimeoutException: Timed out waiting for a node assignment",
+    "",
+)
+
+
+class AnalysisException(Exception):
+    """Named as PySpark names it."""
+
+
+@pytest.mark.parametrize("text", LOST)
+def test_records_that_are_gone_are_told_as_lost(text: str) -> None:
+    assert type(classify(RuntimeError(text))) is OffsetsLost
+
+
+@pytest.mark.parametrize("text", PERMANENT)
+def test_what_comes_back_with_every_retry_is_permanent(text: str) -> None:
+    assert type(classify(RuntimeError(text))) is PermanentError
+
+
+@pytest.mark.parametrize("text", PASSING)
+def test_what_is_not_known_to_be_permanent_is_tried_again(text: str) -> None:
+    assert type(classify(RuntimeError(text))) is TransientError
+
+
+def test_a_plan_that_spark_refuses_is_the_declarations_fault() -> None:
+    error = classify(AnalysisException("[UNRESOLVED_COLUMN] A column with name `delay` cannot be resolved"))
+    assert type(error) is ConfigurationError
+    assert "`delay` cannot be resolved" in error.found
+
+
+@pytest.mark.parametrize("error", [Fenced("a"), LeaseBusy("b"), OffsetsLost("KAFKA_DATA_LOSS"), RecourseError("c")])
+def test_an_error_of_ours_stays_itself(error: RecourseError) -> None:
+    assert classify(error) is error
+
+
+@pytest.mark.parametrize("text", [LOST[0], PERMANENT[0], PASSING[0]])
+def test_the_cause_is_kept_for_the_log(text: str) -> None:
+    cause = RuntimeError(text)
+    assert classify(cause).__cause__ is cause
+
+
+def test_a_long_text_is_cut_to_what_a_person_reads() -> None:
+    trace = "\n".join(["[SOMETHING] it broke " + "x" * 5000, "second", "third", "at org.apache.spark.Very.deep"])
+    found = classify(RuntimeError(trace)).found
+    assert found.startswith("RuntimeError: [SOMETHING] it broke")
+    assert len(found) < 1100
+    assert "org.apache.spark.Very" not in classify(RuntimeError("a\nb\nc\nat org.apache.spark.Very.deep")).found

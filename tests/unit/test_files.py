@@ -1,0 +1,74 @@
+"""Small files are the old content or the new one, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs import files
+from streaming_jobs.files import private_folder, write_atomic, write_json
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "status.json"
+    write_atomic(path, "old " * 1000, durable=durable)
+    write_atomic(path, "grün", durable=durable)
+    assert path.read_text(encoding="utf-8") == "grün"
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_content_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "stream.json"
+    write_atomic(path, "old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_must_be_on_disk_is_flushed_before_it_is_named_and_its_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (done.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("replace"), replace(a, b)))
+    write_atomic(tmp_path / "stream.json", "new")
+    assert done == ["fsync", "replace", "fsync"]
+    done.clear()
+    write_atomic(tmp_path / "status.json", "new", durable=False)
+    assert done == ["replace"]
+
+
+def test_a_json_value_keeps_its_order(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"b": 1, "a": None})
+    assert list(json.loads((tmp_path / "a.json").read_text())) == ["b", "a"]
+
+
+def test_a_value_that_is_no_json_leaves_the_old_content(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", [1])
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", object())
+    assert json.loads((tmp_path / "a.json").read_text()) == [1]
+
+
+def test_a_folder_is_made_for_its_owner_alone_and_kept_if_it_is_there(tmp_path: Path) -> None:
+    folder = private_folder(tmp_path / "state" / "orders")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "kept").touch()
+    assert private_folder(folder) == folder
+    assert (folder / "kept").exists()
+    assert files.private_folder is private_folder

@@ -1,0 +1,153 @@
+"""The stream's record: whole on disk or not changed, one checkpoint a generation, exceptions with a reason."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+
+import pytest
+
+from streaming_jobs import generation as generations
+from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
+from streaming_jobs.generation import Accepted, CodeSince, Generation
+from streaming_jobs.lease import take
+from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.settings import Settings
+from tests.conftest import SettingsFactory
+from tests.unit.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, record
+
+FULL = record(
+    generations=(Generation(1, 1.0, "first start"), Generation(2, 2.0, "recovery r1")),
+    accepted=(Accepted(PRIMARY, 12, "asked for", 3.0), Accepted(SECONDARY, 4, "asked for", 4.0)),
+    code=(CodeSince("fd2f87f71956", "0.1.0", 1, 0, 5.0),),
+    state_fingerprint={"0": "Aggregate [k], [k, sum(n) AS s]"},
+    void_ranges=({"topic": TOPIC, "from": 1, "to": 9},),
+)
+
+
+@pytest.fixture
+def home(settings: SettingsFactory) -> Settings:
+    return settings()
+
+
+def test_a_record_comes_back_as_it_was_saved(home: Settings) -> None:
+    generations.save(home, FULL)
+    assert generations.load(home, STREAM) == FULL
+
+
+def test_a_stream_that_never_ran_has_no_record(home: Settings) -> None:
+    assert generations.load(home, STREAM) is None
+
+
+def test_the_first_record_is_generation_1_and_binds_nothing() -> None:
+    first = generations.first(STREAM)
+    assert first.generation == 1
+    assert (first.tables, first.topics, first.accepted, first.code) == ((), (), (), ())
+
+
+def test_a_record_and_its_folder_are_private(home: Settings) -> None:
+    generations.save(home, FULL)
+    folder = generations.folder(home, STREAM)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "stream.json").stat().st_mode & 0o777 == 0o600
+    assert [f.name for f in folder.iterdir()] == ["stream.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "stream": "parity"}'])
+def test_a_damaged_record_is_refused_and_never_taken_for_a_first_start(home: Settings, text: str) -> None:
+    generations.save(home, FULL)
+    (generations.folder(home, STREAM) / "stream.json").write_text(text)
+    with pytest.raises(PreflightRefused, match=r"stream\.json cannot be read") as refused:
+        generations.load(home, STREAM)
+    assert "put the checkpoint folder back" in refused.value.next_step
+
+
+def test_a_record_of_a_newer_version_is_refused(home: Settings) -> None:
+    generations.save(home, FULL)
+    path = generations.folder(home, STREAM) / "stream.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(PreflightRefused, match="written by a newer version"):
+        generations.load(home, STREAM)
+
+
+def test_each_generation_has_a_checkpoint_of_its_own(home: Settings) -> None:
+    folders = [generations.checkpoint(home, STREAM, number).folder for number in (1, 2, 10_000)]
+    assert [folder.name for folder in folders] == ["g0001", "g0002", "g10000"]
+    assert {folder.parent for folder in folders} == {generations.folder(home, STREAM)}
+
+
+@pytest.mark.parametrize("name", ["", "..", "../other", "a/b", "Orders", "1st", "a" * 64])
+def test_a_name_that_is_no_name_never_becomes_a_folder(home: Settings, name: str) -> None:
+    with pytest.raises(UsageError, match="is not a stream name"):
+        generations.folder(home, name)
+
+
+def test_the_newest_generation_is_the_current_one() -> None:
+    assert FULL.generation == 2
+
+
+def test_tables_topics_and_exceptions_are_found_by_name() -> None:
+    found, topic = FULL.table(SECONDARY), FULL.topic(TOPIC)
+    assert found is not None and found.role == "secondary"
+    assert topic is not None and topic.start == {"0": 0, "1": 0}
+    assert (FULL.table("nothing"), FULL.topic("nothing")) == (None, None)
+    assert (FULL.accepts(PRIMARY), FULL.accepts("nothing")) == ({12}, frozenset())
+
+
+def test_new_code_is_noted_with_its_first_batch_and_old_code_is_not_noted_again() -> None:
+    same = CodeVersion("fd2f87f71956", "0.1.0")
+    assert FULL.with_code(same, 8) is FULL
+    for other in (CodeVersion("000000000000", "0.1.0"), CodeVersion("fd2f87f71956", "0.2.0")):
+        noted = FULL.with_code(other, 8).code
+        assert noted[:-1] == FULL.code
+        assert (noted[-1].hash, noted[-1].package, noted[-1].generation, noted[-1].batch) == (
+            *vars(other).values(),
+            2,
+            8,
+        )
+
+
+def test_code_that_comes_back_is_noted_again() -> None:
+    there = FULL.with_code(CodeVersion("000000000000", "0.1.0"), 8)
+    assert len(there.with_code(CodeVersion("fd2f87f71956", "0.1.0"), 9).code) == 3
+
+
+def test_an_accepted_commit_is_recorded_with_its_reason(home: Settings) -> None:
+    generations.save(home, replace(FULL, accepted=()))
+    generations.accept(home, STREAM, PRIMARY, 7, "  a customer asked for it ")
+    found = generations.load(home, STREAM)
+    assert found is not None
+    assert [(a.table, a.version, a.why) for a in found.accepted] == [(PRIMARY, 7, "a customer asked for it")]
+    assert replace(found, accepted=()) == replace(FULL, accepted=())
+
+
+@pytest.mark.parametrize("why", ["", "  \n"])
+def test_a_commit_is_not_accepted_without_a_reason(home: Settings, why: str) -> None:
+    generations.save(home, FULL)
+    with pytest.raises(UsageError, match="needs a reason"):
+        generations.accept(home, STREAM, PRIMARY, 7, why)
+    assert generations.load(home, STREAM) == FULL
+
+
+def test_only_a_table_of_the_stream_can_be_accepted(home: Settings) -> None:
+    with pytest.raises(UsageError, match="has no table"):
+        generations.accept(home, STREAM, PRIMARY, 7, "why")
+    generations.save(home, FULL)
+    with pytest.raises(UsageError, match="has no table nothing"):
+        generations.accept(home, STREAM, "nothing", 7, "why")
+
+
+def test_nothing_is_accepted_while_a_driver_holds_the_stream(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    generations.save(home, FULL)
+    monkeypatch.setattr(generations, "take", lambda *names, purpose, wait: take(*names, purpose=purpose, wait=0))
+    with take(home, STREAM, purpose="session"), pytest.raises(LeaseBusy):
+        generations.accept(home, STREAM, PRIMARY, 7, "why")
+    assert generations.load(home, STREAM) == FULL
+
+
+def test_the_lease_is_free_after_an_exception_was_recorded(home: Settings) -> None:
+    generations.save(home, FULL)
+    accept = functools.partial(generations.accept, home, STREAM, PRIMARY)
+    accept(7, "why")
+    accept(8, "why")
