@@ -9,7 +9,7 @@ import dagster as dg
 
 from orchestration import job_yaml
 from orchestration.job_yaml import Continuous, Schedule
-from orchestration.sensors import keepalive_sensor, run_failure_alert, stream_alert, watchdog_sensor
+from orchestration.sensors import keepalive_sensor, retention_sensor, run_failure_alert, stream_alert, watchdog_sensor
 from orchestration.streams import session_assets, session_job, sessions, topic_assets, unassigned_assets
 from orchestration.supervisor import Command, session_command
 from streaming_jobs.settings import Settings
@@ -48,6 +48,7 @@ def definitions(settings: Settings, command: Command = session_command) -> dg.De
             watchdog_sensor(all_sessions),
             run_failure_alert(all_sessions),
             stream_alert(list(topology.streams.values()), settings),
+            retention_sensor(all_sessions),
         ],
         executor=dg.in_process_executor,
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 
 import dagster as dg
 import structlog
@@ -38,6 +40,8 @@ log = structlog.get_logger()
 
 ASSET_JOB = "__ASSET_JOB"
 """The job that Dagster uses when assets are launched without naming one."""
+FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+DELETE_AT_ONCE = 5
 NEWEST = 12
 """Runs of a job that keepalive looks back on."""
 
@@ -147,6 +151,37 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
         )
 
     return tick
+
+
+def retention_sensor(sessions: Sequence[Session]) -> dg.SensorDefinition:
+    """Forgets sessions that ended long ago, with their events; the newest run of each job stays."""
+
+    @dg.sensor(
+        name="retention",
+        minimum_interval_seconds=600,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Deletes finished sessions older than the setting dagster.keep_runs, a few at a time.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        instance, deleted = context.instance, 0
+        for session in sessions:
+            newest = {run.run_id for run in session_runs(instance, session)[:1]}
+            limit = datetime.now(UTC) - session.settings.dagster.keep_runs
+            over = dg.RunsFilter(job_name=session.job.key, statuses=FINISHED, updated_before=limit)
+            for run in instance.get_runs(over, limit=DELETE_AT_ONCE, ascending=True):
+                if run.run_id not in newest:
+                    delete_run(instance, run.run_id)
+                    deleted += 1
+        return dg.SkipReason(f"{deleted} old runs deleted")
+
+    return tick
+
+
+def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Delete a run and its events; Dagster's SQLite storage would leave the run's own file behind."""
+    instance.delete_run(run_id)
+    for suffix in (".db", ".db-wal", ".db-shm"):
+        (Path(instance.root_directory) / "history" / "runs" / f"{run_id}{suffix}").unlink(missing_ok=True)
 
 
 def session_runs(instance: dg.DagsterInstance, session: Session) -> list[RunSeen]:

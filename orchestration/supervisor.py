@@ -4,6 +4,7 @@ What ends a session, and how the run ends then:
 
     Stop in the UI, or the run was set to canceling        driver stops at a batch border    CANCELED
     the driver ends by itself, exit code 0                                                   SUCCESS
+    it has lasted dagster.max_session (continuous job)     driver stops at a batch border    SUCCESS
     exit code 75 (lease busy), 78 (permanent), any other                                     FAILURE
     the code server above this worker is gone              driver stops at a batch border    FAILURE
     kill -9 of this worker                                 driver reads end of file, stops   FAILURE (by Dagster)
@@ -21,14 +22,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import dagster as dg
 import psutil
 import structlog
 
 from orchestration.driver import BoundedLog, Driver
-from orchestration.job_yaml import Job
+from orchestration.job_yaml import Continuous, Job
 from orchestration.reporting import Reporter, failure_text
 from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
@@ -81,6 +82,10 @@ class _Gone(Exception):
     """The process above this worker is gone; the text says which."""
 
 
+class _LongEnough(Exception):
+    """The session has lasted as long as one may: a run's log stays bounded, and new code comes into use."""
+
+
 @dataclass
 class _Watch:
     """One run's look at its driver, its status files, its own run and its parents."""
@@ -90,6 +95,7 @@ class _Watch:
     driver: Driver
     reporter: Reporter
     parent: int
+    begun: float = field(default_factory=time.monotonic)
     looked_at: float = 0.0
     said: str = ""
 
@@ -97,6 +103,7 @@ class _Watch:
         """Wait for the driver's end and return its exit code; raises when something else ends the session."""
         while (code := self.driver.exit_code()) is None:
             self._check_parents()
+            self._check_age()
             with self._trouble_is_logged():
                 self.reporter.report(self.statuses())
                 self.session.log.trim()
@@ -130,6 +137,11 @@ class _Watch:
         if status in ended:
             raise dg.DagsterExecutionInterruptedError(f"the run is {status.value}")
 
+    def _check_age(self) -> None:
+        continuous = isinstance(self.session.job.trigger, Continuous)
+        if continuous and time.monotonic() - self.begun > self.session.settings.dagster.max_session.total_seconds():
+            raise _LongEnough
+
     def _check_parents(self) -> None:
         if os.getppid() != self.parent:
             raise _Gone("the code server that this run belonged to is gone")
@@ -156,6 +168,8 @@ def run_session(context: Context, session: Session, values: Mapping[str, str]) -
         code = watch.until_end()
     except _Gone as error:
         gone = str(error)
+    except _LongEnough:
+        context.log.info("the session has lasted %s; keepalive starts the next one", settings.dagster.max_session)
     finally:
         # BaseException too: Dagster's interrupt is one. A second Stop must not cut the first one short.
         with uninterrupted():

@@ -109,6 +109,8 @@ class DagsterSettings(_Section):
     observe_every: Duration = Field(timedelta(seconds=60), description="between two observations of a table")
     materialize_every: Duration = Field(timedelta(minutes=15), description="between two materialisations of a table")
     stale_after: Duration = Field(timedelta(seconds=60), description="a session without heartbeat is declared dead")
+    max_session: Duration = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
+    keep_runs: Duration = Field(timedelta(days=7), description="of finished sessions, with their events")
     keepalive: bool = Field(True, description="start continuous jobs by themselves and after a failure")
 
 

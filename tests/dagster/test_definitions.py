@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from orchestration import job_yaml
+from orchestration.dagster_home import prepare
 from orchestration.decisions import IN_PROGRESS
 from orchestration.definitions import definitions
 from orchestration.fingerprint import fingerprint
@@ -83,7 +85,7 @@ def test_a_job_is_one_session_in_one_process_and_one_at_a_time(defs: dg.Definiti
 
 def test_every_sensor_is_on_by_default_and_keepalive_can_be_set_off(shop: Settings, defs: dg.Definitions) -> None:
     sensors = {s.name: s.default_status for s in defs.sensors or []}  # type: ignore[union-attr]
-    assert sensors.keys() == {"keepalive_shop", "watchdog", "session_failure", "stream_failure"}
+    assert sensors.keys() == {"keepalive_shop", "watchdog", "session_failure", "stream_failure", "retention"}
     assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
     off = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keepalive": False})})
     quiet = {s.name: s.default_status for s in definitions(off).sensors or []}  # type: ignore[union-attr]
@@ -214,6 +216,19 @@ def test_the_watchdog_leaves_a_run_alone_whose_driver_holds_a_lease(
     run = ticks.instance.get_run_by_id(run_id)
     assert run is not None
     assert run.status is dg.DagsterRunStatus.STARTED
+
+
+def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settings) -> None:
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
+        ticks = Ticks(short, instance)
+        old, newest = (ticks.run(dg.DagsterRunStatus.FAILURE) for _ in range(2))
+        instance.report_engine_event("so that the run has a file", instance.get_run_by_id(old))
+        file = Path(instance.root_directory) / "history" / "runs" / f"{old}.db"
+        assert file.exists()
+        assert "1 old runs deleted" in str(ticks.tick("retention"))
+        assert [run.run_id for run in instance.get_runs()] == [newest]
+        assert not file.exists()
 
 
 def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> None:

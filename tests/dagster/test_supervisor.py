@@ -204,6 +204,23 @@ def test_a_session_does_not_outlive_recourse_up(
     assert "recourse up, which this run belonged to, is gone" in texts(instance, run)
 
 
+def test_a_session_that_has_lasted_long_enough_ends_well(
+    shop: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day_later = threading.Event()
+    check = supervisor._Watch._check_age
+
+    def aged(watch: supervisor._Watch) -> None:
+        if day_later.is_set():
+            watch.begun -= shop.dagster.max_session.total_seconds()
+        check(watch)
+
+    monkeypatch.setattr(supervisor._Watch, "_check_age", aged)
+    run = run_job(shop, instance, lambda _: day_later.set())
+    assert run.status is dg.DagsterRunStatus.SUCCESS
+    assert "stopped at a batch border" in shop_log(shop)
+
+
 def test_one_failed_stream_is_told_once_and_the_session_goes_on(shop: Settings, instance: dg.DagsterInstance) -> None:
     def fail_one(_: int) -> None:
         (shop.home / "one_fails").touch()
