@@ -1,0 +1,47 @@
+"""Kafka -> PySpark Structured Streaming -> Delta Lake streams, exactly once. What a stream's author needs is here.
+
+    from streaming_jobs import DeltaTable, Json, KafkaTopic, stream
+
+What is heavy is imported when it is first used, so that importing a part of this package costs only that part.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
+from streaming_jobs.stream import DeltaTable, Format, KafkaTopic, Stream, stream
+
+if TYPE_CHECKING:
+    from streaming_jobs.formats import Json
+    from streaming_jobs.settings import Settings
+    from streaming_jobs.topology import Topology
+
+_LAZY = {
+    "Json": "streaming_jobs.formats",
+    "Settings": "streaming_jobs.settings",
+    "Topology": "streaming_jobs.topology",
+}
+
+__all__ = [
+    "DeltaTable",
+    "Format",
+    "Json",
+    "KafkaTopic",
+    "PermanentError",
+    "RecourseError",
+    "Settings",
+    "Stream",
+    "Topology",
+    "TransientError",
+    "UsageError",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a heavy name from where it is defined."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

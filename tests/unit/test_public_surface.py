@@ -1,0 +1,42 @@
+"""What a stream's author imports: a name that goes or appears here is a change for users."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import streaming_jobs
+
+PUBLIC = [
+    "DeltaTable",
+    "Format",
+    "Json",
+    "KafkaTopic",
+    "PermanentError",
+    "RecourseError",
+    "Settings",
+    "Stream",
+    "Topology",
+    "TransientError",
+    "UsageError",
+    "stream",
+]
+
+
+def test_the_public_names_are_these_and_all_have_a_docstring() -> None:
+    assert streaming_jobs.__all__ == PUBLIC == sorted(PUBLIC, key=str)
+    assert all(getattr(streaming_jobs, name).__doc__ for name in PUBLIC)
+
+
+def test_the_decorator_is_not_hidden_by_the_module_of_its_name() -> None:
+    assert callable(streaming_jobs.stream)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(streaming_jobs, "Nothing")
+
+
+def test_importing_the_package_starts_no_spark_and_needs_no_dagster() -> None:
+    look = "import sys, streaming_jobs; print(sorted({'pyspark', 'dagster', 'deltalake', 'pandas'} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[]"
