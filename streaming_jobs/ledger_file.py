@@ -1,14 +1,17 @@
 """The ledger beside the state: one short line a batch, kept for days when the tables' own logs are kept for hours.
 
-`<state>/<stream>/ledger/2026-11-21.jsonl`. The tables are the truth; a line that a crash lost is simply missing.
-Preflight uses the newest line for tables whose log no longer shows the stream's last commit.
+`<state>/<stream>/ledger/2026-11-21.jsonl`; the files of past days are compressed. The tables are the truth; a line that
+a crash lost is simply missing. Preflight uses the newest line for tables whose log no longer shows the stream's last
+commit.
 """
 
 from __future__ import annotations
 
+import collections
+import gzip
 import json
 import os
-import time
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,12 +21,15 @@ from typing import BinaryIO
 from streaming_jobs.files import private_folder
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
 
+_TAIL = 1 << 18
+
 
 @dataclass(frozen=True)
 class LedgerFile:
     """The ledger folder of one stream."""
 
     folder: Path
+    retention: timedelta = timedelta(days=14)
 
     def append(self, entry: LedgerEntry, versions: Mapping[str, int]) -> None:
         """Add the primary table's entry and the version that each of the stream's tables has now."""
@@ -40,6 +46,8 @@ class LedgerFile:
             "code": [entry.code.hash, entry.code.package],
         }
         path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
+        if not path.exists():
+            self.roll(now)
         text = json.dumps(line, separators=(",", ":")) + "\n"
         with path.open("ab+") as file:
             # A line that a crash cut off must not take this one along.
@@ -49,21 +57,37 @@ class LedgerFile:
 
     def newest(self, stream: str) -> tuple[LedgerEntry, Mapping[str, int]] | None:
         """The last whole line: the entry and the tables' versions after it."""
-        for path in sorted(self.folder.glob("*.jsonl"), reverse=True):
-            for text in reversed(path.read_text(encoding="utf-8").splitlines()):
+        for path in sorted(self.folder.glob("*.jsonl*"), reverse=True):
+            for text in reversed(_last_lines(path)):
                 try:
                     line = json.loads(text)
-                except ValueError:  # cut off by a crash
+                except ValueError:  # cut off by a crash, or by where the reading began
                     continue
                 return _entry(stream, line), line["versions"]
         return None
 
-    def prune(self, retention: timedelta) -> None:
-        """Remove files whose day ended longer than `retention` ago; the newest file stays."""
-        oldest = datetime.fromtimestamp(time.time(), UTC) - retention
-        for path in sorted(self.folder.glob("*.jsonl"))[:-1]:
-            if path.stem < f"{oldest:%Y-%m-%d}":
+    def roll(self, now: datetime) -> None:
+        """Compress the files of past days and remove those older than the retention; the newest file stays."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            packed = path.with_suffix(".jsonl.gz")
+            partial = packed.with_suffix(".partial")
+            with path.open("rb") as plain, gzip.open(partial, "wb") as file:
+                shutil.copyfileobj(plain, file)
+            partial.replace(packed)
+            path.unlink()
+        for path in sorted(self.folder.glob("*.jsonl.gz"))[:-1]:
+            if path.name[:10] < f"{now - self.retention:%Y-%m-%d}":
                 path.unlink(missing_ok=True)
+
+
+def _last_lines(path: Path) -> list[str]:
+    if path.suffix == ".gz":
+        with gzip.open(path, "rt", encoding="utf-8") as packed:
+            return list(collections.deque(packed, maxlen=2))
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _TAIL, 0))
+        return file.read().decode(errors="replace").splitlines()
 
 
 def _last_byte(file: BinaryIO) -> bytes:

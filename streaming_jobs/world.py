@@ -40,7 +40,7 @@ def all_tables(stream: Stream) -> list[tuple[DeltaTable, Literal["primary", "sec
 
 def ledger_file(settings: Settings, stream: str) -> LedgerFile:
     """The stream's ledger beside its state."""
-    return LedgerFile(generations.folder(settings, stream) / "ledger")
+    return LedgerFile(generations.folder(settings, stream) / "ledger", settings.table.ledger_retention)
 
 
 def _checkpoint(checkpoint: Checkpoint) -> CheckpointWorld:

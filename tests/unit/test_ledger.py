@@ -189,19 +189,23 @@ def test_a_line_that_a_crash_cut_off_does_not_take_the_next_one_along(kept: Ledg
     assert kept.newest(STREAM) == (entry(2), {PRIMARY: 3})
 
 
-def test_days_past_the_retention_go_and_the_newest_stays(kept: LedgerFile) -> None:
+def test_a_new_day_compresses_the_days_before_and_drops_those_past_the_retention(kept: LedgerFile) -> None:
     kept.append(entry(0), {PRIMARY: 1})
     today = next(kept.folder.glob("*.jsonl"))
+    line, name = today.read_text(), today.name
+    today.unlink()
     for age in (400, 20, 5):
-        (kept.folder / f"{datetime.now(UTC) - timedelta(days=age):%Y-%m-%d}.jsonl").write_text(today.read_text())
-    kept.prune(timedelta(days=14))
-    assert len(list(kept.folder.glob("*.jsonl"))) == 2
-    kept.prune(timedelta(0))
-    assert list(kept.folder.glob("*.jsonl")) == [today]
+        (kept.folder / f"{datetime.now(UTC) - timedelta(days=age):%Y-%m-%d}.jsonl").write_text(line)
+    assert kept.newest(STREAM) == (entry(0), {PRIMARY: 1})
+    kept.append(entry(1), {PRIMARY: 2})
+    five_days_ago = f"{datetime.now(UTC) - timedelta(days=5):%Y-%m-%d}.jsonl.gz"
+    assert sorted(f.name for f in kept.folder.iterdir()) == [five_days_ago, name]
+    (kept.folder / name).unlink()
+    assert kept.newest(STREAM) == (entry(0), {PRIMARY: 1})
 
 
 def test_the_only_day_stays_however_old(kept: LedgerFile) -> None:
     kept.folder.mkdir()
     (kept.folder / "2001-01-01.jsonl").write_text("")
-    kept.prune(timedelta(days=1))
-    assert [f.name for f in kept.folder.iterdir()] == ["2001-01-01.jsonl"]
+    kept.roll(datetime.now(UTC))
+    assert [f.name for f in kept.folder.iterdir()] == ["2001-01-01.jsonl.gz"]

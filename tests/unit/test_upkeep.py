@@ -1,0 +1,105 @@
+"""What keeps a table's files and log bounded, on real tables, without a JVM."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql.types import LongType, StructField, StructType
+
+from streaming_jobs.ledger import LedgerEntry, newest, walk
+from streaming_jobs.settings import TableSettings
+from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
+from streaming_jobs.sinks.staged import ArrowAppend
+from streaming_jobs.sinks.upkeep import Upkeep
+from streaming_jobs.stream import DeltaTable as Declared
+from tests.conftest import SettingsFactory
+
+SCHEMA = StructType([StructField("n", LongType())])
+
+
+@pytest.fixture
+def sink(settings: SettingsFactory) -> DeltaSink:
+    made = settings({"table.checkpoint_interval": 10, "table.log_retention": "1 hour"})
+    return ensure_sink(made, Declared("t"), "s", SCHEMA, generation=1)
+
+
+def append(sink: DeltaSink, batch: int) -> None:
+    rows = pa.table({"n": pa.array([batch], pa.int64())})
+    ArrowAppend(sink, rows).commit(LedgerEntry("batch", "s", "t", 1, batch, rows={"written": 1}))
+
+
+def logs(sink: DeltaSink) -> list[Path]:
+    return sorted((sink.path / "_delta_log").glob("*.json"))
+
+
+def age(files: list[Path], hours: float) -> None:
+    then = time.time() - hours * 3600
+    for file in files:
+        os.utime(file, (then, then))
+
+
+def test_old_log_files_go_once_a_checkpoint_holds_them_and_the_stream_still_knows_its_place(sink: DeltaSink) -> None:
+    for batch in range(15):
+        append(sink, batch)
+    age(logs(sink), hours=2)
+    for batch in range(15, 32):
+        append(sink, batch)
+    assert len(logs(sink)) < 25
+    assert sink.position is not None and sink.position.batch == 31
+    commit, foreign = newest(sink.path, "s")
+    assert commit is not None and commit.entry is not None and commit.entry.batch == 31 and foreign == []
+    assert sorted(DeltaTable(sink.path).to_pyarrow_table()["n"].to_pylist()) == list(range(32))
+
+
+def test_many_small_files_become_few_and_the_rows_and_the_place_stay(sink: DeltaSink) -> None:
+    upkeep = Upkeep(sink, TableSettings(compact_after_files=20), 1)
+    for batch in range(100):
+        append(sink, batch)
+        upkeep.after_commit()
+    assert upkeep.small_files() <= 51
+    compaction = [c for c in walk(sink.path) if c.entry and c.entry.kind == "upkeep"]
+    assert compaction and not any(c.changes_data for c in compaction)
+    assert newest(sink.path, "s")[1] == []
+    append(sink, 100)
+    assert sorted(DeltaTable(sink.path).to_pyarrow_table()["n"].to_pylist()) == list(range(101))
+
+
+def test_nothing_is_compacted_when_it_is_switched_off(sink: DeltaSink) -> None:
+    upkeep = Upkeep(sink, TableSettings(compact_after_files=0), 1)
+    for batch in range(100):
+        append(sink, batch)
+        upkeep.after_commit()
+    assert not [c for c in walk(sink.path) if c.entry and c.entry.kind == "upkeep"]
+
+
+def test_files_no_version_lists_go_after_the_retention_and_listed_ones_stay(sink: DeltaSink) -> None:
+    append(sink, 0)
+    orphan = sink.path / "g0001" / "b000000001-dead" / "part-0.parquet"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"left by a batch that died")
+    fresh = sink.path / "g0001" / "b000000002-live" / "part-0.parquet"
+    fresh.parent.mkdir(parents=True)
+    fresh.write_bytes(b"being written")
+    age([orphan, *sink.path.glob("*.parquet")], hours=48)
+    Upkeep(sink, TableSettings(), 1).remove_unlisted(timedelta(days=1))
+    assert not orphan.exists() and fresh.exists()
+    assert DeltaTable(sink.path).to_pyarrow_table()["n"].to_pylist() == [0]
+    append(sink, 1)
+    assert newest(sink.path, "s")[1] == []
+
+
+def test_a_foreign_commit_in_between_puts_the_compaction_off_and_loses_nothing(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch in range(5):
+        append(sink, batch)
+    write_deltalake(sink.path, pa.table({"n": pa.array([99], pa.int64())}), mode="append")
+    monkeypatch.setattr(sink, "refresh", lambda: None)  # the compaction does not see the commit that came first
+    Upkeep(sink, TableSettings(), 1).compact()
+    assert sorted(DeltaTable(sink.path).to_pyarrow_table()["n"].to_pylist()) == [0, 1, 2, 3, 4, 99]
