@@ -144,6 +144,29 @@ def test_a_feeder_killed_in_the_middle_leaves_nothing_doubled_or_lost(settings: 
     assert read_all(settings, topics) == expected(dataset.records(SHARE))
 
 
+def test_a_broker_killed_in_the_middle_of_a_feed_gets_every_flight_once(
+    broker: Broker, settings: Settings, topics: Topics
+) -> None:
+    under_way = threading.Event()
+
+    def kill_and_start() -> None:
+        assert under_way.wait(60)
+        broker.kill()
+        broker.start()
+
+    killer = threading.Thread(target=kill_and_start)
+    killer.start()
+
+    def told(held: int, _: int) -> None:
+        if held >= 1000:
+            under_way.set()
+
+    report = feed(settings, rate=4_000, share=SHARE, progress=told)
+    killer.join()
+    assert (report.records, report.stopped) == (COUNT, False)
+    assert read_all(settings, topics) == expected(dataset.records(SHARE))
+
+
 def test_a_larger_share_later_adds_the_rest(settings: Settings, topics: Topics) -> None:
     feed(settings, rate=None, share=SHARE / 2)
     feed(settings, rate=None, share=SHARE)
