@@ -173,7 +173,8 @@ class Broker:
         settings = self._settings
         jars = os.pathsep.join(str(jar) for jar in broker_jars(settings))
         command = [str(java.executable()), *self._options()]
-        environment = {**os.environ, "CLASSPATH": jars}
+        # Without a UTF-8 locale Java cannot open a home folder whose name has an accent in it.
+        environment = {**os.environ, "CLASSPATH": jars, "LC_ALL": "C.UTF-8"}
         data = settings.broker_dir / "data"
         if not data.exists():
             self._format(command, environment, data)

@@ -119,9 +119,14 @@ def test_data_address_and_cluster_are_kept_between_runs(mine: Broker, settings: 
         assert (settings().broker_dir / "data" / "meta.properties").read_text() == cluster
 
 
-def test_its_files_are_its_owner_s_alone(mine: Broker, settings: Callable[..., Settings]) -> None:
-    mine.start()
-    folder = settings().broker_dir
+def test_its_files_are_its_owner_s_alone_whatever_the_folder_is_called(
+    settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    made = settings({"home": tmp_path / "Zoë's home"})
+    with Broker(made) as broker:
+        assert broker.running()
+    folder = made.broker_dir
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "broker.json").stat().st_mode) == 0o600
     readable = [path for path in folder.rglob("*") if stat.S_IMODE(path.lstat().st_mode) & 0o077]
