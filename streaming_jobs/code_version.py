@@ -2,17 +2,20 @@
 
 Local means: below one of the packages that declare streams (setting `flows`). What is hashed is the syntax
 tree without docstrings, so comments, layout and docstrings do not make a new version; the package's own
-version is recorded beside the hash.
+version is recorded beside the hash. Imports are read off the source: what is imported as a mere value counts too.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
@@ -28,8 +31,8 @@ def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     declaration = (stream.name, repr(_declared(stream)))
     digest.update(repr(declaration).encode())
     own = sys.modules.get(stream.function.__module__)
-    for module in _local_imports(own, roots):
-        digest.update(f"\n{module.__name__}\n{_module_tree(module)}".encode())
+    for name, tree in _local_imports(own, roots):
+        digest.update(f"\n{name}\n{_dump(tree)}".encode())
     return CodeVersion(digest.hexdigest()[:12], package_version())
 
 
@@ -69,10 +72,8 @@ def _function_tree(stream: Stream) -> str:
 
 def _used_beside(function: ast.stmt, module: ModuleType | None) -> list[ast.stmt]:
     """The top-level statements of the function's own module that define what it uses, directly or not."""
-    try:
-        statements = ast.parse(inspect.getsource(module)).body if module else []
-    except (OSError, TypeError):
-        statements = []
+    tree = _module_tree(module) if module else None
+    statements = tree.body if tree else []
     defined = {name: s for s in statements for name in _defines(s)}
     used: dict[str, ast.stmt] = {}
     waiting: list[ast.AST] = [function]
@@ -88,34 +89,56 @@ def _used_beside(function: ast.stmt, module: ModuleType | None) -> list[ast.stmt
 def _defines(statement: ast.stmt) -> list[str]:
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return [statement.name]
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+    return [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
 
 
-def _local_imports(module: ModuleType | None, roots: tuple[str, ...]) -> list[ModuleType]:
-    seen: dict[str, ModuleType] = {}
-    waiting = [module] if module else []
+def _local_imports(module: ModuleType | None, roots: tuple[str, ...]) -> list[tuple[str, ast.Module]]:
+    """Name and tree of each local module that the module imports, directly or not, also inside functions."""
+    seen: dict[str, ast.Module] = {}
+    waiting = [(module.__package__ or "", tree)] if module and (tree := _module_tree(module)) else []
     while waiting:
-        current = waiting.pop()
-        for value in vars(current).values():
-            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            found = sys.modules.get(name) if isinstance(name, str) else None
-            if found is None or found is module or found.__name__ in seen or not _below(found.__name__, roots):
+        package, tree = waiting.pop()
+        for name in _imported(tree, package):
+            if module is None or name == module.__name__ or name in seen or not _below(name, roots):
                 continue
-            seen[found.__name__] = found
-            waiting.append(found)
-    return [seen[name] for name in sorted(seen)]
+            if (spec := _found(name)) is not None and (source := _source(spec)) is not None:
+                seen[name] = ast.parse(source)
+                waiting.append((spec.parent or "", seen[name]))
+    return sorted(seen.items())
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """Every name that an import may mean a module by."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _found(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # not a module but something in one
+        return None
+
+
+def _source(spec: ModuleSpec) -> str | None:
+    return spec.loader.get_source(spec.name) if isinstance(spec.loader, InspectLoader) else None
 
 
 def _below(name: str, roots: tuple[str, ...]) -> bool:
     return any(name == root or name.startswith(f"{root}.") for root in roots)
 
 
-def _module_tree(module: ModuleType) -> str:
+def _module_tree(module: ModuleType) -> ast.Module | None:
     try:
-        return _dump(ast.parse(inspect.getsource(module)))
-    except (OSError, TypeError):
-        return ""
+        return ast.parse(inspect.getsource(module))
+    except (OSError, TypeError):  # a shell has no source
+        return None
 
 
 def _dump(tree: ast.AST) -> str:
