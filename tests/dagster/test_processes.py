@@ -1,0 +1,145 @@
+"""The three Dagster processes and what hangs on them: they end with `recourse up`, however that ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from orchestration.client import DagsterClient
+from orchestration.dagster_home import code_server_port, is_free, prepare
+from orchestration.processes import DagsterProcesses, _Child
+from orchestration.tags import STOPPED_BY_TAG
+from orchestration.tether import tethered
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.settings import Settings
+from tests.dagster.conftest import ROOT, starts, wait_for
+
+SLOW = 120.0
+"""Seconds that a busy machine may take to start Dagster."""
+
+
+def of_home(settings: Settings) -> list[psutil.Process]:
+    """Every process that has this home in its environment, but not this one."""
+    home = str(settings.home)
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("RECOURSE_HOME") == home:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def ups(shop: Settings) -> Iterator[list[subprocess.Popen[str]]]:
+    """Starts of `recourse up`; whatever is left at the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in of_home(shop):
+        process.kill()
+    for up in started:
+        up.wait()
+
+
+def start_up(ups: list[subprocess.Popen[str]]) -> DagsterClient:
+    up = subprocess.Popen([sys.executable, "-m", "tests.dagster.fakes.up"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    ups.append(up)
+    assert up.stdout is not None
+    return DagsterClient(up.stdout.readline().strip())
+
+
+def newest(client: DagsterClient) -> tuple[str, str]:
+    runs = client.runs("shop")
+    return (runs[0]["runId"], runs[0]["status"]) if runs else ("", "")
+
+
+@pytest.mark.timeout(600)
+def test_up_ends_sessions_in_order_goes_on_next_time_and_leaves_nothing_when_killed(
+    shop: Settings, ups: list[subprocess.Popen[str]]
+) -> None:
+    client = start_up(ups)
+    wait_for(lambda: newest(client)[1] == "STARTED" and len(starts(shop)) == 1, "the first session", SLOW)
+    ups[0].terminate()
+    assert ups[0].wait(SLOW) == 0
+    assert of_home(shop) == []
+    assert "stopped at a batch border" in (shop.logs / "session-shop.log").read_text()
+
+    client = start_up(ups)
+    wait_for(lambda: len(starts(shop)) == 2, "a session although the last run was canceled", SLOW)
+    runs = client.runs("shop")
+    assert [run["status"] for run in runs] == ["STARTED", "CANCELED"]
+    assert {"key": STOPPED_BY_TAG, "value": "shutdown"} in runs[1]["tags"]
+    ups[1].kill()
+    wait_for(lambda: of_home(shop) == [], "the end of everything", SLOW)
+
+    client = start_up(ups)
+    wait_for(lambda: len(starts(shop)) == 3, "a session after the kill", SLOW)
+    wait_for(lambda: [r["status"] for r in client.runs("shop")] == ["STARTED", "FAILURE", "CANCELED"], "no lie", SLOW)
+
+
+def test_what_is_tethered_ends_with_its_parent_also_on_kill_9() -> None:
+    code = (
+        "import os, subprocess, sys, time; from orchestration.tether import tethered\n"
+        "child = subprocess.Popen(tethered(os.getpid(), ['/bin/sleep', '60'])); print(child.pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        wait_for(lambda: child.name() == "sleep", "the command")
+        parent.kill()
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the child's end")
+
+
+def test_what_is_tethered_to_a_process_that_is_gone_does_not_start() -> None:
+    assert subprocess.run(tethered(1, ["/bin/echo", "x"]), check=False, cwd=ROOT, capture_output=True).stdout == b""
+
+
+def test_sigterm_ends_a_tethered_process_under_a_shell_that_ignores_signals() -> None:
+    command = " ".join(tethered(os.getpid(), ["/bin/sleep", "60"]))
+    child = subprocess.Popen(["/bin/sh", "-c", f"trap '' INT TERM; exec {command}"], cwd=ROOT)
+    wait_for(lambda: psutil.Process(child.pid).name() == "sleep", "the command")
+    child.terminate()
+    assert child.wait(10) == -15
+
+
+def test_a_process_that_dies_is_started_again_later_each_time(shop: Settings) -> None:
+    from orchestration.driver import BoundedLog
+
+    child = _Child("short", ["/bin/false"], {}, BoundedLog(shop.logs / "short.log"))
+    child.start()
+    delays = []
+    for _ in range(3):
+        wait_for(lambda: not child.lives(), "its end")
+        child.look_after()
+        assert child.restart_at is not None
+        delays.append(round(child.restart_at - time.monotonic()))
+        child.restart_at = 0.0
+        child.look_after()
+    child.end(1.0)
+    assert delays == [1, 2, 4]
+
+
+def test_streams_that_cannot_be_loaded_are_told_and_nothing_is_left(shop: Settings, tmp_path: os.PathLike[str]) -> None:
+    assert shop.jobs is not None
+    broken = shop.home / "broken.yml"
+    broken.write_text(shop.jobs.read_text().replace("orders,customers", "oders"))
+    processes = DagsterProcesses(shop, {"RECOURSE_JOBS": str(broken)}, module="tests.dagster.fakes.definitions")
+    with pytest.raises(ConfigurationError, match="no stream is named 'oders'"), processes:
+        pass
+    assert of_home(shop) == []
+
+
+def test_the_code_server_s_port_stays_the_same_while_it_is_free(shop: Settings) -> None:
+    home = prepare(shop)
+    first = code_server_port(home)
+    assert code_server_port(home) == first
+    assert is_free("127.0.0.1", first)
+    assert home.stat().st_mode & 0o777 == 0o700
