@@ -28,6 +28,7 @@ PYTHONS = ((3, 11), (3, 12))
 _ROOM_MB = 2_000
 _JAR_ROOM_MB = 200
 _ASK = timedelta(seconds=5)
+_HEADS = ("pyspark", "delta-spark", "deltalake", "confluent-kafka", "dagster")
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==([^;\s]+)")
 
 
@@ -81,16 +82,18 @@ def check_java() -> Check:
 def check_packages() -> Check:
     """Installed packages against the exact pins of this package."""
     try:
-        pins = [pin.groups() for requirement in requires(DISTRIBUTION) or [] if (pin := _PIN.match(requirement))]
+        pins = [(pin[1], pin[2]) for requirement in requires(DISTRIBUTION) or [] if (pin := _PIN.match(requirement))]
     except PackageNotFoundError:
         return Check("packages", None, f"{DISTRIBUTION} is not installed here, so nothing is pinned", "make setup")
     wrong = list(_differing(pins))
     if wrong:
         return Check("packages", False, "; ".join(wrong), "install them as they are locked: make setup")
-    return Check("packages", True, ", ".join(f"{name} {pinned}" for name, pinned in pins[:4]) + f" (+{len(pins) - 4})")
+    versions = dict(pins)
+    shown = [f"{name} {versions[name]}" for name in _HEADS if name in versions]
+    return Check("packages", True, ", ".join([*shown, f"{len(pins) - len(shown)} more as pinned"]))
 
 
-def _differing(pins: list[tuple[str, ...]]) -> Iterator[str]:
+def _differing(pins: list[tuple[str, str]]) -> Iterator[str]:
     for name, pinned in pins:
         try:
             found = version(name)

@@ -97,9 +97,9 @@ def test_a_package_other_than_pinned_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_packages_as_pinned_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "requires", lambda _: ["pyspark==4.2.0"])
+    monkeypatch.setattr(doctor, "requires", lambda _: ["jgo==4.2.0", "pyspark==4.2.0", "rich>=14"])
     monkeypatch.setattr(doctor, "version", lambda _: "4.2.0")
-    assert doctor.check_packages().ok is True
+    assert doctor.check_packages() == Check("packages", True, "pyspark 4.2.0, 1 more as pinned")
 
 
 @pytest.mark.parametrize(("content", "ok"), [(b"jar", True), (b"jbr", False), (None, None)])
