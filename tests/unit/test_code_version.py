@@ -119,7 +119,9 @@ LOOKS = {
     "a called function's docstring": {"flow": ('"""Scale."""', '"""Scale it."""')},
     "a docstring in a local module": {"shared": ('"""Clean."""', "")},
     "the layout": {"flow": ("return scaled(cleaned(things))", "return  scaled( cleaned( things ))")},
-    "a function that it does not use": {"flow": ("def unused(frame):\n    return frame", "def unused(frame):\n    return 7")},
+    "a function that it does not use": {
+        "flow": ("def unused(frame):\n    return frame", "def unused(frame):\n    return 7")
+    },
 }
 
 

@@ -16,7 +16,7 @@ from streaming_jobs.errors import (
 from streaming_jobs.failures import classify
 
 LOST = (
-    "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost because they are not available in Kafka",
+    "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost: they are not available in Kafka",
     "Partition things-0's offset was changed from 80 to 3",
     "org.apache.spark.SparkException: Job aborted: some data may have been lost",
 )

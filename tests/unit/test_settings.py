@@ -1,0 +1,182 @@
+"""One typed configuration: the last layer wins, every value knows its origin, and a wrong one is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.settings import Loaded, Settings, StreamOverrides, StreamSettings, load
+
+FILE = """
+[kafka]
+bootstrap_servers = "file:9092"
+timeout = "20 seconds"
+
+[stream]
+lateness = "6 hours"
+max_restarts = 2
+
+[streams.airport_hours]
+lateness = "10 days"
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def file(folder: Path) -> Path:
+    (folder / "recourse.toml").write_text(FILE)
+    return folder / "recourse.toml"
+
+
+def origin(loaded: Loaded, key: str) -> tuple[str, str]:
+    """Value and origin as shown."""
+    return next((o.value, o.origin) for o in loaded.origins if o.key == key)
+
+
+def test_without_any_layer_the_defaults_hold() -> None:
+    loaded = load()
+    assert loaded.settings.kafka.bootstrap_servers == ""
+    assert origin(loaded, "stream.max_offsets_per_trigger") == ("300000", "default")
+
+
+def test_flags_win_over_environment_over_file_over_defaults(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert origin(load(), "kafka.bootstrap_servers") == ("file:9092", f"file {file.name}")
+    monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "environment:9092")
+    assert origin(load(), "kafka.bootstrap_servers") == ("environment:9092", "environment")
+    flags = {"kafka.bootstrap_servers": "flag:9092"}
+    assert origin(load(flags), "kafka.bootstrap_servers") == ("flag:9092", "flag")
+    assert load(flags).settings.kafka.timeout == timedelta(seconds=20)
+
+
+def test_a_layer_changes_what_it_names_and_nothing_beside_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOURSE_STREAM__MAX_RESTARTS", "9")
+    stream = load({"stream.trigger": "available-now"}).settings.stream
+    assert (stream.max_restarts, stream.lateness, stream.trigger) == (9, timedelta(hours=6), "available-now")
+
+
+def test_nested_and_dotted_flags_are_the_same() -> None:
+    nested = load({"kafka": {"bootstrap_servers": "h:1"}, "spark.master": "local[1]"}).settings
+    assert nested == load({"kafka.bootstrap_servers": "h:1", "spark": {"master": "local[1]"}}).settings
+
+
+def test_one_streams_own_values_come_before_the_defaults(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOURSE_STREAMS__AIRPORT_HOURS__TRIGGER", "every 10 seconds")
+    settings = load({"streams.airport_hours.max_offsets_per_trigger": 7}).settings
+    own = settings.for_stream("airport_hours")
+    assert (own.lateness, own.trigger, own.max_offsets_per_trigger, own.max_restarts) == (
+        timedelta(days=10),
+        "every 10 seconds",
+        7,
+        2,
+    )
+    assert settings.for_stream("carrier_totals") == settings.stream
+
+
+def test_each_value_of_a_stream_can_be_its_own() -> None:
+    assert StreamOverrides.model_fields.keys() == StreamSettings.model_fields.keys()
+    assert all(field.default is None for field in StreamOverrides.model_fields.values())
+
+
+def test_paths_are_absolute_and_lie_in_the_home_unless_said_otherwise(folder: Path) -> None:
+    settings = load().settings
+    home = folder / ".recourse"
+    assert (settings.state, settings.tables, settings.logs) == (home / "state", home / "tables", home / "logs")
+    assert (settings.dagster_home, settings.broker_dir) == (home / "dagster", home / "broker")
+    moved = load({"home": "elsewhere", "tables_dir": "~/tables"}).settings
+    assert (moved.state, moved.tables) == (folder / "elsewhere" / "state", Path.home() / "tables")
+
+
+def test_secrets_are_shown_as_hidden_and_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOURSE_KAFKA__SASL_PASSWORD", "s3cret")
+    loaded = load({"maven_repository": "s3cret"})
+    assert origin(loaded, "kafka.sasl_password") == ("(hidden)", "environment")
+    assert origin(loaded, "maven_repository") == ("(hidden)", "flag")
+    assert loaded.settings.kafka.sasl_password.get_secret_value() == "s3cret"
+    assert "s3cret" not in repr(loaded)
+    assert origin(load({"kafka.sasl_password": ""}), "kafka.sasl_password") == ("", "flag")
+
+
+def test_durations_are_shown_as_they_are_written(file: Path) -> None:
+    loaded = load()
+    assert origin(loaded, "streams.airport_hours.lateness") == ("10 days", "file recourse.toml")
+    assert origin(loaded, "table.log_retention") == ("1 hour", "default")
+
+
+def test_every_setting_is_shown_once_and_what_a_stream_does_not_set_is_not(file: Path) -> None:
+    keys = [o.key for o in load().origins]
+    assert len(keys) == len(set(keys))
+    assert [key for key in keys if key.startswith("streams.")] == ["streams.airport_hours.lateness"]
+    assert {"home", "kafka.timeout", "stream.start", "table.checkpoint_interval", "dagster.port"} <= set(keys)
+
+
+WRONG: list[tuple[Mapping[str, Any], str]] = [
+    ({"kafka.timeout": "soon"}, r"kafka\.timeout \(flag\): .*'soon' is not a duration"),
+    ({"stream.max_offsets_per_trigger": 0}, r"stream\.max_offsets_per_trigger \(flag\): .*greater than 0"),
+    ({"stream.committer": "both"}, r"stream\.committer \(flag\): .*'auto', 'direct' or 'spark'"),
+    ({"kafka.bootstrap_server": "h:1"}, r"kafka\.bootstrap_server \(flag\): Extra inputs are not permitted"),
+    ({"strems.x.trigger": "continuous"}, r"strems \(flag\): Extra inputs are not permitted"),
+    ({"streams.x.triger": "continuous"}, r"streams\.x\.triger \(flag\): Extra inputs"),
+    ({"broker.port": 70_000}, r"broker\.port \(flag\)"),
+]
+
+
+@pytest.mark.parametrize(("flags", "said"), WRONG, ids=[str(flags) for flags, _ in WRONG])
+def test_a_wrong_value_is_named_with_its_origin(flags: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        load(flags)
+    assert "recourse config show" in refused.value.next_step
+
+
+def test_a_wrong_value_in_the_environment_or_the_file_is_named_so(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("[spark]\ndriver_memory_mb = 1\n")
+    with pytest.raises(ConfigurationError, match=r"spark\.driver_memory_mb \(file recourse\.toml\)"):
+        load()
+    monkeypatch.setenv("RECOURSE_SPARK__DRIVER_MEMORY_MB", "2")
+    with pytest.raises(ConfigurationError, match=r"spark\.driver_memory_mb \(environment\)"):
+        load()
+    monkeypatch.setenv("RECOURSE_SPARK__DRIVER_MEMORY_MB", "512")
+    assert load().settings.spark.driver_memory_mb == 512
+
+
+def test_a_refused_secret_is_not_told() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load({"kafka.sasl_password": ["s3cret"]})
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_file_that_is_no_toml_is_named(file: Path) -> None:
+    file.write_text("[kafka\n")
+    with pytest.raises(ConfigurationError, match=r"recourse\.toml is not TOML: .*line 1"):
+        load()
+
+
+def test_a_file_that_was_asked_for_and_is_not_there_is_an_error(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no configuration file at"):
+        load(config_file=folder / "missing.toml")
+
+
+def test_another_file_can_be_named_by_flag_or_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "other.toml").write_text('[spark]\nmaster = "local[3]"\n')
+    assert load(config_file=folder / "other.toml").settings.spark.master == "local[3]"
+    monkeypatch.setenv("RECOURSE_CONFIG", str(folder / "other.toml"))
+    assert load().settings.spark.master == "local[3]"
+
+
+def test_settings_do_not_change_once_they_are_loaded() -> None:
+    settings = Settings.load()
+    with pytest.raises(ValidationError):
+        settings.target = "prod"
+    with pytest.raises(ValidationError):
+        settings.kafka.bootstrap_servers = "h:1"
