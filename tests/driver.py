@@ -107,7 +107,7 @@ class Bench:
             raise
         return running
 
-    def finish(self, running: RunningStream, seconds: float = 90) -> RunningStream:
+    def finish(self, running: RunningStream, seconds: float = 240) -> RunningStream:
         """Wait for the stream's end and let go of its lease."""
         try:
             deadline = time.monotonic() + seconds
@@ -157,7 +157,7 @@ def driver(
     )
 
 
-def finished(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str]:
+def finished(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
     """Exit code and output of a driver process; kills it at the deadline."""
     try:
         output, _ = process.communicate(timeout=seconds)
