@@ -111,6 +111,12 @@ def enforce(findings: list[Finding]) -> list[str]:
 def _unrecorded(world: World) -> Iterator[Finding]:
     if world.record is not None:
         return
+    if world.checkpoint.planned is not None:
+        yield Finding(
+            "refuse",
+            f"the checkpoint of stream {world.stream} is at batch {world.checkpoint.planned}, but its record is gone",
+            RESTORE_CHECKPOINT,
+        )
     for table in world.tables:
         if table.txn is not None:
             yield Finding(

@@ -149,6 +149,12 @@ REFUSED: dict[str, tuple[World, Severity, str, str]] = {
         f"table {PRIMARY} holds rows of stream parity up to g0001 batch 7, but the stream's record is gone",
         "put the checkpoint folder back",
     ),
+    "the record and the tables were moved away and the checkpoint was not": (
+        replace(fresh(), checkpoint=checkpoint_world(7, 7)),
+        "refuse",
+        "the checkpoint of stream parity is at batch 7, but its record is gone",
+        "put the checkpoint folder back",
+    ),
     "the table was put back from an old copy": (
         with_table(settled(7), PRIMARY, txn=Txn(1, 5), entry=entry(5)),
         "refuse",
