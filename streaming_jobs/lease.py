@@ -104,7 +104,7 @@ def holder(settings: Settings, stream: str) -> Owner | None:
             # A shared lock tells a held lease from a free one and disturbs a taker for microseconds only.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _read(descriptor)
+            return _named(descriptor)
         owner = _read(descriptor)
         return owner if owner and owner.alive() == "jvm" else None
     finally:
@@ -138,6 +138,14 @@ def _lives(pid: int, started: float) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 1.0
     except psutil.NoSuchProcess:
         return False
+
+
+def _named(descriptor: int) -> Owner | None:
+    """The owner of a lease that is held; it may be writing its name at this very moment."""
+    deadline = time.monotonic() + 1.0
+    while (owner := _read(descriptor)) is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return owner
 
 
 def _read(descriptor: int) -> Owner | None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,6 +183,16 @@ def test_telling_who_holds_a_lease_takes_nothing(home: Settings) -> None:
     holder(home, STREAM)
     with take(home, STREAM, purpose="session", wait=0):
         pass
+
+
+def test_a_lease_whose_owner_is_just_writing_its_name_is_not_told_as_free(home: Settings) -> None:
+    with take(home, STREAM, purpose="session") as lease:
+        name = lease_file(home).read_text()
+        lease_file(home).write_text(name[:20])
+        writing = threading.Timer(0.1, lambda: lease_file(home).write_text(name))
+        writing.start()
+        assert holder(home, STREAM) == lease.owner
+        writing.join()
 
 
 def test_a_jvm_that_did_not_inherit_the_lease_is_waited_for_by_its_pid(home: Settings) -> None:
