@@ -172,17 +172,19 @@ class BatchPipeline:
             self.attempts.begin(entry.txn, records)
         spark_commits = self.settings.committer == "spark" or not self.primary.direct
         outputs = self._outputs(frame)
-        staged = self._stage(self.primary, outputs[self.primary.name], path, spark_commits, batch)
         try:
-            self._learn(staged, records)
-            crash_point("staged", batch)
-            self.before_commit()
-            entry = self._commit_secondary(frame.sparkSession, entry, outputs, staged, path)
-            crash_point("secondary_committed", batch)
-            entry = replace(entry, rows={**entry.rows, "written": staged.rows})
-            version = staged.commit(entry)
+            staged = self._stage(self.primary, outputs[self.primary.name], path, spark_commits, batch)
+            try:
+                self._learn(staged, records)
+                crash_point("staged", batch)
+                self.before_commit()
+                entry = self._commit_secondary(frame.sparkSession, entry, outputs, staged, path)
+                crash_point("secondary_committed", batch)
+                entry = replace(entry, rows={**entry.rows, "written": staged.rows})
+                version = staged.commit(entry)
+            finally:
+                staged.close()
         finally:
-            staged.close()
             if len(outputs) > 1:
                 frame.unpersist()
         if version is None:  # the primary was asked at the top: somebody else has written this batch since

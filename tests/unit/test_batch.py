@@ -539,6 +539,7 @@ def test_any_other_failure_of_staging_goes_up_as_it_is(large: Driver, monkeypatc
     monkeypatch.setattr(batches, "stage", broken)
     with pytest.raises(ZeroDivisionError):
         large.run(0)
+    assert large.log[-2:] == ["persist", "unpersist"]
 
 
 def test_a_table_outside_the_profile_or_a_setting_sends_commits_through_spark(
