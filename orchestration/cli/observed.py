@@ -62,7 +62,7 @@ class Observed:
         return [
             self.stream,
             self.state,
-            str(status.generation),
+            number(status.generation or None),
             number(status.batch),
             number(rate),
             number(lag),

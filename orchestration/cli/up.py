@@ -98,6 +98,7 @@ def what_to_open(settings: Settings, url: str) -> list[str]:
         f"tables     {settings.tables}",
         f"logs       {settings.logs}",
         "commands   recourse streams status | ledger NAME | stop NAME",
+        "           the streams start by themselves within half a minute; the first batch takes longest",
     ]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -17,6 +17,7 @@ from orchestration.cli import kafka, once, up
 from orchestration.cli.invocation import Invocation
 from orchestration.cli.observed import Observed
 from orchestration.cli.screen import Feeding, Screen, lines
+from orchestration.cli.setup import sole_use
 from orchestration.driver import BoundedLog, Driver
 from streaming_jobs.errors import SetupError, UsageError
 from streaming_jobs.lease import Owner
@@ -29,7 +30,7 @@ Events = list[str]
 class FakeBroker:
     """Tells what is done to it, and dies when told to."""
 
-    called: Events = []
+    called: ClassVar[Events] = []
     alive = True
 
     def __init__(self, settings: Settings) -> None:
@@ -56,7 +57,7 @@ class FakeBroker:
 class FakeProcesses:
     """Tells what is done to it; the broker dies at the second look, and Ctrl-C comes at the fourth."""
 
-    called: Events = []
+    called: ClassVar[Events] = []
     looks = 0
 
     def __init__(self, settings: Settings) -> None:
@@ -152,16 +153,11 @@ def test_what_started_is_ended_when_the_rest_cannot_start(
     assert "REC-003 port 3000 is taken\n  next: --port 0" in capsys.readouterr().err
 
 
-def test_a_second_up_on_one_home_is_refused(events: Events, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    home = tmp_path / ".recourse"
-    home.mkdir()
-    with (home / "up.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write("4711")
-        lock.flush()
+def test_a_second_up_on_one_home_is_refused(events: Events, capsys: pytest.CaptureFixture[str]) -> None:
+    with sole_use(Settings.load()):
         assert cli.main(["up"]) == 2
     assert events == []
-    assert "process 4711" in capsys.readouterr().err
+    assert f"process {os.getpid()}" in capsys.readouterr().err
     assert cli.main(["up", "--rate", "0"]) == 0, "the lock goes with its holder"
 
 
