@@ -1,0 +1,61 @@
+"""What is read off plans that this very Spark makes; tests/unit/test_plan.py has the rules on recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
+
+ALL_FIELDS = "spark.sql.debug.maxToStringFields"
+Change = Callable[[DataFrame], DataFrame]
+
+
+@pytest.fixture
+def ticks(spark: SparkSession) -> DataFrame:
+    """A stream of thirty numbers a row."""
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    wide = rate.select("timestamp", *((F.col("value") % (i + 2)).alias(f"n{i}") for i in range(30)))
+    return wide.withWatermark("timestamp", "10 seconds")
+
+
+def hourly(ticks: DataFrame, length: str = "1 hour", last: Callable[[str], Column] = F.sum) -> DataFrame:
+    sums = [(last if i == 29 else F.sum)(f"n{i}").alias(f"s{i}") for i in range(30)]
+    return ticks.groupBy(F.window("timestamp", length), "n0").agg(*sums)
+
+
+def test_the_same_stream_declared_twice_has_one_fingerprint(ticks: DataFrame) -> None:
+    assert state_fingerprint(hourly(ticks)) == state_fingerprint(hourly(ticks)) != {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda ticks: hourly(ticks, "2 hours"),
+        lambda ticks: hourly(ticks, last=F.max),  # behind the 25th column, which Spark's plans leave out
+        lambda ticks: hourly(ticks.withColumn("n0", F.col("n0") + 1)),
+    ],
+    ids=["another window", "another last column", "another key"],
+)
+def test_another_meaning_of_the_state_is_another_fingerprint(ticks: DataFrame, other: Change) -> None:
+    assert state_fingerprint(other(ticks)) != state_fingerprint(hourly(ticks))
+
+
+def test_a_filter_ahead_of_the_state_keeps_the_fingerprint(ticks: DataFrame) -> None:
+    assert state_fingerprint(hourly(ticks.where("n3 > 1"))) == state_fingerprint(hourly(ticks))
+
+
+def test_state_lies_in_streams_only(spark: SparkSession, ticks: DataFrame) -> None:
+    static = spark.range(10).groupBy((F.col("id") % 3).alias("n1")).count()
+    assert traits(ticks.join(static, "n1")) == PlanTraits(stateful=False, multiplies=True)
+    assert traits(hourly(ticks)) == PlanTraits(stateful=True, multiplies=False)
+    assert traits(ticks.limit(5)).stateful
+
+
+def test_reading_a_plan_leaves_the_session_as_it_was(spark: SparkSession, ticks: DataFrame) -> None:
+    before = spark.conf.get(ALL_FIELDS)
+    traits(ticks)
+    assert spark.conf.get(ALL_FIELDS) == before
