@@ -196,6 +196,16 @@ REFUSED: dict[str, tuple[World, Severity, str, str]] = {
         f"table {SECONDARY} is at g0001 batch 7, but table {PRIMARY} says it should be at g0001 batch 8",
         f"put table {SECONDARY} back",
     ),
+    "a secondary table has the batch under way, of which the primary knows that it had no rows": (
+        with_table(
+            crashed(8, secondary=8, primary=8),
+            PRIMARY,
+            entry=entry(8, txns={SECONDARY: Txn(1, 7).version, DEAD_LETTERS: Txn(1, 0).version}),
+        ),
+        "refuse",
+        f"table {SECONDARY} is at g0001 batch 8, but table {PRIMARY} says it should be at g0001 batch 7",
+        f"put table {SECONDARY} back",
+    ),
     "a secondary table is two batches ahead of the batch under way": (
         crashed(8, secondary=9, primary=7),
         "refuse",
