@@ -151,6 +151,12 @@ class Assembly:
                 f"stream {self.stream.name} has several sinks and keeps state or joins sources",
                 "split it: one stream for the state, and one for each further table",
             )
+        if len(outputs) == 1 and each[0].reads > len(self.stream.sources):
+            raise ConfigurationError(
+                f"stream {self.stream.name} uses a topic's frame twice (a union or a join with itself), and Spark "
+                "would read the topic twice, at two positions",
+                "write it as one pass: a flag column or an explode instead of a union, a window instead of a self-join",
+            )
         return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each))
 
     def _bound(

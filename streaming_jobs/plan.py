@@ -29,10 +29,11 @@ _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{1
 
 @dataclass(frozen=True)
 class PlanTraits:
-    """What of a stream's plan decides how its batches travel."""
+    """What of a stream's plan decides how its batches travel; `reads` counts the sources in the plan."""
 
     stateful: bool
     multiplies: bool
+    reads: int = 1
 
 
 def traits(frame: DataFrame) -> PlanTraits:
@@ -50,7 +51,8 @@ def traits_of(plan: str) -> PlanTraits:
     nodes = _streaming_nodes(plan)
     sources = sum(1 for name, _ in nodes if name.startswith("StreamingRelation"))
     stateful = any(name.startswith(_STATEFUL) or (name == "Join" and sources > 1) for name, _ in nodes)
-    return PlanTraits(stateful=stateful, multiplies=any(name.startswith(_MULTIPLIES) for name, _ in nodes))
+    multiplies = any(name.startswith(_MULTIPLIES) for name, _ in nodes)
+    return PlanTraits(stateful=stateful, multiplies=multiplies, reads=sources)
 
 
 def fingerprint_of(plan: str) -> dict[str, str]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs.assembly import Assembly, Connection
-from streaming_jobs.batch import BatchPipeline, BatchReport, StopAtBorder
+from streaming_jobs.batch import BatchPipeline, BatchReport
 from streaming_jobs.durations import parse_duration
-from streaming_jobs.errors import OffsetsLost, PermanentError, TransientError, UsageError
+from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import classify
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.lease import Lease
@@ -218,9 +218,11 @@ class RunningStream:
         query, pipeline, self.query = self.query, self.pipeline, None
         self._take_progress(query)
         failure: BaseException | None = pipeline.failure or query.exception()
-        if pipeline.stopped_at_border or self.stop_requested.is_set() or failure is None:
+        # A stop interrupts what runs, and that can look like any failure; one that needs a person is never hidden.
+        stopped = self.stop_requested.is_set() and not isinstance(failure, PermanentError)
+        if failure is None or pipeline.stopped_at_border or stopped:
             self._stopped()
-        elif not isinstance(failure, StopAtBorder):
+        else:
             self.fail(self._explained(classify(failure)))
 
     def _explained(self, error: Exception) -> Exception:
@@ -238,19 +240,17 @@ class RunningStream:
 
     def fail(self, error: Exception) -> None:
         """Record a failure: the stream is over, or, for one that may pass, tried again by `poll`."""
-        code = getattr(error, "code", "REC-000")
-        self.status.error = {
-            "code": code,
-            "found": getattr(error, "found", str(error)),
-            "next": getattr(error, "next_step", ""),
-            "permanent": str(isinstance(error, (PermanentError, UsageError))).lower(),
-        }
         self._failures += 1
         if isinstance(error, TransientError) and self._failures <= self.own.max_restarts:
             delay = min(_FIRST_DELAY * 2 ** (self._failures - 1), _LONGEST_DELAY)
             self._restart_at = time.monotonic() + delay
+            self.status.error = _told(error)
             log.warning("stream failed, will try again", stream=self.stream.name, error=str(error), seconds=delay)
             return
+        self._over(error)
+
+    def _over(self, error: Exception) -> None:
+        self.status.error = _told(error)
         self.status.state = "failed"
         log.error("stream failed", stream=self.stream.name, error=str(error), exc_info=error)
 
@@ -258,7 +258,22 @@ class RunningStream:
     def _trigger(self) -> str:
         return self.trigger or self.own.trigger
 
+    def abandon(self, error: RecourseError) -> None:
+        """The session itself is ending by an error: the stream is over, and nothing more is asked of the JVM."""
+        self.query = None
+        self._over(error)
+
     def _interval(self) -> float:
         trigger = self._trigger
         every = parse_duration(trigger.removeprefix("every ")) if trigger.startswith("every ") else None
         return (every or self.own.min_commit_interval).total_seconds()
+
+
+def _told(error: Exception) -> dict[str, str]:
+    """The error as the status file holds it."""
+    return {
+        "code": getattr(error, "code", "REC-000"),
+        "found": getattr(error, "found", str(error)),
+        "next": getattr(error, "next_step", ""),
+        "permanent": str(isinstance(error, (PermanentError, UsageError))).lower(),
+    }

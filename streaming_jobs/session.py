@@ -76,7 +76,7 @@ class Session:
         except BaseException as error:
             for running in self.running:
                 if not running.ended:
-                    running.fail(classify(error))
+                    running.abandon(classify(error))
             raise
         finally:
             self._write_statuses()

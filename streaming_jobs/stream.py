@@ -152,6 +152,9 @@ class Stream:
                 f"stream {self.name}: the function takes {parameters}, its sources are {list(self.sources)}",
                 "name the parameters like the sources",
             )
+        topics = [topic.name for topic in self.sources.values()]
+        if len(set(topics)) < len(topics):
+            raise UsageError(f"stream {self.name} reads a topic twice: {topics}", "declare it once")
         names = [sink.name for sink in self.sinks.values()] + [self.dead_letters]
         if len(set(names)) < len(names):
             raise UsageError(f"stream {self.name} names a table twice: {names}")

@@ -57,6 +57,12 @@ def parity(things: DataFrame) -> Mapping[str, DataFrame]:
     return {"evens": things.where("n % 2 = 0").select(*columns), "odds": things.where("n % 2 = 1").select(*columns)}
 
 
+@stream(source=THINGS, sink=DeltaTable("broken"))
+def broken(things: DataFrame) -> DataFrame:
+    """Fails on its first record."""
+    return things.select(F.raise_error(F.lit("a bug in the function")).cast("string").alias("never"), "n")
+
+
 def thing(number: int) -> tuple[bytes, bytes]:
     """Key and value of the record with that number."""
     key = KEYS[number % len(KEYS)]

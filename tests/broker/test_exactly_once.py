@@ -36,7 +36,7 @@ def fed(settings: SettingsFactory, broker: Broker) -> tuple[Settings, str]:
     return made, bootstrap
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_kill_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(fed: tuple[Settings, str]) -> None:
     settings, bootstrap = fed
     arguments = ("--streams", STREAMS, "--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=1000")

@@ -1,0 +1,142 @@
+"""The driver process: one stream's failure, a second driver, the JVM of a killed one, and every way to stop."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from streaming_jobs.generation import checkpoint
+from streaming_jobs.lease import holder
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.progress import read_status
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from tests.conftest import SettingsFactory
+from tests.driver import assert_chained, driver, finished, ledger, produce, rows, until
+from tests.things import thing
+
+
+@pytest.fixture
+def things(settings: SettingsFactory, broker: Broker) -> tuple[Settings, str]:
+    """The topic `things` with 500 records."""
+    bootstrap = broker.start()
+    made = settings({"kafka.bootstrap_servers": bootstrap})
+    topics = Topics.of(made.kafka, bootstrap)
+    if topics.describe("things"):
+        topics.delete("things")
+    topics.create("things", 2)
+    produce(bootstrap, "things", map(thing, range(500)))
+    return made, bootstrap
+
+
+@pytest.fixture
+def drivers() -> Iterator[list[subprocess.Popen[str]]]:
+    """Driver processes of a test; those that still live are killed after it."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def batches(settings: Settings, stream: str) -> int:
+    status = read_status(settings, stream)
+    return -1 if status is None or status.batch is None else status.batch
+
+
+@pytest.mark.timeout(900)
+def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_even_by_a_dying_jvm(
+    things: tuple[Settings, str], drivers: list[subprocess.Popen[str]]
+) -> None:
+    settings, bootstrap = things
+    quick = ("--set", "streams.broken.max_restarts=0")
+    first = driver(settings, bootstrap, "--streams", "plain,broken", *quick)
+    drivers.append(first)
+    until(lambda: batches(settings, "plain") >= 0, 120, "the first batch")
+    until(lambda: (s := read_status(settings, "broken")) is not None and s.state == "failed", 120, "the failure")
+    produce(bootstrap, "things", map(thing, range(500, 600)))
+    until(lambda: len(rows(settings, "plain")) == 600, 60, "the rows after the failure")
+    assert first.poll() is None
+    failed = read_status(settings, "broken")
+    assert failed is not None and failed.error is not None and "a bug in the function" in failed.error["found"]
+
+    code, output = finished(driver(settings, bootstrap, "--streams", "plain"))
+    assert code == 75 and f"held by process {first.pid}" in output
+
+    owner = holder(settings, "plain")
+    assert owner is not None and owner.jvm is not None
+    jvm = psutil.Process(owner.jvm)
+    jvm.suspend()  # it would be gone in two seconds, and the test too late
+    first.kill()
+    first.wait(10)
+    code, output = finished(driver(settings, bootstrap, "--streams", "plain"))
+    assert code == 75 and "the JVM of a driver that was killed" in output
+    jvm.resume()
+    assert psutil.wait_procs([jvm], timeout=30)[1] == []
+
+    produce(bootstrap, "things", map(thing, range(600, 700)))
+    code, output = finished(driver(settings, bootstrap, "--streams", "plain", "--trigger", "available-now"))
+    assert code == 0, output[-3000:]
+    assert sorted(row["n"] for row in rows(settings, "plain")) == list(range(700))
+    assert_chained(ledger(settings, "plain"))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["SIGTERM", "stdin", "marker"])
+def test_a_session_ends_at_a_batch_border(
+    things: tuple[Settings, str], drivers: list[subprocess.Popen[str]], how: str
+) -> None:
+    settings, bootstrap = things
+    process = driver(settings, bootstrap, "--streams", "plain", "--supervised")
+    drivers.append(process)
+    until(lambda: batches(settings, "plain") >= 0, 120, "the first batch")
+    marker = settings.state / "plain" / "stop"
+    if how == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+    elif how == "stdin":
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+    else:
+        marker.touch()
+    code, output = finished(process, 60)
+    assert code == 0, output[-3000:]
+    status = read_status(settings, "plain")
+    assert status is not None and status.state == "stopped" and status.error is None
+    place = checkpoint(settings, "plain", 1)
+    assert place.last_planned is not None and place.last_committed is not None
+    assert place.last_planned - place.last_committed <= 1
+    assert holder(settings, "plain") is None
+    if how == "marker":
+        code, output = finished(driver(settings, bootstrap, "--streams", "plain", "--respect-stop"), 30)
+        assert code == 0 and "stopped on purpose" in output and marker.exists()
+
+
+def test_a_wrong_name_or_setting_is_a_usage_error(things: tuple[Settings, str]) -> None:
+    settings, bootstrap = things
+    code, output = finished(driver(settings, bootstrap, "--streams", "nothing"), 30)
+    assert code == 2 and "no stream is named 'nothing'" in output
+    code, output = finished(driver(settings, bootstrap, "--set", "stream.path=sideways"), 30)
+    assert code == 2 and "stream.path (flag)" in output
+
+
+def test_a_broker_that_is_not_there_is_a_failure_that_may_pass(things: tuple[Settings, str]) -> None:
+    settings, _ = things
+    code, output = finished(
+        driver(
+            settings,
+            "127.0.0.1:1",
+            "--streams",
+            "plain",
+            "--set",
+            "kafka.timeout=2 s",
+            "--set",
+            "stream.max_restarts=0",
+        )
+    )
+    assert code == 1 and "REC-012" in output, output[-2000:]
