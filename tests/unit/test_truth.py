@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 from streaming_jobs.errors import UsageError
 from streaming_jobs.flights import dataset
 from streaming_jobs.flights import truth as truths
-from streaming_jobs.flights.truth import TableCheck, compare, differences, truth, watermark
+from streaming_jobs.flights.truth import TableCheck, as_frame, compare, differences, truth, watermark
 from streaming_jobs.settings import Settings
 
 SHARE = 0.05
@@ -177,3 +177,9 @@ def test_large_integers_are_compared_exactly() -> None:
     expected = pd.DataFrame({"key": [1], "total": [2**53]})
     found = pd.DataFrame({"key": [1], "total": pd.array([2**53 + 1], dtype="Int64")})
     assert differences(expected, found, ["key"])
+
+
+def test_integers_of_a_table_with_nulls_are_read_exactly() -> None:
+    frame = as_frame(pa.table({"total": pa.array([2**53 + 1, None], pa.int64())}))
+    assert int(frame["total"][0]) == 2**53 + 1
+    assert frame["total"].isna().tolist() == [False, True]
