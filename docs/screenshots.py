@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from urllib.parse import urlencode
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -15,7 +16,10 @@ from orchestration.client import DagsterClient
 
 JOB = "flights"
 TABLE = "carrier_totals"
-WIDTH, HEIGHT = 1500, 900
+WIDTH = 1500
+HEIGHTS = {"lineage": 1400, "plots": 1300, "run": 900}
+PATIENCE = 120_000
+"""Milliseconds; a busy machine takes a minute to draw the first page."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 
 
@@ -30,13 +34,14 @@ def main() -> None:
     run_id = newest_run(options.url)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=FLAGS)
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        page = browser.new_page(viewport={"width": WIDTH, "height": 900})
         shots = {
             "lineage": lambda: lineage(page, options.url),
             "plots": lambda: plots(page, options.url),
             "run": lambda: run(page, options.url, run_id),
         }
         for name, take in shots.items():
+            page.set_viewport_size({"width": WIDTH, "height": HEIGHTS[name]})
             take()
             path = options.into / f"{name}.png"
             page.screenshot(path=str(path))
@@ -53,26 +58,29 @@ def newest_run(url: str) -> str:
 
 
 def lineage(page: Page, url: str) -> None:
-    """Topic -> tables, all groups open."""
-    page.goto(f"{url}/asset-groups?expanded=kafka%2C{JOB}")
-    page.wait_for_selector("text=flights_clean", timeout=60_000)
-    page.wait_for_timeout(3_000)
+    """Topic -> tables, both groups open."""
+    groups = ",".join(f"global@global:{group}" for group in ("kafka", JOB))
+    page.goto(f"{url}/asset-groups?{urlencode({'expanded': groups})}")
+    page.wait_for_selector(f"text={TABLE}", timeout=PATIENCE)
+    page.wait_for_timeout(4_000)
 
 
 def plots(page: Page, url: str) -> None:
     """One table's figures over time."""
     page.goto(f"{url}/assets/{TABLE}?view=overview")
-    page.wait_for_selector(f"text={TABLE}", timeout=60_000)
+    page.wait_for_selector(f"text={TABLE}", timeout=PATIENCE)
     tab = page.get_by_text("Plots", exact=True)
-    tab.first.wait_for(timeout=60_000)
+    tab.first.wait_for(timeout=PATIENCE)
     tab.first.click()
     page.wait_for_timeout(4_000)
+    tab.first.evaluate("tab => tab.scrollIntoView({block: 'start'})")
+    page.wait_for_timeout(1_000)
 
 
 def run(page: Page, url: str, run_id: str) -> None:
     """A session's page: its events and log."""
     page.goto(f"{url}/runs/{run_id}")
-    page.wait_for_selector("text=ASSET_OBSERVATION", timeout=60_000)
+    page.wait_for_selector("text=ASSET_OBSERVATION", timeout=PATIENCE)
     page.wait_for_timeout(3_000)
 
 

@@ -157,7 +157,7 @@ class DagsterProcesses:
         port = port or free_port(host)
         server_port = code_server_port(home)
         workspace = str(write_workspace(home, server_port))
-        self.url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104
+        self.url = f"http://{_reachable(host)}:{port}"
         python = sys.executable
         commands = {
             CODE_SERVER: [
@@ -203,7 +203,7 @@ class DagsterProcesses:
         self._end(CODE_SERVER)
 
     def kill(self) -> None:
-        """End the three at once; sessions notice that we are gone and stop by themselves."""
+        """End the three and all below them at once; the next session repeats the batch it was in."""
         for name in (DAEMON, WEBSERVER, CODE_SERVER):
             child = self._children.get(name)
             if child is not None:
@@ -274,6 +274,13 @@ class DagsterProcesses:
             instance.run_coordinator.cancel_run(run_id)
         except Exception as error:  # noqa: BLE001  (gRPC and Dagster raise many kinds; the run sees CANCELING by itself)
             log.info("a run could not be told to stop; it looks for itself", run=run_id, error=str(error)[:200])
+
+
+def _reachable(host: str) -> str:
+    """The host as a URL on this machine has it."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104  (where people are told to look, not where we listen)
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 def _finished(instance: dg.DagsterInstance, run_id: str) -> bool:

@@ -26,6 +26,7 @@ from streaming_jobs.progress import Status, write_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
 from tests.dagster.conftest import ROOT
+from tests.dagster.fakes.command import fake_command
 
 DEAD_WORKER = "nowhere:1:1.00"
 
@@ -241,6 +242,20 @@ def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> No
     )
     (seen,) = session_runs(ticks.instance, session)
     assert seen.status in IN_PROGRESS
+
+
+def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:
+    (ticks.settings.home / "exit").write_text("78")
+    job = definitions(ticks.settings, fake_command).resolve_job_def("shop")
+    done = job.execute_in_process(instance=ticks.instance, raise_on_error=False)
+    event = next(e for e in done.all_events if e.event_type is dg.DagsterEventType.RUN_FAILURE)
+    context = dg.build_run_status_sensor_context("session_failure", event, ticks.instance, done.dagster_run)
+    sensor = next(s for s in ticks.defs.sensors or [] if s.name == "session_failure")  # type: ignore[union-attr]
+    sensor(context.for_run_failure())  # type: ignore[operator]
+    for table in ("orders", "customers"):
+        newest = ticks.instance.fetch_observations(table_key(table), limit=1).records[0].asset_observation
+        assert newest is not None
+        assert "stream orders failed: REC-021 wrong table" in str(newest.metadata["alert"].value)
 
 
 def test_a_stream_that_fails_in_a_session_is_alerted_once(ticks: Ticks) -> None:

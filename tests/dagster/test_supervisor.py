@@ -54,16 +54,21 @@ def run_job(
 ) -> dg.DagsterRun:
     """Run the job here; `meanwhile` gets the driver's pid once its streams run. Nothing of it may be left."""
     before = len(starts(settings))
+    pid = 0
     problems: list[BaseException] = []
 
     def act() -> None:
+        nonlocal pid
         try:
             wait_for(lambda: len(starts(settings)) > before, "the driver")
             pid = starts(settings)[-1]["pid"]
             wait_for(lambda: (s := read_status(settings, "orders")) and s.pid == pid and s.batch, "a batch")
             meanwhile(pid)
+            wait_for(lambda: not psutil.pid_exists(pid), "the end of the driver")
         except BaseException as error:  # noqa: BLE001
             problems.append(error)
+            if pid:
+                os.kill(pid, signal.SIGKILL)  # or the job would go on for ever
 
     thread = threading.Thread(target=act)
     thread.start()
