@@ -226,7 +226,8 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
         key = ".".join(str(part) for part in first["loc"])
         origin = next((name for name, layer in reversed(layers) if _has(layer, first["loc"])), "default")
         raise ConfigurationError(
-            f"{key} ({origin}): {first['msg']}", "correct or remove it; `recourse config show` then prints every setting"
+            f"{key} ({origin}): {first['msg']}",
+            "correct or remove it; `recourse config show` then prints every setting",
         ) from error
     return Loaded(settings, tuple(_origins(settings, layers)))
 
