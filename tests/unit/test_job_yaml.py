@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -264,3 +265,10 @@ def test_quartz_becomes_cron(quartz: str, cron: str) -> None:
 def test_quartz_that_cron_cannot_say_is_refused(quartz: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         cron_of(quartz)
+
+
+def test_the_entry_point_that_the_job_yaml_names_is_in_the_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"][job_yaml.ENTRY_POINT] == "streaming_jobs.session:main"
+    (job,) = job_yaml.load(ROOT / "databricks.yml").jobs
+    assert job.task.package_name == project["name"]
