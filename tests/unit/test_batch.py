@@ -528,6 +528,7 @@ def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_exec
     large.run(0)
     assert large.ways == [(False, False)] * 2
     assert large.reports[-1].path == "executor"
+    assert not large.pipeline.attempts.file.exists()
     large.run(1)
     assert large.reports[-1].path == "driver"
 

@@ -118,6 +118,7 @@ LOOKS = {
     "the docstring": {"flow": ('"""Totals."""', '"""Totals of everything."""')},
     "a called function's docstring": {"flow": ('"""Scale."""', '"""Scale it."""')},
     "a docstring in a local module": {"shared": ('"""Clean."""', "")},
+    "what is said of the table": {"flow": ('DeltaTable("totals")', 'DeltaTable("totals", description="Totals")')},
     "the layout": {"flow": ("return scaled(cleaned(things))", "return  scaled( cleaned( things ))")},
     "a function that it does not use": {
         "flow": ("def unused(frame):\n    return frame", "def unused(frame):\n    return 7")

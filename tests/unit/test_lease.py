@@ -106,6 +106,13 @@ def test_a_lease_names_its_owner_and_is_private(home: Settings) -> None:
     assert holder(home, STREAM) is None
 
 
+def test_a_shorter_name_leaves_nothing_of_a_longer_one(home: Settings) -> None:
+    longer = replace(left_behind(home, None), purpose="session " * 50)
+    lease_file(home).write_text(json.dumps(asdict(longer)))
+    with take(home, STREAM, purpose="x") as lease:
+        assert json.loads(lease_file(home).read_text()) == asdict(lease.owner)
+
+
 def test_a_stream_that_never_ran_is_held_by_nobody(home: Settings) -> None:
     assert holder(home, STREAM) is None
     assert not lease_file(home).exists()

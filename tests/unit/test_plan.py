@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs.plan import PlanTraits, fingerprint_of, traits_of
+from streaming_jobs.plan import fingerprint_of, traits_of
 
 PLANS = {
     name: "\n".join(lines) for name, lines in json.loads(Path(__file__).with_name("plans.json").read_text()).items()
@@ -76,6 +76,17 @@ def test_what_does_not_touch_the_state_keeps_the_fingerprint(before: str, after:
 def test_the_same_plan_with_other_ids_has_the_same_fingerprint() -> None:
     again = PLANS["window10"].replace("#39", "#1039").replace("#2L", "#1002L").replace("#34L", "#7L")
     assert fingerprint_of(again) == fingerprint_of(PLANS["window10"])
+
+
+def test_what_a_key_is_made_of_counts_over_several_steps() -> None:
+    other = PLANS["two_step_key"].replace("cast(3 as bigint)", "cast(5 as bigint)")
+    assert fingerprint_of(other) != fingerprint_of(PLANS["two_step_key"])
+
+
+def test_another_lateness_does_not_touch_a_window() -> None:
+    other = PLANS["window10"].replace("-T10000ms", "-T1200000ms").replace("10 seconds", "20 minutes")
+    assert other != PLANS["window10"]
+    assert fingerprint_of(other) == fingerprint_of(PLANS["window10"])
 
 
 def test_a_plan_that_cannot_be_taken_apart_still_has_a_stable_fingerprint() -> None:
