@@ -120,16 +120,22 @@ class RunningStream:
         self.status.heartbeat = time.time()
         if self.query is None or self.ended:
             return
-        self._take_progress(self.query)
-        if self.status.state in ("running", "idle", "starting") and self.status.batch is not None:
+        reported = self._take_progress(self.query)
+        if self.status.state in ("running", "idle", "starting"):
             recent = time.time() - (self.status.committed_at or 0) < max(5.0, 3 * self._interval())
-            self.status.state = "running" if recent else "idle"
+            if recent or (self.pipeline is not None and self.pipeline.in_batch):
+                self.status.state = "running"
+            elif reported or self.status.batch is not None:
+                self.status.state = "idle"
 
-    def _take_progress(self, query: StreamingQuery) -> None:
-        """Every report since the last look: the newest for the figures, all of them for what is summed up."""
+    def _take_progress(self, query: StreamingQuery) -> bool:
+        """Every report since the last look: the newest for the figures, all of them for what is summed up.
+
+        Whether there was any report; a stream without new records makes its first after ten seconds.
+        """
         newest = query.lastProgress
         if newest is None:
-            return
+            return False
         fresh = [newest] if newest.batchId <= self._seen_batch + 1 else query.recentProgress
         for report in fresh:
             # A report of an idle moment carries the number of the batch that is still to come.
@@ -137,6 +143,7 @@ class RunningStream:
                 self._seen_batch = report.batchId
                 self.status.late_rows_dropped += late_rows(json.loads(report.json))
         update(self.status, json.loads(newest.json))
+        return True
 
     def _start(self, spark: SparkSession) -> None:
         world = self.preflight()

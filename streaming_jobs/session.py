@@ -21,7 +21,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,7 +71,8 @@ class Session:
         try:
             self._prepare(leases)
             if any(not r.ended for r in self.running):
-                self._start_spark(leases)
+                with self._beating():
+                    self._start_spark(leases)
                 self._loop()
             return self._exit_code()
         except BaseException as error:
@@ -150,6 +152,25 @@ class Session:
                 written = time.monotonic()
             time.sleep(_LOOK_EVERY)
 
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Keep the status files fresh while this thread waits for the JVM and for the first plans."""
+        ready = threading.Event()
+
+        def beat() -> None:
+            while not ready.wait(_STATUS_EVERY):
+                for running in self.running:
+                    running.status.heartbeat = time.time()
+                    write_status(self.settings, running.status)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ready.set()
+            thread.join()
+
     def _write_statuses(self) -> None:
         for running in self.running:
             running.refresh_status()
@@ -203,14 +224,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RecourseError as error:
         log.error("session failed", code=error.code, found=error.found, next=error.next_step)
         return error.exit_code
-
-
-def stop_marker(settings: Settings, stream: str) -> None:
-    """Ask a running session to stop the stream, and keepalive not to start it."""
-    path = _marker(settings, stream)
-    if not path.parent.is_dir():
-        raise UsageError(f"stream {stream} has never run here", "see `recourse streams list`")
-    path.touch(mode=0o600)
 
 
 def _marker(settings: Settings, stream: str) -> Path:

@@ -355,6 +355,20 @@ def test_a_stream_is_idle_when_no_batch_came_for_a_while(make: Make, clock: Cloc
     assert running.status.state == "idle"
 
 
+def test_a_stream_in_a_long_batch_is_running_and_one_that_found_nothing_new_is_idle(make: Make, clock: Clock) -> None:
+    running = make()
+    running.status.state = "starting"
+    running.refresh_status()
+    before = running.status.state
+    running.query.reports = [progress(7, ran=False)]  # type: ignore[union-attr]
+    running.refresh_status()
+    assert (before, running.status.state) == ("starting", "idle")
+    running.pipeline.in_batch = True  # type: ignore[union-attr]
+    clock.now += 60
+    running.refresh_status()
+    assert running.status.state == "running"
+
+
 def test_a_stream_with_a_long_interval_is_not_idle_between_two_batches(make: Make, clock: Clock) -> None:
     running = make(trigger="every 10 minutes")
     running._report(BatchReport(0, 15, 10, 1, "driver", "direct", 120, 1))
