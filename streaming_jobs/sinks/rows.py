@@ -29,7 +29,7 @@ def last_per_key(rows: pa.Table, keys: Sequence[str], order_by: Sequence[str]) -
     insert both.
     """
     if order_by:
-        rows = rows.take(pc.sort_indices(rows, [(c, "ascending") for c in order_by], null_placement="at_start"))
+        rows = rows.take(pc.sort_indices(rows, [(c, "ascending", "at_start") for c in order_by]))
     numbered = rows.append_column(_POSITION, pa.array(range(rows.num_rows), pa.int64()))
     grouped = numbered.select([*keys, _POSITION]).group_by(list(keys), use_threads=False)
     last = grouped.aggregate([(_POSITION, "max"), (_POSITION, "count")])
