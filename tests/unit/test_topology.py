@@ -58,10 +58,11 @@ def test_a_module_that_is_not_there_is_named_with_the_setting() -> None:
     assert "flows" in refused.value.next_step
 
 
-def test_a_module_that_misses_something_itself_says_what(flows: Path) -> None:
+@pytest.mark.parametrize("name", ["made_topology", "made_topology.three"])
+def test_a_module_that_misses_something_itself_says_what(flows: Path, name: str) -> None:
     (flows / "three.py").write_text("import no_such_library\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        Topology.load(["made_topology"])
+        Topology.load([name])
 
 
 def test_streams_are_in_order_of_their_names_and_selected_in_the_order_asked_for() -> None:

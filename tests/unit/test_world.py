@@ -209,10 +209,11 @@ def test_an_accepted_commit_lets_the_stream_start_and_the_next_one_does_not(disk
     assert [f.found[:9] for f in disk.findings()] == ["version 4"]
 
 
-def test_a_damaged_checkpoint_is_refused_before_anything_else(disk: Disk) -> None:
+@pytest.mark.parametrize("name", ["offsets/1", "commits/1"])
+def test_a_damaged_checkpoint_is_refused_before_anything_else(disk: Disk, name: str) -> None:
     disk.open().run(0, 1)
-    (disk.folder / "offsets" / "1").write_text("v1\n")
-    with pytest.raises(PreflightRefused, match="offsets/1 cannot be read"):
+    (disk.folder / name).write_text("v1\n")
+    with pytest.raises(PreflightRefused, match=f"{name} cannot be read"):
         disk.world()
 
 
