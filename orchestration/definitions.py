@@ -50,7 +50,7 @@ def definitions(settings: Settings, command: Command = session_command) -> dg.De
             stream_alert(list(topology.streams.values()), settings),
             retention_sensor(all_sessions),
         ],
-        executor=dg.in_process_executor,
+        executor=dg.in_process_executor,  # a run worker and its driver, no process between them
     )
 
 

@@ -128,7 +128,6 @@ def session_job(session: Session, assets: dg.AssetsDefinition) -> UnresolvedAsse
         description=job.description or f"Session of {', '.join(job.streams)}",
         tags=tags,
         metadata={"name": job.name, "file": dg.MetadataValue.path(str(job.file)), "streams": ", ".join(job.streams)},
-        executor_def=dg.in_process_executor,
     )
 
 

@@ -20,7 +20,7 @@ from orchestration.definitions import definitions
 from orchestration.supervisor import PARENT_VARIABLE, identity
 from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.lease import acquire, holder
-from streaming_jobs.progress import read_status
+from streaming_jobs.progress import Status, read_status, write_status
 from streaming_jobs.settings import Settings
 from tests.dagster.conftest import ROOT, starts, wait_for
 from tests.dagster.fakes.command import fake_command
@@ -175,6 +175,8 @@ def test_any_other_exit_code_is_told_with_the_log_s_tail(shop: Settings, instanc
 
 def test_a_busy_lease_is_told_and_no_second_driver_works(shop: Settings, instance: dg.DagsterInstance) -> None:
     lease = acquire(shop, "orders", purpose="session of somebody else")
+    theirs = Status("orders", state="failed", run_id="theirs", error={"code": "REC-020", "found": "not of this run"})
+    write_status(shop, theirs)
     try:
         job = definitions(shop, fake_command).resolve_job_def("shop")
         job.execute_in_process(instance=instance, raise_on_error=False)
@@ -183,7 +185,9 @@ def test_a_busy_lease_is_told_and_no_second_driver_works(shop: Settings, instanc
     run = instance.get_runs(limit=1)[0]
     assert run.status is dg.DagsterRunStatus.FAILURE
     assert run.tags[FAILURE_TAG] == "lease_busy"
-    assert "another driver holds" in texts(instance, run)
+    said = texts(instance, run)
+    assert "another driver holds" in said
+    assert "not of this run" not in said
 
 
 def test_a_driver_that_does_not_stop_is_killed_with_its_group(
