@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +69,7 @@ def test_the_metadata_of_a_batch_can_be_read(checkpoint: Checkpoint) -> None:
     assert checkpoint.metadata(3)["conf"] == {"spark.sql.shuffle.partitions": "2"}
 
 
+@hypothesis.settings(max_examples=40)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z._-]{1,20}", fullmatch=True),

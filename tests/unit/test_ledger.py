@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import hypothesis
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -58,6 +59,7 @@ def test_the_app_id_stays_the_same_for_ever() -> None:
     assert app_id("orders", "totals") == "recourse:orders:totals"
 
 
+@hypothesis.settings(max_examples=40)
 @given(ledger_entries)
 def test_an_entry_comes_back_from_the_commit_as_it_went_in(made: LedgerEntry) -> None:
     assert LedgerEntry.decode(made.encode()) == made
@@ -74,6 +76,7 @@ def test_an_entry_of_a_newer_format_is_refused_and_not_guessed_at() -> None:
         LedgerEntry.decode(newer)
 
 
+@hypothesis.settings(max_examples=40)
 @given(st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 10**12), st.integers(0, 10**6)), max_size=6))
 def test_a_range_counts_the_offsets_between_start_and_end(parts: dict[int, tuple[int, int]]) -> None:
     read = OffsetRange("t", "id", {p: s for p, (s, _) in parts.items()}, {p: s + n for p, (s, n) in parts.items()})
@@ -84,6 +87,7 @@ def test_a_partition_that_is_new_in_a_batch_counts_from_its_beginning() -> None:
     assert OffsetRange("t", "id", {0: 10}, {0: 12, 1: 5}).records == 7
 
 
+@hypothesis.settings(max_examples=40)
 @given(ranges)
 def test_equal_offsets_of_a_recreated_topic_are_told_by_name_and_offsets_only(read: OffsetRange) -> None:
     assert read.same_offsets(OffsetRange(read.topic, "other id", read.start, read.end))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ def table(**columns: list[object]) -> pa.Table:
     return pa.table(columns)
 
 
+@hypothesis.settings(max_examples=40)
 @given(batches)
 def test_no_row_is_lost_between_those_with_a_key_and_those_without(rows: pa.Table) -> None:
     whole, null = split_null_keys(rows, ["k", "j"])
@@ -41,6 +43,7 @@ def test_rows_without_null_keys_are_passed_on_as_they_are() -> None:
     assert null.num_rows == 0
 
 
+@hypothesis.settings(max_examples=40)
 @given(batches)
 def test_of_each_key_the_row_with_the_greatest_order_stays(rows: pa.Table) -> None:
     whole, _ = split_null_keys(rows, ["k", "j"])
