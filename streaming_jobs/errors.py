@@ -9,6 +9,7 @@
         ├── OffsetsLost       records the stream still needs are gone from Kafka
         ├── Fenced            a newer generation owns the table; this driver is a zombie
         ├── LedgerConflict    a batch was committed before with another offset range
+        ├── ForeignWrite      somebody else changed rows of the stream's table
         └── OutputMismatch    the rows do not fit the table
 
 Each error carries a stable code (`REC-0xx`), what was found, and what to do next.
@@ -102,6 +103,12 @@ class OutputMismatch(PermanentError):
     """The rows of a batch do not fit the table: schema, keys or owner."""
 
     code = "REC-025"
+
+
+class ForeignWrite(PermanentError):
+    """Somebody else changed the rows of a table while the stream was writing it."""
+
+    code = "REC-026"
 
 
 class BrokerUnreachable(TransientError):

@@ -7,8 +7,8 @@ the JVM, which inherits the leases, then the queries. One stream's failure leave
 when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<stream>/stop`, by the end of standard
 input under `--supervised` (the parent is gone), or because the trigger was available-now.
 
-Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 a failure that
-needs a person.
+Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream that
+failed needs a person.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Session:
         failed = [r.status.error for r in self.running if r.status.state == "failed" and r.status.error]
         if not failed:
             return 0
-        return PermanentError.exit_code if any(error["permanent"] == "true" for error in failed) else 1
+        return PermanentError.exit_code if all(error["permanent"] == "true" for error in failed) else 1
 
     def _end_spark(self) -> None:
         if self.spark is None:

@@ -18,9 +18,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from streaming_jobs.durations import milliseconds
-from streaming_jobs.errors import CommitRefused, Fenced, OutputMismatch
+from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, OutputMismatch
 from streaming_jobs.files import private_folder
-from streaming_jobs.ledger import LedgerEntry, Txn, app_id
+from streaming_jobs.ledger import LedgerEntry, Txn, app_id, walk
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.stream import DeltaTable as Declared
 
@@ -46,6 +46,7 @@ class DeltaSink:
         self.stream = stream
         self.app_id = app_id(stream, declared.name)
         self.handle = handle
+        self._known = handle.version()
         self._read_schema()
 
     @property
@@ -83,15 +84,13 @@ class DeltaSink:
 
         `write` must make exactly one commit with the properties it is given, through the handle it is given.
         If it makes none (a merge that changes nothing), a commit without data follows. Raises Fenced when the
-        table is in a newer generation, CommitRefused when other commits keep coming first.
+        table is in a newer generation, ForeignWrite when somebody else changed its rows since the last commit,
+        CommitRefused when other commits keep coming first.
         """
         for _ in range(_ATTEMPTS):
-            self.refresh()
-            at = self.position
-            if at is not None and at.generation > entry.generation:
-                raise self.fenced(at, entry)
-            if at is not None and at >= entry.txn:
+            if self.holds(entry):
                 return None
+            at = self.position
             try:
                 write(self.handle, self.properties(entry))
                 self.refresh()
@@ -99,8 +98,41 @@ class DeltaSink:
                     self.commit_actions([], self.properties(entry))
             except CommitFailedError:
                 continue
-            return self.handle.version()
+            return self.committed()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
+
+    def holds(self, entry: LedgerEntry) -> bool:
+        """Whether the table, as it is now, has the entry's batch; raises Fenced and ForeignWrite."""
+        self.refresh()
+        at = self.position
+        if at is not None and at.generation > entry.generation:
+            raise self.fenced(at, entry)
+        self._refuse_foreign()
+        return at is not None and at >= entry.txn
+
+    def committed(self) -> int:
+        """Take note of a commit of our own; the table's version."""
+        version = int(self.handle.version())
+        if version == self._known + 1:  # with more between, the next look reads them
+            self._known = version
+        return version
+
+    def _refuse_foreign(self) -> None:
+        """Look at the commits since the last look, if there are any that are not known to be ours."""
+        version = self.handle.version()
+        if version == self._known:
+            return
+        for commit in walk(self.path):
+            if commit.version <= self._known:
+                break
+            if commit.changes_data and (commit.entry is None or commit.entry.stream != self.stream):
+                raise ForeignWrite(
+                    f"version {commit.version} of table {self.name} ({commit.operation or 'unknown operation'}) changed "
+                    f"rows while stream {self.stream} was writing the table",
+                    f"undo it, or if it is right: recourse streams accept {self.stream} --table {self.name} "
+                    f"--version {commit.version} --why '...'",
+                )
+        self._known = version
 
     def fenced(self, at: Txn, entry: LedgerEntry) -> Fenced:
         """The error for a driver whose table has moved to a newer generation."""

@@ -298,18 +298,15 @@ def _spark_commit(
 
     `write_nothing` commits the transaction alone, for a write that turned out to change nothing.
     """
-    sink.refresh()
-    at = sink.position
-    if at is not None and at.generation > entry.generation:
-        raise sink.fenced(at, entry)
-    if at is not None and at >= entry.txn:
+    if sink.holds(entry):
         return None
+    at = sink.position
     for attempt in (write, write_nothing):
         if attempt is not None:
             attempt()
             sink.refresh()
         if sink.position == entry.txn:
-            return int(sink.handle.version())
+            return sink.committed()
         if sink.position != at:
             break
     if (now := sink.position) is not None and now.generation > entry.generation:

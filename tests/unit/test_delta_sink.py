@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.errors import CommitRefused, Fenced, OutputMismatch
+from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, OutputMismatch
 from streaming_jobs.ledger import Txn, newest, walk
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import delta
@@ -297,19 +297,51 @@ def test_a_new_generation_starts_with_its_batch_0(make: Make) -> None:
     assert sink.position == Txn(2, 0)
 
 
-def test_a_foreign_append_between_is_passed_and_the_batch_is_there_once(make: Make) -> None:
+def test_a_foreign_commit_without_rows_between_is_passed_and_the_batch_is_there_once(make: Make) -> None:
     sink = make()
     attempts: list[int] = []
 
     def write(handle: DeltaTable, properties: CommitProperties) -> None:
         attempts.append(handle.version())
         if len(attempts) <= 2:
-            write_deltalake(sink.path, pa.table({"k": ["foreign"], "n": [0]}), mode="append")
+            nothing = DeltaTable(sink.path)
+            nothing.create_write_transaction([], mode="append", schema=nothing.schema())
         write_deltalake(handle, ROWS, mode="append", commit_properties=properties)
 
     assert sink.commit(entry(0), write) == 3
     assert attempts == [0, 1, 2]
-    assert sorted(row["k"] for row in rows_in(sink)) == ["foreign", "foreign", "x", "y"]
+    assert sorted(row["k"] for row in rows_in(sink)) == ["x", "y"]
+
+
+def test_rows_that_somebody_else_writes_between_two_batches_are_refused(make: Make) -> None:
+    sink = make()
+    append(sink, entry(0), ROWS)
+    write_deltalake(sink.path, pa.table({"k": ["foreign"], "n": [0]}), mode="append")
+    with pytest.raises(ForeignWrite, match="version 2 of table") as raised:
+        append(sink, entry(1), ROWS)
+    assert "streams accept" in raised.value.next_step
+    assert sorted(row["k"] for row in rows_in(sink)) == ["foreign", "x", "y"]
+
+
+def test_rows_that_somebody_else_writes_during_a_batch_are_refused(make: Make) -> None:
+    sink = make()
+
+    def write(handle: DeltaTable, properties: CommitProperties) -> None:
+        write_deltalake(sink.path, pa.table({"k": ["foreign"], "n": [0]}), mode="append")
+        write_deltalake(handle, ROWS, mode="append", commit_properties=properties)
+
+    with pytest.raises(ForeignWrite):
+        sink.commit(entry(0), write)
+    assert [row["k"] for row in rows_in(sink)] == ["foreign"]
+
+
+def test_a_compaction_by_hand_between_two_batches_is_no_foreign_row(make: Make) -> None:
+    sink = make()
+    for batch in range(3):
+        append(sink, entry(batch), ROWS)
+    DeltaTable(sink.path).optimize.compact()
+    append(sink, entry(3), ROWS)
+    assert len(rows_in(sink)) == 8
 
 
 def test_a_table_that_never_holds_still_is_given_up_for_now(make: Make) -> None:
