@@ -142,11 +142,12 @@ def fetch_again(settings: Settings, *, progress: Progress | None = None, fetch: 
 def examine(folder: Path, jars: Iterable[Jar]) -> tuple[list[Jar], list[Jar]]:
     """Hash what is there: (missing, damaged). Touches no network."""
     wanted = list(jars)
+    # What is there is asked first: a jar that another process brings meanwhile is missing here, never damaged.
+    missing = [jar for jar in wanted if not os.path.lexists(folder / jar.file)]
+    present = [jar for jar in wanted if jar not in missing]
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # hashing lets go of the interpreter lock
-        found = list(pool.map(lambda jar: jar.matches(folder / jar.file), wanted))
-    bad = [jar for jar, ok in zip(wanted, found, strict=True) if not ok]
-    damaged = [jar for jar in bad if os.path.lexists(folder / jar.file)]
-    return [jar for jar in bad if jar not in damaged], damaged
+        right = list(pool.map(lambda jar: jar.matches(folder / jar.file), present))
+    return missing, [jar for jar, ok in zip(present, right, strict=True) if not ok]
 
 
 def _damaged(folder: Path, damaged: list[Jar]) -> SetupError:
