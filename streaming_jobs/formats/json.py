@@ -72,7 +72,7 @@ class Json:
 
     def __post_init__(self) -> None:
         if END_MARK in self.schema.fieldNames():
-            raise UsageError(f"'{END_MARK}' is a reserved name", "name the field otherwise")
+            raise UsageError(f"{END_MARK!r} is a reserved name", "name the field otherwise")
         _check(self.schema, "the record")
 
     def decode(self, frame: DataFrame, value: str) -> DataFrame:

@@ -2,9 +2,9 @@
 
 `from_json` by itself lets much pass. What is added, and why it is exact:
 
-- **One object and nothing after it.** A value whose only `}` is its last byte ends with its object. For any
-  other, `"<end mark>":true` is put in front of its last `}`: only if the outermost object reaches to the end
-  does that field show up in it. (A record that carries the mark itself is looked at a second time.)
+- **One object and nothing after it.** The last `}` is parsed as `,"\\u0001":true}`: only if the outermost object
+  reaches to the end of the value does that field show up in it. A record cannot bring the field along unnoticed,
+  because the name of a control character can only be written as an escape, and escapes get a second look.
 - **Text where something else was written.** `from_json` turns a number into text for a STRING field. Text that
   could have been something else (`12`, `true`, `{...`) sends the record through a second parse that keeps types.
 - **Times** are read as text, matched against the declared form, then cast; **decimals** as VARIANT, which keeps
@@ -40,13 +40,10 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.formats.json_reading import (
-    DATE,
     END_MARK,
-    LOCAL_TIMESTAMP,
     MAX_DEPTH,
     MAX_NUMBER,
     PLAIN_NUMBER,
-    TIMESTAMP,
 )
 
 _PARSED = "__parsed"
@@ -60,7 +57,15 @@ _OPTIONS = {
     "maxNestingDepth": str(MAX_DEPTH),
     "maxNumLen": str(MAX_NUMBER),
 }
-_TIMES: dict[type[DataType], str] = {DateType: DATE, TimestampType: TIMESTAMP, TimestampNTZType: LOCAL_TIMESTAMP}
+# Only what the cast would let pass has to be looked at: together they take what `json_reading` takes.
+_DAY = "....-..-"
+_CLOCK = "..T..:..:[0-9][0-9](?:[.][0-9]{1,9})?"
+_TIMES: dict[type[DataType], str] = {
+    DateType: _DAY + "[0-9][0-9]",
+    TimestampNTZType: _DAY + _CLOCK,
+    TimestampType: _DAY + _CLOCK + "(?:Z|[+-][0-9][0-9]:[0-9][0-9])?",
+}
+_FIRST, _LAST = "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"
 _SPACE = " \t\n\r"
 
 
@@ -74,21 +79,22 @@ def add_record(schema: StructType, frame: DataFrame, value: str) -> DataFrame:
         ]
     )
     raw = F.col(value)
-    parsed = F.from_json(_sealed(raw), wire, _OPTIONS)
+    text = raw.cast("string")
     found = F.col(_PARSED)
     record = F.struct(*(_value(found[field.name], field.dataType).alias(field.name) for field in schema.fields))
     faults = [
         found.isNull(),
+        found[END_MARK].isNull(),
         found[_CORRUPT].isNotNull(),
         *(fault for field in schema.fields for fault in _faults(found[field.name], field.dataType, field.nullable)),
-        ~_closed(raw, found[END_MARK]),
-        ~F.is_valid_utf8(raw.cast("string")),
-        _half_character(raw.cast("string")),
-        *_coerced_text(schema, found, raw.cast("string")),
+        ~F.is_valid_utf8(text),
+        _bad_escape(text),
+        *_coerced_text(schema, found, text),
     ]
-    # Two steps, not one: with one, Spark parses a record once for each field.
-    judged = frame.withColumn(_PARSED, parsed).withColumns(
-        {"_record": record, "_bad": F.coalesce(_any(faults), F.lit(False))}
+    # Two steps, not one: with one, Spark parses a record once for each field. `greatest` and not `or`: all of it is
+    # needed for a good record anyway, and of what is always evaluated Spark evaluates common parts once.
+    judged = frame.withColumn(_PARSED, _parsed(raw, wire)).withColumns(
+        {"_record": record, "_bad": F.coalesce(F.greatest(*faults), F.lit(False))}
     )
     return judged.drop(_PARSED)
 
@@ -140,7 +146,14 @@ def _faults(found: Column, kind: DataType, nullable: bool) -> list[Column]:
         if _faults(F.lit(None), element, contains_null):
             faults.append(F.exists(found, lambda item: _any(_faults(item, element, contains_null))))
     elif type(kind) in _TIMES:
-        faults += [~_is_all(found, _TIMES[type(kind)]), found.isNotNull() & _value(found, kind).isNull()]
+        cast = _value(found, kind)
+        first, last = (
+            F.lit(limit[:10] if isinstance(kind, DateType) else limit).cast(kind) for limit in (_FIRST, _LAST)
+        )
+        faults += [
+            ~F.coalesce((cast >= first) & (cast <= last), found.isNull()),
+            ~_is_all(found, _TIMES[type(kind)]),
+        ]
     elif isinstance(kind, DoubleType | FloatType):
         faults.append(F.abs(found) == float("inf"))  # the literal is refused before: this is an overflow
     elif isinstance(kind, ByteType):
@@ -163,45 +176,34 @@ def _empty(found: Column) -> Column:
     return found.isNull() | F.is_variant_null(found)
 
 
-def _sealed(raw: Column) -> Column:
-    """The text to parse: with the end mark in it, except where the last byte is the only `}`."""
+def _parsed(raw: Column, wire: StructType) -> Column:
+    """The record with the end mark in it; without the mark where the value is not one object."""
     text = raw.cast("string")
-    body = _without_last_byte(raw)
+    body = F.substring(raw, F.lit(1), F.octet_length(raw) - 1).cast("string")
+    mark = F.lit('"\\u0001":true}')
+    # The rare values: blanks after the object, an empty object, no object at all.
     trimmed = F.rtrim(text, F.lit(_SPACE))
     shorter = F.rtrim(F.substr(trimmed, F.lit(1), F.char_length(trimmed) - 1), F.lit(_SPACE))
-    mark = F.lit(f'"{END_MARK}":true}}')
     comma = F.when(F.endswith(shorter, F.lit("{")), F.lit("")).otherwise(F.lit(","))
-    resealed = F.when(F.endswith(trimmed, F.lit("}")), F.concat(shorter, comma, mark)).otherwise(trimmed)
+    rare = F.when(F.endswith(trimmed, F.lit("}")), F.concat(shorter, comma, mark)).otherwise(trimmed)
     # array_join is among the few functions that Spark holds for expensive. Standing here, where it is rarely
     # evaluated, it keeps filters from moving below the parse, which would then run again for each of them.
-    resealed = F.array_join(F.array(resealed), "")
-    return (
-        F.when(~F.endswith(text, F.lit("}")), resealed)
-        .when(F.contains(body, F.lit("}")), F.concat(body, F.lit(","), mark))
-        .otherwise(text)
+    rare = F.array_join(F.array(rare), "")
+    ordinary = F.endswith(text, F.lit("}")) & F.contains(text, F.lit('"'))
+    return F.when(ordinary, F.from_json(F.concat(body, F.lit(","), mark), wire, _OPTIONS)).otherwise(
+        F.from_json(rare, wire, _OPTIONS)
     )
 
 
-def _without_last_byte(raw: Column) -> Column:
-    return F.substring(raw, F.lit(1), F.octet_length(raw) - 1).cast("string")
-
-
-def _closed(raw: Column, mark: Column) -> Column:
-    """The object is the whole value; see the module's text for why."""
-    text = raw.cast("string")
-    flat = F.endswith(text, F.lit("}")) & ~F.contains(_without_last_byte(raw), F.lit("}"))
-    own = F.from_json(text, StructType([StructField(END_MARK, VariantType())]), _OPTIONS)[END_MARK]
-    named = F.contains(text, F.lit(END_MARK)) | F.contains(text, F.lit("\\u00"))
-    return F.when(flat, mark.isNull()).when(mark.isNull(), F.lit(False)).when(named, _empty(own)).otherwise(F.lit(True))
-
-
-def _half_character(text: Column) -> Column:
-    r"""True for an escape such as `\ud83d` without its second half; Spark would put `?` there."""
-    escape = r"\\u[dD][89a-fA-F]"
-    without_backslashes = F.regexp_replace(text, r"\\\\", " ")
+def _bad_escape(text: Column) -> Column:
+    r"""True for an escape without its second half (`\ud83d` alone; Spark would put `?`), or the end mark itself."""
+    surrogate = r"\\u[dD][89a-fA-F]"
     pair = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    lone = F.regexp_replace(without_backslashes, pair, " ").rlike(escape)
-    return F.when(F.contains(text, F.lit("\\u")), F.when(text.rlike(escape), lone))
+    without_backslashes = F.regexp_replace(text, r"\\\\", " ")
+    lone = F.regexp_replace(without_backslashes, pair, " ").rlike(surrogate)
+    own_mark = F.from_json(text, StructType([StructField(END_MARK, VariantType())]), _OPTIONS)[END_MARK]
+    marked = F.contains(text, F.lit("\\u0001")) & ~_empty(own_mark)
+    return F.when(F.contains(text, F.lit("\\u")), F.when(text.rlike(surrogate), lone).otherwise(F.lit(False)) | marked)
 
 
 def _coerced_text(schema: StructType, found: Column, text: Column) -> list[Column]:
@@ -244,10 +246,10 @@ def _in_text(kind: DataType, found: Column, test: Callable[[Column], Column]) ->
 
 def _could_be_other(text: Column) -> Column:
     """True for what Spark makes of a number, a boolean, an object or an array, and for some strings."""
-    number = text.between("-", "9\x7f") & _is_all(text, "-?[0-9][-+.0-9Ee]*")
-    structure = text.between("[", "[\x7f") | text.between("{", "{\x7f")
+    number = _is_all(text, PLAIN_NUMBER + "(?:[eE][-+]?[0-9]+)?")
     infinite = text.between('"', '"J')
-    return number | structure | infinite | text.isin("true", "false")
+    structure = text.between("[", "[\x7f") | text.between("{", "{\x7f")
+    return F.when(text < "A", number | infinite).when(text >= "[", structure | text.isin("true", "false"))
 
 
 def _is_other(typed: Column) -> Column:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import struct
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-END_MARK = "__recourse_end"
+END_MARK = "\x01"
 """A field of this name is appended to a record, to see where it ends; records may carry it as null only."""
 
 MAX_DEPTH = 200
@@ -48,13 +48,13 @@ MAX_NAME = 50_000
 MAX_DETAIL = 400
 """Characters of a refusal's detail."""
 
-# Both halves match whole texts against these. Ranges (month 13, hour 24) are left to the cast: a pattern with them
-# would cost more. Years are 0001 to 9999, so that Python, Arrow and Parquet can hold every time, also as UTC.
-_DAY = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"
-_CLOCK = "T[0-9][0-9]:[0-9][0-9]:[0-9][0-9](?:[.][0-9]{1,9})?"
-DATE = f"(?!0000){_DAY}"
-LOCAL_TIMESTAMP = f"(?!0000){_DAY}{_CLOCK}"
-TIMESTAMP = f"(?!0000|0001-01-01T.*[+]|9999-12-31T.*-){_DAY}{_CLOCK}(?:Z|[+-][0-9][0-9]:[0-9][0-9])?"
+_DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_CLOCK = "T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,9})?"
+_TIMES: dict[type[DataType], str] = {
+    DateType: _DAY,
+    TimestampNTZType: _DAY + _CLOCK,
+    TimestampType: _DAY + _CLOCK + "(?:Z|[+-][0-9]{2}:[0-9]{2})?",
+}
 PLAIN_NUMBER = "-?[0-9]+(?:[.][0-9]+)?"
 
 _INTEGERS: dict[type[DataType], int] = {ByteType: 7, ShortType: 15, IntegerType: 31, LongType: 63}
@@ -89,7 +89,7 @@ def read_record(schema: StructType, value: bytes | None) -> dict[str, Any]:
     found = _parse(text)
     fields = _fields(StructType([*schema.fields, StructField(END_MARK, BooleanType())]), found, "")
     if fields.pop(END_MARK) is not None:
-        raise Refused("wrong_type", f"field '{END_MARK}': the name is reserved")
+        raise Refused("wrong_type", f"field '{_cut(END_MARK)}': the name is reserved")
     return fields
 
 
@@ -236,18 +236,16 @@ def _decimal(kind: DecimalType, found: _Number, path: str) -> Decimal:
 
 
 def _time(kind: DataType, found: str, path: str) -> date | datetime:
-    pattern = DATE if isinstance(kind, DateType) else TIMESTAMP if isinstance(kind, TimestampType) else LOCAL_TIMESTAMP
-    if not re.fullmatch(pattern, found):
+    if not re.fullmatch(_TIMES[type(kind)], found):
         _wrong(path, kind, found)
     try:
-        if isinstance(kind, DateType):
-            return date.fromisoformat(found)
-        return _timestamp(kind, found)
-    except ValueError:
+        return date.fromisoformat(found) if isinstance(kind, DateType) else _timestamp(kind, found)
+    except (ValueError, OverflowError):
         _wrong(path, kind, found)
 
 
 def _timestamp(kind: DataType, found: str) -> datetime:
+    """The time, in UTC for a TIMESTAMP; raises ValueError or OverflowError."""
     clock, sign, offset = found, "", ""
     if found.endswith("Z"):
         clock = found[:-1]
@@ -261,7 +259,7 @@ def _timestamp(kind: DataType, found: str) -> datetime:
     distance = timedelta(hours=hours, minutes=minutes)
     if minutes > 59 or distance > _MAX_OFFSET:
         raise ValueError
-    return local.replace(tzinfo=timezone(-distance if sign == "-" else distance))
+    return (local + distance if sign == "-" else local - distance).replace(tzinfo=UTC)
 
 
 def _check_shape(kind: DataType, found: Any, path: str) -> None:
