@@ -13,13 +13,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from streaming_jobs import generation as generations
-from streaming_jobs.batch import Attempts, BatchPipeline, BatchReport
+from streaming_jobs.batch import BatchPipeline, BatchReport
 from streaming_jobs.code_version import code_version
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, TransientError
 from streaming_jobs.generation import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.preflight import CheckpointWorld, World
+from streaming_jobs.route import Attempts
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink

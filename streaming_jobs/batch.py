@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from streaming_jobs.checkpoint import Checkpoint
 from streaming_jobs.crash import crash_point
-from streaming_jobs.errors import LedgerConflict, TransientError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
+from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, newest
 from streaming_jobs.ledger_file import LedgerFile
 from streaming_jobs.plan import PlanTraits
+from streaming_jobs.route import Attempts, Route, choose_path
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.dead_letters import stage_dead_letters
 from streaming_jobs.sinks.delta import DeltaSink
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from streaming_jobs.sources.kafka import KafkaSource
 
 log = structlog.get_logger()
-
-Route = Literal["driver", "executor"]
 
 
 class StopAtBorder(Exception):
@@ -64,46 +63,6 @@ class BatchReport:
     version: int | None
     skipped: bool = False
     warning: str | None = None
-
-
-@dataclass
-class Attempts:
-    """Remembers on disk that a large batch is going through the driver, so that its repetition does not."""
-
-    file: Path
-    floor: int = 10_000
-
-    def died(self, txn: Txn) -> bool:
-        """Whether this batch was begun on the driver path before and never finished."""
-        try:
-            return self.file.read_text() == str(txn.version)
-        except FileNotFoundError:
-            return False
-
-    def begin(self, txn: Txn, records: int) -> None:
-        """Note that the batch goes through the driver, if it is large enough to matter."""
-        if records >= self.floor:
-            self.file.write_text(str(txn.version))
-
-    def done(self) -> None:
-        """Forget the note."""
-        self.file.unlink(missing_ok=True)
-
-
-def choose_path(
-    settings: StreamSettings, traits: PlanTraits, *, records: int, bytes_per_record: float, died_before: bool
-) -> Route:
-    """Through the driver, or through the executors.
-
-    The number of records is known from the offsets before the batch runs. State can emit any number of rows;
-    there the session's cap on result size stops a batch that does not fit, and its repetition takes the executors.
-    """
-    if settings.path != "auto":
-        return settings.path
-    if died_before or (traits.multiplies and records > 10_000):
-        return "executor"
-    fits = records * bytes_per_record <= settings.driver_path_max_mb << 20
-    return "driver" if traits.stateful or fits else "executor"
 
 
 @dataclass
@@ -137,7 +96,7 @@ class BatchPipeline:
         """Run one batch. Whatever is raised is kept in `failure`, since Spark passes on its text only."""
         self.in_batch = True
         try:
-            crash_point("batch_committed", batch - 1)
+            crash_point("batch_committed", self.stream.name, batch - 1)
             if self.stop.is_set():
                 raise StopAtBorder
             self._run(frame, batch)
@@ -152,12 +111,12 @@ class BatchPipeline:
 
     def _run(self, frame: DataFrame, batch: int) -> None:
         began = time.monotonic()
-        crash_point("batch_started", batch)
+        crash_point("batch_started", self.stream.name, batch)
         entry = LedgerEntry(
             "batch", self.stream.name, self.primary.name, self.generation, batch, self._ranges(batch), code=self.code
         )
         if (done := self._done(self.primary, entry)) is not None:
-            log.info("batch is in the tables already", batch=batch)
+            self._repeat_state(frame, entry, done)
             self._finish(done, began, "driver", "direct", None, skipped=True)
             return
         records = sum(r.records for r in entry.offsets)
@@ -169,34 +128,38 @@ class BatchPipeline:
             died_before=self.attempts.died(entry.txn),
         )
         if path == "driver":
-            self.attempts.begin(entry.txn, records)
-        spark_commits = self.settings.committer == "spark" or not self.primary.direct
-        outputs = self._outputs(frame)
-        try:
-            staged = self._stage(self.primary, outputs[self.primary.name], path, spark_commits, batch)
-            try:
-                self._learn(staged, records)
-                crash_point("staged", batch)
-                self.before_commit()
-                entry = self._commit_secondary(frame.sparkSession, entry, outputs, staged, path)
-                crash_point("secondary_committed", batch)
-                entry = replace(entry, rows={**entry.rows, "written": staged.rows})
-                version = staged.commit(entry)
-            finally:
-                staged.close()
-        finally:
-            if len(outputs) > 1:
-                frame.unpersist()
+            self.attempts.begin(entry.txn)
+        with ExitStack() as held:
+            staged = self._stage_all(frame, entry, path, held)
+            primary = staged[self.primary.name]
+            self._learn(primary, records)
+            crash_point("staged", self.stream.name, batch)
+            self.before_commit()
+            entry = self._commit_secondary(frame.sparkSession, entry, staged, path, held)
+            crash_point("secondary_committed", self.stream.name, batch)
+            entry = replace(entry, rows={**entry.rows, "written": primary.rows})
+            version = primary.commit(entry)
         if version is None:  # the primary was asked at the top: somebody else has written this batch since
             raise LedgerConflict(
                 f"{entry.txn} appeared in table {self.primary.name} while this driver was writing it",
                 "look for a second driver with another state folder on the same tables",
             )
-        crash_point("primary_committed", batch)
-        self.attempts.done()
-        self._finish(entry, began, path, staged.committer, version)
+        crash_point("primary_committed", self.stream.name, batch)
+        self._finish(entry, began, path, primary.committer, version)
         for upkeep in self.upkeep:
             upkeep.after_commit()
+
+    def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:
+        """The rows of this batch are in the tables; its state may not be in the checkpoint, so it is computed again."""
+        log.info("batch is in the tables already", stream=self.stream.name, batch=entry.batch)
+        if self.traits.stateful:
+            frame.write.format("noop").mode("overwrite").save()
+            if done.code != entry.code:
+                log.warning(
+                    "mixed batch: its rows are of an earlier version of the code, its state of this one",
+                    stream=self.stream.name,
+                    batch=entry.batch,
+                )
 
     def _ranges(self, batch: int) -> tuple[OffsetRange, ...]:
         start, end = self.checkpoint.start(batch), self.checkpoint.end(batch)
@@ -228,83 +191,112 @@ class BatchPipeline:
             )
         return found
 
-    def _outputs(self, frame: DataFrame) -> dict[str, DataFrame]:
-        """The frame of each table. With one sink the stream's function is in the plan already."""
-        if len(self.stream.sinks) == 1:
-            return {self.primary.name: frame}
-        parameter = next(iter(self.stream.sources))
-        outputs = self.stream.outputs(**{parameter: frame.persist()})
-        return {self.stream.sinks[name].name: output for name, output in outputs.items()}
+    def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, Staged]:
+        """The rows of every table that has not got this batch yet. One sink's function is in the plan already."""
+        frames = {self.primary.name: frame}
+        if len(self.stream.sinks) > 1:
+            held.callback(frame.unpersist)
+            outputs = self.stream.outputs(**{next(iter(self.stream.sources)): frame.persist()})
+            frames = {self.stream.sinks[name].name: output for name, output in outputs.items()}
+        waiting = [sink for sink in self.secondary if self._done(sink, replace(entry, table=sink.name)) is None]
+        staged = {}
+        for sink in (self.primary, *waiting):
+            staged[sink.name] = self._stage(sink, frames[sink.name], path, entry.batch)
+            held.callback(staged[sink.name].close)
+        return staged
 
-    def _stage(self, sink: DeltaSink, frame: DataFrame, path: Route, spark_commits: bool, batch: int) -> Staged:
-        try:
+    def _stage(self, sink: DeltaSink, frame: DataFrame, path: Route, batch: int) -> Staged:
+        spark_commits = self.settings.committer == "spark" or not sink.direct
+        large = sink.declared.mode == "upsert" and sink.megabytes > self.settings.direct_merge_max_mb
+        with self._fits_the_driver(batch):
             return stage(
                 sink,
                 frame,
-                driver=path == "driver",
+                driver=path == "driver" and not large,
                 spark_commits=spark_commits,
                 batch=(self.generation, batch),
             )
+
+    @contextmanager
+    def _fits_the_driver(self, batch: int) -> Iterator[None]:
+        """Say what the session's cap on result size means: this batch's repetition takes the executors."""
+        try:
+            yield
         except Exception as error:
-            if "spark.driver.maxResultSize" in str(error):
-                raise TransientError(
-                    f"batch {batch} did not fit the driver; it is repeated through the executors",
-                    "lower max_offsets_per_trigger if this comes often",
+            if "spark.driver.maxResultSize" not in str(error):
+                raise
+            if self.settings.path == "driver":
+                raise PermanentError(
+                    f"batch {batch} does not fit the driver, and the setting `path` keeps it there",
+                    "set path to auto, or lower max_offsets_per_trigger",
                 ) from error
-            raise
+            raise TransientError(
+                f"batch {batch} did not fit the driver; it is repeated through the executors",
+                "lower max_offsets_per_trigger if this comes often",
+            ) from error
 
     def _commit_secondary(
-        self,
-        spark: SparkSession,
-        entry: LedgerEntry,
-        outputs: Mapping[str, DataFrame],
-        primary: Staged,
-        path: Route,
+        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, Staged], path: Route, held: ExitStack
     ) -> LedgerEntry:
-        """Commit every other table that has rows in this batch; the entry then names each one's transaction."""
-        ranges = {r.topic: r for r in entry.offsets}
+        """Commit every other table that has rows in this batch; the entry then names each one's transaction.
+
+        Dead letters come first: rows without their key are found while a table is staged, and a table that has
+        this batch already is not staged again.
+        """
+        rows: dict[str, int] = {}
+        mixed = []
+        letters = self._stage_letters(spark, entry, staged, path, held)
+        known = self.dead_letters.position
+        if letters is not None or (known is not None and known >= entry.txn):
+            own = replace(entry, table=self.dead_letters.name)
+            found = self._done(self.dead_letters, own)
+            if found is None and letters is not None:
+                letters.commit(replace(own, rows={"written": letters.rows}))
+                rows["dead_letters"] = letters.rows
+            elif found is not None:
+                rows["dead_letters"] = found.rows.get("written", 0)
+                mixed += [self.dead_letters.name] if found.code != entry.code else []
+        for sink in self.secondary:
+            own = replace(entry, table=sink.name)
+            if sink.name in staged:
+                rows[sink.name] = staged[sink.name].rows
+                if rows[sink.name]:
+                    staged[sink.name].commit(replace(own, rows={"written": rows[sink.name]}))
+            elif (found := self._done(sink, own)) is not None:
+                rows[sink.name] = found.rows.get("written", 0)
+                mixed += [sink.name] if found.code != entry.code else []
+        note = None
+        if mixed:
+            note = f"mixed batch: {', '.join(mixed)} was written by an earlier version of the code"
+            log.warning(note, stream=self.stream.name, batch=entry.batch)
+        txns = {s.name: p.version for s in (*self.secondary, self.dead_letters) if (p := s.position) is not None}
+        return replace(entry, rows=rows, txns=txns, note=note)
+
+    def _stage_letters(
+        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, Staged], path: Route, held: ExitStack
+    ) -> Staged | None:
+        """The batch's dead letters: records refused while decoding, and output rows without their key."""
         assert self.query is not None
+        ranges = {r.topic: r for r in entry.offsets}
         refused = [
             (source, ranges[source.topic.name], count)
             for source in self.sources
             if ranges[source.topic.name].records and (count := self.query.bad_records(source.observation))
         ]
-        null_keys = primary.null_keys if primary.null_keys is not None and primary.null_keys.num_rows else None
-        rows: dict[str, int] = {}
-        mixed = []
-        for sink in self.secondary:
-            own = replace(entry, table=sink.name)
-            found = self._done(sink, own)
-            if found is None:
-                spark_commits = self.settings.committer == "spark" or not sink.direct
-                staged = self._stage(sink, outputs[sink.name], path, spark_commits, entry.batch)
-                try:
-                    if staged.rows:
-                        staged.commit(replace(own, rows={"written": staged.rows}))
-                    rows[sink.name] = staged.rows
-                finally:
-                    staged.close()
-            else:
-                rows[sink.name] = found.rows.get("written", 0)
-                mixed += [sink.name] if found.code != entry.code else []
-        if refused or null_keys is not None:
-            own = replace(entry, table=self.dead_letters.name)
-            found = self._done(self.dead_letters, own)
-            if found is None:
-                staged = stage_dead_letters(
-                    self.dead_letters, spark, refused, null_keys, batch=(self.generation, entry.batch)
-                )
-                staged.commit(replace(own, rows={"written": staged.rows}))
-                staged.close()
-                rows["dead_letters"] = staged.rows
-            else:
-                rows["dead_letters"] = found.rows.get("written", 0)
-        note = None
-        if mixed:
-            note = f"mixed batch: {', '.join(mixed)} was written by an earlier version of the code"
-            log.warning(note, batch=entry.batch)
-        txns = {s.name: p.version for s in (*self.secondary, self.dead_letters) if (p := s.position) is not None}
-        return replace(entry, rows=rows, txns=txns, note=note)
+        null_keys = [s.null_keys for s in staged.values() if s.null_keys is not None and s.null_keys.num_rows]
+        if not refused and not null_keys:
+            return None
+        with self._fits_the_driver(entry.batch):
+            letters = stage_dead_letters(
+                self.dead_letters,
+                spark,
+                refused,
+                null_keys,
+                driver=path == "driver",
+                batch=(self.generation, entry.batch),
+            )
+        held.callback(letters.close)
+        return letters
 
     def _learn(self, staged: Staged, records: int) -> None:
         table = getattr(staged, "table", None)

@@ -1,6 +1,7 @@
 """Named points at which a test can kill this process with SIGKILL. Off unless `RECOURSE_CRASH` is set.
 
-`RECOURSE_CRASH=primary_committed:3` kills at that point of batch 3. The points, in the order a batch meets them:
+`RECOURSE_CRASH=totals:primary_committed:3` kills at that point of batch 3 of the stream `totals`. The points, in the
+order a batch meets them:
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ POINTS = (
 )
 
 
-def crash_point(name: str, batch: int) -> None:
+def crash_point(name: str, stream: str, batch: int) -> None:
     """Die here if the environment asks for this point of this batch."""
     wanted = os.environ.get("RECOURSE_CRASH")
-    if wanted is not None and wanted == f"{name}:{batch}":
+    if wanted is not None and wanted == f"{stream}:{name}:{batch}":
         os.kill(os.getpid(), signal.SIGKILL)

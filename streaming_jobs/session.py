@@ -7,8 +7,8 @@ the JVM, which inherits the leases, then the queries. One stream's failure leave
 when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<stream>/stop`, by the end of standard
 input under `--supervised` (the parent is gone), or because the trigger was available-now.
 
-Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream that
-failed needs a person.
+Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
+that failed needs a person.
 """
 
 from __future__ import annotations

@@ -69,6 +69,7 @@ class StreamSettings(_Section):
     committer: Literal["auto", "direct", "spark"] = "auto"
     path: Literal["auto", "driver", "executor"] = "auto"
     driver_path_max_mb: int = Field(256, gt=0, description="a batch estimated above this goes through executors, MB")
+    direct_merge_max_mb: int = Field(2048, gt=0, description="upserts into a larger table go through Spark's MERGE, MB")
     stop_deadline: Duration = Field(timedelta(seconds=30), description="for a batch to reach its border on stop")
     max_restarts: int = Field(5, ge=0, description="transient failures in a row before a stream is given up")
 
@@ -84,6 +85,7 @@ class StreamOverrides(_Section):
     committer: Literal["auto", "direct", "spark"] | None = None
     path: Literal["auto", "driver", "executor"] | None = None
     driver_path_max_mb: int | None = Field(None, gt=0)
+    direct_merge_max_mb: int | None = Field(None, gt=0)
     stop_deadline: Duration | None = None
     max_restarts: int | None = Field(None, ge=0)
 

@@ -68,17 +68,19 @@ def stage_dead_letters(
     sink: DeltaSink,
     spark: SparkSession,
     refused: Sequence[tuple[KafkaSource, OffsetRange, int]],
-    null_keys: pa.Table | None,
+    null_keys: Sequence[pa.Table],
     *,
+    driver: bool,
     batch: tuple[int, int],
 ) -> Staged:
     """Read the refused records of a batch again and stage them with their reasons.
 
-    `refused` is (source, the batch's range, how many were counted). Large numbers stay on the executors.
+    `refused` is (source, the batch's range, how many were counted). Large numbers stay on the executors, and all do
+    without `driver`.
     """
-    if sum(count for _, _, count in refused) > _DRIVER_ROWS or not sink.direct:
+    if not driver or sum(count for _, _, count in refused) > _DRIVER_ROWS or not sink.direct:
         frames = [source.bad_records(spark, r).mapInArrow(_judge(source), SCHEMA) for source, r, _ in refused]
-        frames += [spark.createDataFrame(_from_rows(null_keys), SCHEMA)] if null_keys is not None else []
+        frames += [spark.createDataFrame(_from_rows(rows), SCHEMA) for rows in null_keys]
         whole = frames[0]
         for frame in frames[1:]:
             whole = whole.unionByName(frame)
@@ -88,8 +90,7 @@ def stage_dead_letters(
     for source, offsets, _ in refused:
         batches = source.bad_records(spark, offsets).toArrow().to_batches()
         tables.append(pa.Table.from_batches([*_judge(source)(iter(batches))], schema))
-    if null_keys is not None:
-        tables.append(_from_rows(null_keys))
+    tables += [_from_rows(rows) for rows in null_keys]
     return ArrowAppend(sink, pa.concat_tables(tables))
 
 
@@ -112,11 +113,12 @@ def _from_rows(rows: pa.Table) -> pa.Table:
     """Output rows without their key as dead letters."""
     letters = []
     for row in rows.to_pylist():
-        partition, offset = row.pop("__partition", None), row.pop("__offset", None)
+        topic, partition, offset = (row.pop(name, None) for name in ("__topic", "__partition", "__offset"))
         row.pop("__delete", None)
         value = json.dumps(row, default=str).encode()
         letters.append(
             {
+                "topic": topic,
                 "partition": partition,
                 "offset": offset,
                 "value": value,

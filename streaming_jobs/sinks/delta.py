@@ -47,6 +47,7 @@ class DeltaSink:
         self.app_id = app_id(stream, declared.name)
         self.handle = handle
         self._known = handle.version()
+        self._sized: tuple[int, float] | None = None
         self._read_schema()
 
     @property
@@ -63,6 +64,15 @@ class DeltaSink:
     def position(self) -> Txn | None:
         """The newest batch in the table, as of the last refresh."""
         return _position(self.handle, self.app_id)
+
+    @property
+    def megabytes(self) -> float:
+        """Size of the table's live files, MB; looked at again after each hundred versions."""
+        version = self.handle.version()
+        if self._sized is None or version >= self._sized[0] + 100:
+            sizes = self.handle.get_add_actions(flatten=True)["size_bytes"].to_pylist()
+            self._sized = (version, sum(sizes) / 2**20)
+        return self._sized[1]
 
     @property
     def direct(self) -> bool:
@@ -126,9 +136,10 @@ class DeltaSink:
             if commit.version <= self._known:
                 break
             if commit.changes_data and (commit.entry is None or commit.entry.stream != self.stream):
+                operation = commit.operation or "unknown operation"
                 raise ForeignWrite(
-                    f"version {commit.version} of table {self.name} ({commit.operation or 'unknown operation'}) changed "
-                    f"rows while stream {self.stream} was writing the table",
+                    f"version {commit.version} of table {self.name} ({operation}) changed rows while stream "
+                    f"{self.stream} was writing the table",
                     f"undo it, or if it is right: recourse streams accept {self.stream} --table {self.name} "
                     f"--version {commit.version} --why '...'",
                 )

@@ -100,5 +100,6 @@ def _bound(value: Any, *, up: bool) -> Any:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return float(value)
+        # The digits that JSON will show must be the value's own: a rounded bound would hide rows from readers.
+        return shown if Decimal(repr(shown := float(value))) == value else None
     return None

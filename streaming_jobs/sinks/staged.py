@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 DELETE_COLUMN = "__delete"
 _ORDER = ("__partition", "__offset")
+_PLACE = ("__topic", *_ORDER)
 
 
 class Staged(Protocol):
@@ -231,7 +232,7 @@ def stage(sink: DeltaSink, frame: DataFrame, *, driver: bool, spark_commits: boo
         table, null_keys = split_null_keys(rows.toArrow(), sink.declared.keys)
         order = [c for c in (*sink.declared.order_by, *_ORDER) if c in table.column_names]
         unique = last_per_key(table, sink.declared.keys, order)
-        return ArrowMerge(sink, unique.drop_columns([c for c in _ORDER if c in unique.column_names]), null_keys)
+        return ArrowMerge(sink, unique.drop_columns([c for c in _PLACE if c in unique.column_names]), null_keys)
     return _spark_merge(sink, rows)
 
 
@@ -268,7 +269,7 @@ def _spark_merge(sink: DeltaSink, rows: DataFrame) -> SparkMerge:
             value = [F.col(f"`{c}`") for c in order]
             last = F.max_by(F.struct(*(F.col(f"`{c}`") for c in unique.columns)), F.struct(*value))
             unique = unique.groupBy(*(f"`{k}`" for k in keys)).agg(last.alias("__row")).select("__row.*")
-        return SparkMerge(sink, unique.drop(*_ORDER), cached, distinct, null_keys)
+        return SparkMerge(sink, unique.drop(*_PLACE), cached, distinct, null_keys)
     except BaseException:
         cached.unpersist()
         raise
@@ -279,8 +280,7 @@ def _fit(sink: DeltaSink, frame: DataFrame) -> DataFrame:
     columns = [F.col(f"`{f.name}`").cast(f.dataType).alias(f.name) for f in sink.schema.fields]
     if sink.declared.mode == "upsert":
         if SOURCE_COLUMN in frame.columns:
-            columns += [F.col(f"{SOURCE_COLUMN}.partition").alias(_ORDER[0])]
-            columns += [F.col(f"{SOURCE_COLUMN}.offset").alias(_ORDER[1])]
+            columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in _PLACE]
         if sink.declared.delete_when:
             columns.append(F.coalesce(F.expr(sink.declared.delete_when), F.lit(False)).alias(DELETE_COLUMN))
     return frame.select(*columns)

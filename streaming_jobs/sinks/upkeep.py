@@ -67,7 +67,7 @@ class Upkeep:
                 ),
             )
             self.sink.refresh()
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:  # the rows are safe; a disk that is full now may not be next time
             log.warning("compaction put off", table=self.sink.name, reason=str(error))
             return
         log.info(
@@ -79,8 +79,13 @@ class Upkeep:
         )
 
     def remove_unlisted(self, retention: timedelta | None = None) -> None:
-        """Delete files that no version within the retention lists."""
+        """Delete files that no version within the retention lists.
+
+        Only for tables that deltalake may write: of others it may not know every file, deletion vectors for one.
+        """
         self._vacuumed = time.monotonic()
+        if not self.sink.direct:
+            return
         kept = retention if retention is not None else self.settings.deleted_file_retention
         hours = -(-int(kept.total_seconds()) // 3600)
         try:
@@ -94,7 +99,7 @@ class Upkeep:
                 ),
             )
             self.sink.refresh()
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:
             log.warning("vacuum put off", table=self.sink.name, reason=str(error))
             return
         log.info("removed unlisted files", table=self.sink.name, files=len(removed))

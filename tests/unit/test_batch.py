@@ -17,11 +17,12 @@ from deltalake import DeltaTable
 
 from streaming_jobs import batch as batches
 from streaming_jobs import crash
-from streaming_jobs.batch import Attempts, BatchPipeline, StopAtBorder, choose_path
+from streaming_jobs.batch import BatchPipeline, StopAtBorder
 from streaming_jobs.errors import CommitRefused, Fenced, LedgerConflict, OffsetsLost, TransientError
 from streaming_jobs.generation import checkpoint
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn, newest, walk
 from streaming_jobs.plan import PlanTraits
+from streaming_jobs.route import Attempts, choose_path
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.staged import ArrowAppend
@@ -78,23 +79,14 @@ def test_a_path_that_was_set_holds_whatever_the_batch_is(path: Any) -> None:
             assert choose_path(own, traits, records=10**9, bytes_per_record=1e6, died_before=died) == path
 
 
-def test_a_large_batch_that_died_in_the_driver_is_remembered_until_it_is_done(tmp_path: Path) -> None:
+def test_a_batch_that_died_in_the_driver_is_remembered_and_no_other_one(tmp_path: Path) -> None:
     attempts = Attempts(tmp_path / "attempt")
     assert not attempts.died(Txn(1, 7))
-    attempts.begin(Txn(1, 7), 10_000)
+    attempts.begin(Txn(1, 7))
     again = Attempts(tmp_path / "attempt")  # as the next driver finds it
     assert again.died(Txn(1, 7))
     assert not again.died(Txn(1, 8))
     assert not again.died(Txn(2, 7))
-    again.done()
-    again.done()
-    assert not attempts.died(Txn(1, 7))
-
-
-def test_a_small_batch_is_not_worth_remembering(tmp_path: Path) -> None:
-    attempts = Attempts(tmp_path / "attempt")
-    attempts.begin(Txn(1, 7), 9_999)
-    assert not attempts.died(Txn(1, 7))
 
 
 # the way itself
@@ -119,6 +111,21 @@ class Frame:
 
     def unpersist(self) -> None:
         self.log.append("unpersist")
+
+    @property
+    def write(self) -> Frame:
+        """Stands for Spark's writer too."""
+        return self
+
+    def format(self, name: str) -> Frame:
+        self.log.append(f"write {name}")
+        return self
+
+    def mode(self, name: str) -> Frame:
+        return self
+
+    def save(self) -> None:
+        """Runs the plan."""
 
 
 @dataclass
@@ -150,6 +157,7 @@ class Driver:
         self.disk, self.log, self.reports = disk, [], []  # type: tuple[Disk, list[str], list[BatchReport]]
         self.bad = 0
         self.null_keys: pa.Table | None = None
+        self.null_keys_of = PRIMARY
         self.ways: list[tuple[bool, bool]] = []
         sinks = Disk(disk.settings).open().sinks
         self.pipeline = BatchPipeline(
@@ -174,7 +182,7 @@ class Driver:
         )
         monkeypatch.setattr(batches, "stage", self.stage)
         monkeypatch.setattr(batches, "stage_dead_letters", self.stage_dead_letters)
-        monkeypatch.setattr(batches, "crash_point", lambda name, number: self.log.append(f"{name} {number}"))
+        monkeypatch.setattr(batches, "crash_point", lambda name, _, number: self.log.append(f"{name} {number}"))
 
     def bad_records(self, observation: str) -> int:
         assert observation == "recourse_things"
@@ -183,11 +191,13 @@ class Driver:
     def stage(self, sink: DeltaSink, frame: Frame, *, driver: bool, spark_commits: bool, batch: Any) -> Recorded:
         self.log.append(f"stage {sink.name}")
         self.ways.append((driver, spark_commits))
-        null_keys = self.null_keys if sink.name == PRIMARY else None
+        null_keys = self.null_keys if sink.name == self.null_keys_of else None
         return Recorded(sink, frame.rows, null_keys, log=self.log)
 
-    def stage_dead_letters(self, sink: DeltaSink, spark: None, refused: Any, null_keys: Any, *, batch: Any) -> Recorded:
-        count = sum(count for _, _, count in refused) + (null_keys.num_rows if null_keys is not None else 0)
+    def stage_dead_letters(
+        self, sink: DeltaSink, spark: None, refused: Any, null_keys: Any, *, driver: bool, batch: Any
+    ) -> Recorded:
+        count = sum(count for _, _, count in refused) + sum(rows.num_rows for rows in null_keys)
         self.log.append(f"stage {sink.name}")
         letters = [{"topic": TOPIC, "offset": number, "reason": "not_json"} for number in range(count)]
         return Recorded(sink, pa.Table.from_pylist(letters, pa.schema(sink.handle.schema().to_arrow())), log=self.log)
@@ -241,16 +251,16 @@ def test_a_batch_meets_its_steps_in_the_order_of_the_contract(start: Start) -> N
         "batch_started 0",
         "persist",
         f"stage {PRIMARY}",
+        f"stage {SECONDARY}",
         "staged 0",
         "before_commit",
-        f"stage {SECONDARY}",
-        f"commit {SECONDARY}",
-        f"close {SECONDARY}",
         f"stage {DEAD_LETTERS}",
         f"commit {DEAD_LETTERS}",
-        f"close {DEAD_LETTERS}",
+        f"commit {SECONDARY}",
         "secondary_committed 0",
         f"commit {PRIMARY}",
+        f"close {DEAD_LETTERS}",
+        f"close {SECONDARY}",
         f"close {PRIMARY}",
         "unpersist",
         "primary_committed 0",
@@ -354,8 +364,8 @@ def test_a_batch_killed_anywhere_is_repeated_and_every_row_is_there_once(
     class Killed(BaseException):
         pass
 
-    def kill(name: str, number: int) -> None:
-        if (name, number) == (point, 0):
+    def kill(name: str, stream: str, number: int) -> None:
+        if (name, stream, number) == (point, STREAM, 0):
             raise Killed
 
     driver = start()
@@ -381,6 +391,33 @@ def test_a_batch_that_is_in_the_tables_computes_nothing(start: Start) -> None:
     again.run(0)
     assert not [said for said in again.log if said.startswith(("stage", "commit ", "persist", "upkeep"))]
     assert [(r.batch, r.skipped, r.rows) for r in again.reports] == [(0, True, 2)]
+
+
+def test_a_batch_that_is_in_the_tables_computes_its_state_again_since_the_checkpoint_may_lack_it(start: Start) -> None:
+    start().run(0)
+    again = start()
+    again.pipeline.traits = STATE
+    again.run(0)
+    assert "write noop" in again.log
+    assert not [said for said in again.log if said.startswith(("stage", "commit "))]
+
+
+def test_rows_without_a_key_of_a_secondary_table_are_dead_letters_too(disk: Disk, start: Start) -> None:
+    driver = start()
+    driver.null_keys, driver.null_keys_of = pa.table({"k": pa.nulls(3, pa.string())}), SECONDARY
+    driver.run(0)
+    assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 3
+
+
+def test_dead_letters_written_by_earlier_code_are_kept_counted_and_told(disk: Disk, start: Start) -> None:
+    earlier = CodeVersion("000000000000", "0.0.9")
+    letter = pa.table({"topic": [TOPIC], "offset": pa.array([1], pa.int64()), "reason": ["not_json"]})
+    append(disk.sinks[DEAD_LETTERS], entry(0, DEAD_LETTERS, code=earlier, rows={"written": 1}), letter)
+    driver = start()
+    driver.run(0)  # the code of now refuses nothing
+    made = newest_entry(disk, PRIMARY)
+    assert made.rows["dead_letters"] == 1
+    assert made.note == f"mixed batch: {DEAD_LETTERS} was written by an earlier version of the code"
 
 
 def test_a_batch_in_the_primary_with_other_offsets_stops_the_stream(disk: Disk, start: Start) -> None:
@@ -508,11 +545,9 @@ def test_a_table_that_others_keep_committing_to_is_tried_again(start: Start, mon
 
 
 @pytest.fixture
-def large(start: Start, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """A driver to which fifteen offsets are many."""
-    driver = start()
-    driver.pipeline.attempts.floor = 15
-    return driver
+def large(start: Start) -> Driver:
+    """A driver whose first batch will not fit."""
+    return start()
 
 
 def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_executors(
@@ -528,7 +563,8 @@ def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_exec
     large.run(0)
     assert large.ways == [(False, False)] * 2
     assert large.reports[-1].path == "executor"
-    assert not large.pipeline.attempts.file.exists()
+    large.run(1)
+    assert large.reports[-1].path == "driver"
     large.run(1)
     assert large.reports[-1].path == "driver"
 
@@ -576,8 +612,14 @@ def test_the_size_of_records_is_learnt_from_batches_that_are_large_enough(large:
 def test_a_test_can_kill_at_one_point_of_one_batch_and_nothing_else_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(crash.os, "kill", lambda pid, number: killed.append(number))
-    crash.crash_point("staged", 3)
-    monkeypatch.setenv("RECOURSE_CRASH", "staged:3")
-    for name, number in (("staged", 2), ("staged", 33), ("primary_committed", 3), ("staged", 3)):
-        crash.crash_point(name, number)
+    crash.crash_point("staged", "s", 3)
+    monkeypatch.setenv("RECOURSE_CRASH", "s:staged:3")
+    for name, stream, number in (
+        ("staged", "s", 2),
+        ("staged", "s", 33),
+        ("staged", "other", 3),
+        ("primary_committed", "s", 3),
+        ("staged", "s", 3),
+    ):
+        crash.crash_point(name, stream, number)
     assert killed == [9]
