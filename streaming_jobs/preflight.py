@@ -9,7 +9,8 @@ is until a person has acted. The rules, in the order they are looked at:
    (a crash between the table's commit and Spark's); its offsets are the checkpoint's.
 3. Every secondary table is where the primary's newest entry says, or at the last planned batch.
 4. Nobody else has changed the rows of a table since our newest entry, unless a person accepted it.
-5. The topics are the ones the stream began with, and everything from the stream's position on is there.
+5. The topics are the ones the stream began with, none more and none less, and everything from the stream's
+   position on is there.
 6. The stream still has the tables that it began with.
 """
 
@@ -274,6 +275,7 @@ def _topics(world: World) -> Iterator[Finding]:
     ends = world.checkpoint.ends.get(planned, {}) if planned is not None else {}
     to_read = planned is not None and planned != world.checkpoint.committed and not _has(world, planned)
     position = starts if to_read else ends
+    yield from _other_topics(world)
     for topic in world.topics:
         if topic.topic_id is None:
             yield Finding(
@@ -312,6 +314,25 @@ def _topics(world: World) -> Iterator[Finding]:
                     "put the topic back, or start the stream over",
                 )
         yield from _retention(topic)
+
+
+def _other_topics(world: World) -> Iterator[Finding]:
+    """Before the first batch the topics may still change: nothing was read from them."""
+    if world.record is None or world.checkpoint.planned is None:
+        return
+    now, before = {t.name for t in world.topics}, {t.name for t in world.record.topics}
+    for name in sorted(before - now):
+        yield Finding(
+            "refuse",
+            f"stream {world.stream} no longer reads topic {name}",
+            "declare it again, or make it a new stream",
+        )
+    for name in sorted(now - before):
+        yield Finding(
+            "refuse",
+            f"stream {world.stream} would begin to read topic {name} in the middle of its life",
+            "declare the topics it began with again, or make it a new stream",
+        )
 
 
 def _has(world: World, batch: int) -> bool:

@@ -32,11 +32,11 @@ KEEP_FOREVER = -1
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _POLL = 0.02
-_NOT_YET = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
+_SURE_AFTER = 0.5
+_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
+_NOT_YET = _UNKNOWN | {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
     KafkaError._NOENT,
 }
@@ -166,17 +166,33 @@ class Topics:
         return max(0.1, deadline - time.monotonic())
 
     def _describe(self, name: str, deadline: float) -> TopicInfo | None:
+        """None only when the topic is unknown and still is half a second later.
+
+        A broker that has just started does not know its topics yet, and one that elects a leader knows the topic.
+        """
         doing = f"describe topic {name}"
+        unknown_since: float | None = None
+        while True:
+            try:
+                return self._ask(name, doing, deadline)
+            except KafkaException as error:
+                now = time.monotonic()
+                if error.args[0].code() not in _UNKNOWN:
+                    unknown_since = None
+                elif unknown_since is None:
+                    unknown_since = now
+                elif now - unknown_since >= _SURE_AFTER:
+                    return None
+                if now >= deadline:
+                    raise self._failures.unreachable(doing, self._timeout) from error
+            self._admin.poll(_POLL)
+
+    def _ask(self, name: str, doing: str, deadline: float) -> TopicInfo:
         asked = self._admin.describe_topics(TopicCollection([name]), request_timeout=self._left(deadline))
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         settings = self._admin.describe_configs([resource], request_timeout=self._left(deadline))
-        try:
-            topic = self._wait(asked[name], doing, deadline)
-            values = self._wait(settings[resource], doing, deadline)
-        except KafkaException as error:
-            if error.args[0].code() in _NOT_YET:
-                return None
-            raise
+        topic = self._wait(asked[name], doing, deadline)
+        values = self._wait(settings[resource], doing, deadline)
         return TopicInfo(
             name=name,
             id=str(topic.topic_id),

@@ -56,6 +56,17 @@ def test_dates_decimals_and_booleans_have_bounds_as_delta_writes_them(tmp_path: 
     assert found["minValues"] == {"d": "2024-02-29", "m": 1.5, "b": True}
 
 
+@pytest.mark.parametrize("text", ["12345678901234567.89", "-12345678901234567.89", "1180591620717411303424"])
+def test_a_decimal_that_a_json_number_would_round_gets_no_bound(tmp_path: Path, text: str) -> None:
+    found = stats(tmp_path, m=[Decimal(text)])
+    assert (found["minValues"], found["maxValues"], found["nullCount"]) == ({}, {}, {"m": 0})
+
+
+def test_an_everyday_price_keeps_its_bounds(tmp_path: Path) -> None:
+    found = stats(tmp_path, m=[Decimal("1.10"), Decimal("99999.99")])
+    assert (found["minValues"], found["maxValues"]) == ({"m": 1.1}, {"m": 99999.99})
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_numbers_that_json_does_not_know_get_no_bound(tmp_path: Path, value: float) -> None:
     found = stats(tmp_path, f=[1.0, value])

@@ -109,6 +109,7 @@ SOUND = {
     "the topic grew a partition": with_topic(
         settled(7), earliest={0: 0, 1: 0, 2: 0}, latest={0: RECORDS, 1: RECORDS, 2: 9}
     ),
+    "another topic is declared before the first batch": with_topic(opened(), name="others"),
     "a topic that keeps records for ever": with_topic(settled(7), retention_ms=-1),
     "a topic that keeps records for twenty years": with_topic(settled(7), retention_ms=20 * 365 * DAY_MS),
     "the newest entry was published by a recovery": with_table(
@@ -324,6 +325,24 @@ REFUSED: dict[str, tuple[World, Severity, str, str]] = {
         "put the checkpoint folder back",
     ),
     # the topic
+    "a topic was renamed in the declaration": (
+        with_topic(settled(7), name="others"),
+        "refuse",
+        f"stream parity no longer reads topic {TOPIC}",
+        "declare it again, or make it a new stream",
+    ),
+    "a topic was taken out of the declaration": (
+        replace(settled(7), topics=()),
+        "refuse",
+        f"stream parity no longer reads topic {TOPIC}",
+        "declare it again, or make it a new stream",
+    ),
+    "a topic was added to the declaration": (
+        replace(settled(7), topics=(*settled(7).topics, topic_world(name="others"))),
+        "refuse",
+        "stream parity would begin to read topic others in the middle of its life",
+        "make it a new stream",
+    ),
     "the topic was deleted": (
         with_topic(settled(7), topic_id=None, earliest={}, latest={}),
         "refuse",

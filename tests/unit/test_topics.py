@@ -1,0 +1,92 @@
+"""A topic is gone when the broker says so and says so again; a broker that is not ready yet is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from streaming_jobs.errors import BrokerUnreachable
+from streaming_jobs.sources import topics as module
+from streaming_jobs.sources.topics import Topics
+
+UNKNOWN, ELECTION = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE
+
+
+class Admin:
+    """Answers to describe in turn: an error's code, or None for the topic; the last answer stays. Polls take time."""
+
+    def __init__(self, clock: Clock, answers: Sequence[int | None]) -> None:
+        self.clock = clock
+        self.answers = list(answers)
+        self.asked = 0
+
+    def poll(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    def describe_topics(self, names: Any, **_: Any) -> dict[str, Future[Any]]:
+        self.asked += 1
+        code = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return {"flights": answer(code, SimpleNamespace(topic_id="id", partitions=[0, 1]))}
+
+    def describe_configs(self, resources: Any, **_: Any) -> dict[Any, Future[Any]]:
+        values = {"retention.ms": SimpleNamespace(value="-1"), "cleanup.policy": SimpleNamespace(value="delete")}
+        return {resources[0]: answer(None, values)}
+
+
+class Clock:
+    """A clock that polls move."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def answer(code: int | None, value: object) -> Future[Any]:
+    future: Future[Any] = Future()
+    if code is None:
+        future.set_result(value)
+    else:
+        future.set_exception(KafkaException(KafkaError(code)))
+    return future
+
+
+def topics_that_say(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> tuple[Topics, Admin]:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    topics = Topics({"bootstrap.servers": "127.0.0.1:1"}, timedelta(seconds=2))
+    admin = Admin(clock, answers)
+    monkeypatch.setattr(topics, "_admin", admin)
+    return topics, admin
+
+
+def test_a_topic_whose_leader_is_being_elected_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, _ = topics_that_say(monkeypatch, *[ELECTION] * 50, None)
+    info = topics.describe("flights")
+    assert info is not None and (info.id, info.partitions) == ("id", 2)
+
+
+def test_an_election_that_does_not_end_is_a_broker_out_of_reach_and_no_deleted_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics, _ = topics_that_say(monkeypatch, ELECTION)
+    with pytest.raises(BrokerUnreachable, match="describe topic flights"):
+        topics.describe("flights")
+
+
+def test_a_topic_that_is_unknown_for_a_moment_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, _ = topics_that_say(monkeypatch, UNKNOWN, UNKNOWN, None)
+    assert topics.describe("flights") is not None
+
+
+def test_a_topic_that_stays_unknown_for_half_a_second_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, admin = topics_that_say(monkeypatch, UNKNOWN)
+    assert topics.describe("flights") is None
+    assert admin.asked > 1
+    assert 0.5 <= admin.clock.now - Clock.now < 1
