@@ -19,7 +19,7 @@ from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, TransientError
 from streaming_jobs.generation import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
-from streaming_jobs.preflight import CheckpointWorld, World
+from streaming_jobs.preflight import World, primary_has
 from streaming_jobs.route import Attempts
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks import dead_letters
@@ -27,7 +27,7 @@ from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
 from streaming_jobs.sinks.upkeep import Upkeep
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.stream import SOURCE_COLUMN, Stream
+from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns
 from streaming_jobs.world import all_tables, ledger_file
 
 if TYPE_CHECKING:
@@ -99,6 +99,11 @@ class Assembly:
         """The stream's settings."""
         return self.settings.for_stream(self.stream.name)
 
+    @property
+    def share(self) -> int:
+        """Offsets of each source in one batch; never none, which Spark would take for no limit or for no progress."""
+        return max(1, self.own.max_offsets_per_trigger // len(self.stream.sources))
+
     def assemble(self, spark: SparkSession, world: World) -> Assembled:
         """Bring everything together; writes stream.json and makes or widens the tables."""
         name = self.stream.name
@@ -107,8 +112,7 @@ class Assembly:
             generations.save(self.settings, record)
         sources = self._sources()
         starts = self._starts(record, world)
-        share = self.own.max_offsets_per_trigger // len(sources)
-        frames = {s.parameter: s.stream(spark, start=starts[s.topic.name], max_offsets=share) for s in sources}
+        frames = {s.parameter: s.stream(spark, start=starts[s.topic.name], max_offsets=self.share) for s in sources}
         outputs = self.stream.outputs(**frames)
         plan_traits = self._checked_traits(outputs)
         record = self._bound(record, world, starts, outputs)
@@ -130,9 +134,11 @@ class Assembly:
         return Assembled(record, pipeline, triggered(writer, self.trigger, self.own), handle)
 
     def _sources(self) -> list[KafkaSource]:
-        lateness = self.own.lateness
+        lateness = self.own.lateness  # zero is a lateness too
         return [
-            KafkaSource(parameter, topic, self.connection.spark_options, lateness or topic.delay)
+            KafkaSource(
+                parameter, topic, self.connection.spark_options, lateness if lateness is not None else topic.delay
+            )
             for parameter, topic in self.stream.sources.items()
         ]
 
@@ -182,7 +188,7 @@ class Assembly:
                 "take the change back, or start the stream over: move its state folder and its tables away",
             )
         record = replace(record, state_fingerprint=fingerprint)
-        return record.with_code(code_version(self.stream, self.settings.flows), next_batch(world.checkpoint))
+        return record.with_code(code_version(self.stream, self.settings.flows), next_batch(world))
 
     def _tables(self, record: StreamRecord, outputs: Mapping[str, DataFrame]) -> dict[str, DeltaSink]:
         return {
@@ -202,7 +208,9 @@ class Assembly:
         if table == self.stream.dead_letters:
             return dead_letters.SCHEMA
         frame = next(frame for name, frame in outputs.items() if self.stream.sinks[name].name == table)
-        return StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
+        output = StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
+        checked_columns(table, output.fieldNames())
+        return output
 
     def _pipeline(
         self,
@@ -236,11 +244,15 @@ class Assembly:
         )
 
 
-def next_batch(checkpoint: CheckpointWorld) -> int:
-    """The batch that a start runs first: the planned one again if it was not committed, else the one after it."""
-    if checkpoint.planned is None:
+def next_batch(world: World) -> int:
+    """The first batch whose rows this start writes: the planned one if it is not done, else the one after it.
+
+    A planned batch that the primary table has already keeps the rows of the code that wrote them.
+    """
+    planned = world.checkpoint.planned
+    if planned is None:
         return 0
-    return checkpoint.planned + (1 if checkpoint.planned == checkpoint.committed else 0)
+    return planned + (1 if planned == world.checkpoint.committed or primary_has(world, planned) else 0)
 
 
 def resolve_start(start: str, topics: Topics, topic: str) -> dict[int, int]:

@@ -273,7 +273,7 @@ def _topics(world: World) -> Iterator[Finding]:
     planned = world.checkpoint.planned
     starts = world.checkpoint.starts.get(planned, {}) if planned is not None else {}
     ends = world.checkpoint.ends.get(planned, {}) if planned is not None else {}
-    to_read = planned is not None and planned != world.checkpoint.committed and not _has(world, planned)
+    to_read = planned is not None and planned != world.checkpoint.committed and not primary_has(world, planned)
     position = starts if to_read else ends
     yield from _other_topics(world)
     for topic in world.topics:
@@ -335,7 +335,7 @@ def _other_topics(world: World) -> Iterator[Finding]:
         )
 
 
-def _has(world: World, batch: int) -> bool:
+def primary_has(world: World, batch: int) -> bool:
     """Whether the primary table has the batch, so that its repetition reads nothing."""
     primary = next(t for t in world.tables if t.role == "primary")
     return world.record is not None and primary.txn == Txn(world.record.generation, batch)

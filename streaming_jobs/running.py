@@ -31,6 +31,7 @@ log = structlog.get_logger()
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0
 _HEALTHY_AFTER = 600.0
+_HEALTHY_BATCHES = 10
 _IDLE_BEFORE_STOP = 1.0
 _TOPIC_CHECK_EVERY = 1.0
 
@@ -52,6 +53,7 @@ class RunningStream:
     _stop_since: float = 0.0
     _not_in_batch_since: float = 0.0
     _failures: int = 0
+    _good_batches: int = 0
     _restart_at: float | None = None
     _healthy_since: float = 0.0
     _topics_checked: float = 0.0
@@ -187,6 +189,9 @@ class RunningStream:
         self._topics_checked = time.monotonic()
 
     def _report(self, done: BatchReport) -> None:
+        self._good_batches += 1
+        if self._good_batches >= _HEALTHY_BATCHES:
+            self._failures = 0
         status = self.status
         status.batch, status.batch_ms, status.batch_records = done.batch, done.milliseconds, done.records
         status.path, status.committer = done.path, done.committer
@@ -218,7 +223,10 @@ class RunningStream:
             self._not_in_batch_since = now
         idle = self._not_in_batch_since and now - self._not_in_batch_since > max(_IDLE_BEFORE_STOP, self._interval())
         if idle or now - self._stop_since > self.own.stop_deadline.total_seconds():
-            self.query.stop()
+            try:
+                self.query.stop()
+            except Exception as error:  # noqa: BLE001 - it waits stopTimeout at most; the next poll asks again
+                log.warning("the query has not stopped yet", stream=self.stream.name, reason=str(error)[:200])
 
     def _query_ended(self) -> None:
         assert self.query is not None and self.pipeline is not None
@@ -248,6 +256,7 @@ class RunningStream:
     def fail(self, error: Exception) -> None:
         """Record a failure: the stream is over, or, for one that may pass, tried again by `poll`."""
         self._failures += 1
+        self._good_batches = 0
         if isinstance(error, TransientError) and self._failures <= self.own.max_restarts:
             delay = min(_FIRST_DELAY * 2 ** (self._failures - 1), _LONGEST_DELAY)
             self._restart_at = time.monotonic() + delay

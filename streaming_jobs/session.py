@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,34 +57,45 @@ _QUICK = timedelta(seconds=2)
 class Session:
     """The streams of this process, from leases to the end of the last one."""
 
-    def __init__(self, settings: Settings, streams: Sequence[Stream], *, trigger: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        streams: Sequence[Stream],
+        *,
+        trigger: str | None = None,
+        respect_stop: bool = False,
+    ) -> None:
         self.settings = settings
         self.streams = list(streams)
         self.trigger = trigger
+        self.respect_stop = respect_stop
         self.stop_all = threading.Event()
         self.running: list[RunningStream] = []
         self.spark: SparkSession | None = None
+        self._status_unwritten = False
 
     def run(self) -> int:
         """Run to the end and return the exit code. Raises LeaseBusy before anything is touched."""
         leases = self._take_leases()
-        try:
-            self._prepare(leases)
-            if any(not r.ended for r in self.running):
-                with self._beating():
-                    self._start_spark(leases)
-                self._loop()
-            return self._exit_code()
-        except BaseException as error:
-            for running in self.running:
-                if not running.ended:
-                    running.abandon(classify(error))
-            raise
-        finally:
-            self._write_statuses()
-            self._end_spark()
+        with ExitStack() as at_end:  # in reverse order, and each one whatever became of the others
             for lease in leases:
-                lease.release()
+                at_end.callback(lease.release)
+            at_end.callback(self._end_spark)
+            at_end.callback(self._write_statuses)
+            try:
+                if not self.respect_stop:
+                    self._clear_stops()
+                self._prepare(leases)
+                if any(not r.ended for r in self.running):
+                    with self._beating():
+                        self._start_spark(leases)
+                    self._loop()
+            except BaseException as error:
+                for running in self.running:
+                    if not running.ended:
+                        running.abandon(classify(error))
+                raise
+            return self._exit_code()
 
     def _take_leases(self) -> list[Lease]:
         leases: list[Lease] = []
@@ -97,6 +108,11 @@ class Session:
             raise
         return leases
 
+    def _clear_stops(self) -> None:
+        """A start with intent ends a stop on purpose; only now that nobody can refuse the start any more."""
+        for stream in self.streams:
+            _marker(self.settings, stream.name).unlink(missing_ok=True)
+
     def _prepare(self, leases: Sequence[Lease]) -> None:
         now = time.time()
         for stream, lease in zip(self.streams, leases, strict=True):
@@ -107,7 +123,7 @@ class Session:
                 started_at=now,
                 heartbeat=now,
             )
-            write_status(self.settings, status)
+            self._write_status(status)
             self.running.append(RunningStream(stream, self.settings, None, lease, self.trigger, status))
         bootstrap = bootstrap_servers(self.settings)
         kafka = self.settings.kafka
@@ -120,8 +136,8 @@ class Session:
             running.connection = connection
             try:
                 running.preflight()
-            except RecourseError as error:
-                running.fail(error)
+            except Exception as error:  # noqa: BLE001 - one stream's trouble leaves the others running
+                running.fail(classify(error))
 
     def _start_spark(self, leases: Sequence[Lease]) -> None:
         from streaming_jobs.platform import spark as platform
@@ -161,7 +177,7 @@ class Session:
             while not ready.wait(_STATUS_EVERY):
                 for running in self.running:
                     running.status.heartbeat = time.time()
-                    write_status(self.settings, running.status)
+                    self._write_status(running.status)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -174,7 +190,17 @@ class Session:
     def _write_statuses(self) -> None:
         for running in self.running:
             running.refresh_status()
-            write_status(self.settings, running.status)
+            self._write_status(running.status)
+
+    def _write_status(self, status: Status) -> None:
+        """A report that cannot be written (the disk is full) stops nothing; told once until it works again."""
+        try:
+            write_status(self.settings, status)
+            self._status_unwritten = False
+        except OSError as error:
+            if not self._status_unwritten:
+                log.warning("the status could not be written", stream=status.stream, reason=str(error))
+            self._status_unwritten = True
 
     def _exit_code(self) -> int:
         failed = [r.status.error for r in self.running if r.status.state == "failed" and r.status.error]
@@ -191,7 +217,8 @@ class Session:
         except Exception as error:  # noqa: BLE001 - the JVM may be gone already, which is what is wanted here
             log.info("the Spark session did not stop by itself", reason=str(error)[:200])
         if process is not None:
-            process.stdin.close()
+            with suppress(OSError):
+                process.stdin.close()
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
@@ -212,10 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not streams:
                 log.info("all streams of this session are stopped on purpose")
                 return 0
-        else:
-            for stream in streams:
-                _marker(settings, stream.name).unlink(missing_ok=True)
-        session = Session(settings, streams, trigger=options.trigger)
+        session = Session(settings, streams, trigger=options.trigger, respect_stop=options.respect_stop)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: session.stop_all.set())
         if options.supervised:

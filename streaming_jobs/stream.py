@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SOURCE_COLUMN = "_source"
 """Struct of every decoded record: topic, partition, offset, timestamp, key, tombstone, and headers if asked for."""
 
+_OWN_COLUMNS = frozenset({"__delete", "__topic", "__partition", "__offset", "__position", "__row"})
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -116,7 +117,9 @@ class DeltaTable:
             object.__setattr__(self, option, tuple(getattr(self, option)))
         if (self.order_by or self.delete_when) and not self.keys:
             raise UsageError(f"table {self.name}: order_by and delete_when are for upserts", "name the keys")
+        checked_columns(self.name, self.keys)
         if self.schema is not None:
+            checked_columns(self.name, self.schema.fieldNames())
             names = set(self.schema.fieldNames())
             for column in (*self.keys, *self.partition_by):
                 if column not in names:
@@ -222,3 +225,12 @@ def checked_name(kind: str, name: str) -> str:
             f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
         )
     return name
+
+
+def checked_columns(table: str, names: Iterable[str]) -> None:
+    """Raise UsageError for a column name that cannot be quoted, or that a batch uses for itself."""
+    for name in names:
+        if "`" in name:
+            raise UsageError(f"table {table}: column {name!r} has a backtick in its name", "rename the column")
+        if name.lower() in _OWN_COLUMNS:
+            raise UsageError(f"table {table}: the column name {name} is taken by Recourse itself", "rename the column")

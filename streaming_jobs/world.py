@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
+
+from deltalake.exceptions import DeltaError
 
 from streaming_jobs import generation as generations
 from streaming_jobs.checkpoint import Checkpoint
+from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, newest, walk
 from streaming_jobs.ledger_file import LedgerFile
 from streaming_jobs.preflight import CheckpointWorld, TableWorld, TopicWorld, World
@@ -18,7 +21,10 @@ from streaming_jobs.stream import DeltaTable, Stream
 
 
 def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
-    """The stream's world; raises PreflightRefused for a damaged checkpoint, BrokerUnreachable without a broker."""
+    """The stream's world, as it is now.
+
+    Raises PreflightRefused for a damaged checkpoint or table, BrokerUnreachable without a broker.
+    """
     record = generations.load(settings, stream.name)
     number = record.generation if record else 1
     checkpoint = generations.checkpoint(settings, stream.name, number)
@@ -57,32 +63,47 @@ def _checkpoint(checkpoint: Checkpoint) -> CheckpointWorld:
 def _tables(settings: Settings, stream: Stream) -> Iterable[TableWorld]:
     kept = ledger_file(settings, stream.name).newest(stream.name)
     for declared, role in all_tables(stream):
-        sink = open_sink(settings, declared, stream.name)
-        if sink is None:
-            yield TableWorld(declared.name, role, None, None, None)
-            continue
-        version = sink.handle.transaction_version(app_id(stream.name, declared.name))
-        txn = Txn.of(version) if version is not None else None
-        commit, foreign = newest(sink.path, stream.name)
-        entry: LedgerEntry | None = commit.entry if commit else None
-        reaches = True
-        if commit is None:
-            since = kept[1].get(declared.name, -1) if kept else -1
-            foreign = [c for c in foreign if c.version > since]
-            oldest = min((c.version for c in walk(sink.path)), default=sink.handle.version() + 1)
-            reaches = oldest <= since + 1
-            if kept and role == "primary":
-                entry = kept[0]
-        yield TableWorld(
-            name=declared.name,
-            role=role,
-            table_id=sink.table_id,
-            owner=sink.handle.metadata().configuration.get(STREAM_PROPERTY),
-            txn=txn,
-            entry=entry,
-            foreign=tuple(foreign),
-            log_reaches_entry=reaches,
-        )
+        try:
+            yield _table(settings, stream.name, declared, role, kept)
+        except (DeltaError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise PreflightRefused(
+                f"the log of table {declared.name} cannot be read: {str(error)[:300]}",
+                f"put {settings.tables / declared.name / '_delta_log'} back from a copy; or start the stream over: "
+                f"move {stream.name}'s state folder and its tables away",
+            ) from error
+
+
+def _table(
+    settings: Settings,
+    stream: str,
+    declared: DeltaTable,
+    role: Literal["primary", "secondary"],
+    kept: tuple[LedgerEntry, Mapping[str, int]] | None,
+) -> TableWorld:
+    sink = open_sink(settings, declared, stream)
+    if sink is None:
+        return TableWorld(declared.name, role, None, None, None)
+    version = sink.handle.transaction_version(app_id(stream, declared.name))
+    commit, foreign = newest(sink.path, stream)
+    entry: LedgerEntry | None = commit.entry if commit else None
+    reaches = True
+    if commit is None:
+        since = kept[1].get(declared.name, -1) if kept else -1
+        foreign = [c for c in foreign if c.version > since]
+        oldest = min((c.version for c in walk(sink.path)), default=sink.handle.version() + 1)
+        reaches = oldest <= since + 1
+        if kept and role == "primary":
+            entry = kept[0]
+    return TableWorld(
+        name=declared.name,
+        role=role,
+        table_id=sink.table_id,
+        owner=sink.handle.metadata().configuration.get(STREAM_PROPERTY),
+        txn=Txn.of(version) if version is not None else None,
+        entry=entry,
+        foreign=tuple(foreign),
+        log_reaches_entry=reaches,
+    )
 
 
 def _topic(topics: Topics, name: str) -> TopicWorld:

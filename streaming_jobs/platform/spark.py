@@ -54,6 +54,8 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         "spark.sql.streaming.numRecentProgressUpdates": "20",
+        # For ever by default, and the session's main thread would wait with it: no heartbeat of any stream.
+        "spark.sql.streaming.stopTimeout": "5s",
         # Kafka options travel with the plan: keep credentials out of what explain prints.
         "spark.sql.redaction.options.regex": "(?i)secret|password|token|access[.]?key|url|jaas|keystore|truststore",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
-from streaming_jobs.assembly import BoundQuery, Connection, next_batch, resolve_start, triggered
+from streaming_jobs.assembly import Assembly, BoundQuery, Connection, next_batch, resolve_start, triggered
 from streaming_jobs.batch import BatchReport, StopAtBorder
 from streaming_jobs.errors import (
     BrokerUnreachable,
@@ -26,12 +27,26 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.generation import BoundTopic
-from streaming_jobs.preflight import CheckpointWorld
+from streaming_jobs.preflight import World
 from streaming_jobs.progress import Status, late_rows, read_status, update, write_status
 from streaming_jobs.running import RunningStream
-from streaming_jobs.settings import StreamSettings
+from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.stream import DeltaTable, Stream
 from tests.conftest import SettingsFactory
-from tests.unit.worlds import STREAM, TOPIC, TOPIC_ID, Disk, FakeTopics, checkpoint_world, parity, record
+from tests.unit.worlds import (
+    OUTPUT,
+    STREAM,
+    THINGS,
+    TOPIC,
+    TOPIC_ID,
+    Disk,
+    FakeTopics,
+    checkpoint_world,
+    opened,
+    parity,
+    record,
+    settled,
+)
 
 # what Spark reports
 
@@ -177,17 +192,47 @@ def test_any_other_start_position_is_refused_and_a_time_without_zone_too(start: 
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "batch"),
+    ("world", "batch"),
     [
-        (CheckpointWorld(), 0),
-        (checkpoint_world(0, None), 0),
-        (checkpoint_world(0, 0), 1),
-        (checkpoint_world(7, 6), 7),
-        (checkpoint_world(7, 7), 8),
+        (opened(), 0),
+        (replace(opened(), checkpoint=checkpoint_world(0, None)), 0),
+        (settled(0), 1),
+        (replace(settled(6), checkpoint=checkpoint_world(7, 6)), 7),
+        (settled(7), 8),
+        (replace(settled(7), checkpoint=checkpoint_world(7, 6)), 8),
     ],
+    ids=["nothing", "first planned", "first done", "planned", "done", "in the primary table, not yet in commits/7"],
 )
-def test_a_start_runs_the_planned_batch_again_or_the_one_after_it(checkpoint: CheckpointWorld, batch: int) -> None:
-    assert next_batch(checkpoint) == batch
+def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(world: World, batch: int) -> None:
+    assert next_batch(world) == batch
+
+
+def assembly(own: Settings, stream: Stream = parity) -> Assembly:
+    nothing: Any = SimpleNamespace(spark_options={})
+    return Assembly(stream, own, nothing, "continuous", threading.Event(), nothing, nothing)
+
+
+@pytest.mark.parametrize(("said", "delay"), [(None, 21600), ("0 seconds", 0), ("1 hour", 3600)])
+def test_a_lateness_in_the_settings_goes_before_the_declared_one_also_when_it_is_zero(
+    settings: SettingsFactory, said: str | None, delay: int
+) -> None:
+    late = replace(parity, sources={"things": replace(THINGS, event_time="n", lateness="6 hours")})
+    own = settings({"stream.lateness": said} if said else {})
+    assert [source.lateness for source in assembly(own, late)._sources()] == [timedelta(seconds=delay)]
+
+
+def test_each_source_gets_a_share_of_a_batch_and_never_none(settings: SettingsFactory) -> None:
+    both = Stream("both", lambda a, b: a, {"a": THINGS, "b": replace(THINGS, name="b")}, {"t": DeltaTable("t")})
+    assert assembly(settings({"stream.max_offsets_per_trigger": 9}), both).share == 4
+    assert assembly(settings({"stream.max_offsets_per_trigger": 1}), both).share == 1
+
+
+@pytest.mark.parametrize("name", ["a`b", "__delete"])
+def test_an_output_column_that_no_table_can_take_is_refused(settings: SettingsFactory, name: str) -> None:
+    schema = StructType([*OUTPUT.fields, StructField(name, LongType())])
+    output: Any = SimpleNamespace(schema=schema)
+    with pytest.raises(UsageError, match="table evens: "):
+        assembly(settings())._schema("evens", {"evens": output})
 
 
 class Writer:
@@ -449,6 +494,16 @@ def test_after_ten_good_minutes_the_retries_count_from_the_beginning(make: Make,
     assert not running.ended
 
 
+def test_after_ten_good_batches_the_retries_count_from_the_beginning(make: Make) -> None:
+    running = make(max_restarts=1)
+    for good in (9, 10):
+        running._failures = 0
+        running.fail(BrokerUnreachable("no broker"))
+        for batch in range(good):
+            running._report(BatchReport(batch, 15, 10, 1, "driver", "direct", 120, 1))
+        assert running._failures == (1 if good == 9 else 0)
+
+
 def test_any_exception_at_start_becomes_an_error_of_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     running = make(max_restarts=0)
 
@@ -502,6 +557,23 @@ def test_an_idle_stream_gets_no_batch_and_is_stopped_from_outside(make: Make, cl
     assert running.query.stops == 1  # type: ignore[union-attr]
     running.poll(None)  # type: ignore[arg-type]
     assert running.status.state == "stopped"
+
+
+def test_a_query_that_does_not_stop_in_time_is_asked_again(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, asked = make(), []
+
+    def busy() -> None:
+        asked.append(1)
+        raise RuntimeError("Stream Execution thread for stream parity failed to stop within 5000 milliseconds")
+
+    monkeypatch.setattr(running.query, "stop", busy)
+    running.request_stop()
+    for _ in range(3):
+        running.poll(None)  # type: ignore[arg-type]
+        clock.now += 1.5
+    assert (len(asked), running.status.state) == (2, "stopping")
 
 
 def test_a_stop_that_is_asked_for_twice_or_too_late_changes_nothing(make: Make, clock: Clock) -> None:

@@ -137,6 +137,15 @@ def test_options_that_do_not_go_together_are_refused(make: Declare, said: str) -
         make()
 
 
+@pytest.mark.parametrize("name", ["a`b", "__delete", "__Partition", "__offset", "__row", "__position", "__topic"])
+def test_a_column_that_cannot_be_quoted_or_is_ours_is_refused(name: str) -> None:
+    schema = StructType([*OUTPUT.fields, StructField(name, LongType())])
+    for make in (lambda: DeltaTable("t", schema=schema), lambda: DeltaTable("t", keys=[name])):
+        with pytest.raises(UsageError, match="has a backtick|is taken by Recourse") as refused:
+            make()
+        assert refused.value.next_step == "rename the column"
+
+
 def test_a_lateness_that_is_no_duration_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="'a while' is not a duration"):
         KafkaTopic("t", value=NoBytes(), event_time="n", lateness="a while")

@@ -209,6 +209,25 @@ def test_an_accepted_commit_lets_the_stream_start_and_the_next_one_does_not(disk
     assert [f.found[:9] for f in disk.findings()] == ["version 4"]
 
 
+CUT_OFF = {
+    "cut off": '{"commitInfo":{"timestamp":17',
+    "no object": "[]",
+    "another value": "17",
+    "empty object": "{}",
+}
+
+
+@pytest.mark.parametrize("text", CUT_OFF.values(), ids=CUT_OFF.keys())
+@pytest.mark.parametrize("table", [PRIMARY, SECONDARY])
+def test_a_table_whose_log_is_damaged_is_named(disk: Disk, table: str, text: str) -> None:
+    disk.open().run(0, 1)
+    newest = max((disk.table(table) / "_delta_log").glob("*.json"))
+    newest.write_text(text)
+    with pytest.raises(PreflightRefused, match=f"the log of table {table} cannot be read") as refused:
+        disk.world()
+    assert "_delta_log back from a copy" in refused.value.next_step
+
+
 @pytest.mark.parametrize("name", ["offsets/1", "commits/1"])
 def test_a_damaged_checkpoint_is_refused_before_anything_else(disk: Disk, name: str) -> None:
     disk.open().run(0, 1)
