@@ -17,7 +17,7 @@ from streaming_jobs.checkpoint import RESTORE_CHECKPOINT, Checkpoint
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import private_folder, write_json
 from streaming_jobs.lease import take
-from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.ledger import CodeVersion, walk
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import checked_name
 
@@ -153,12 +153,32 @@ def first(stream: str) -> StreamRecord:
 
 
 def accept(settings: Settings, stream: str, table: str, version: int, why: str) -> None:
-    """Record that a foreign commit on one of the stream's tables is right; raises UsageError for a wrong name."""
+    """Record that a foreign commit on one of the stream's tables is right.
+
+    Raises UsageError for a name that is wrong and for a version that is not such a commit: what is accepted ahead of
+    time would let a later, unknown commit pass.
+    """
     if not why.strip():
         raise UsageError("an accepted commit needs a reason", "say it with --why")
     with take(settings, stream, purpose="accept", wait=2.0):
         record = load(settings, stream)
         if record is None or record.table(table) is None:
             raise UsageError(f"stream {stream} has no table {table}", "see `recourse streams describe`")
+        _check_foreign(settings, stream, table, version)
         exception = Accepted(table, version, why.strip(), time.time())
         save(settings, replace(record, accepted=(*record.accepted, exception)))
+
+
+def _check_foreign(settings: Settings, stream: str, table: str, version: int) -> None:
+    commit = next((c for c in walk(settings.tables / table) if c.version == version), None)
+    if commit is None:
+        wrong = "is not in the table's log"
+    elif commit.entry is not None and commit.entry.stream == stream:
+        wrong = f"was written by stream {stream} itself"
+    elif not commit.changes_data:
+        wrong = "changed no rows, so nothing forbids it"
+    else:
+        return
+    raise UsageError(
+        f"version {version} of table {table} {wrong}", "name the version that the refusal of the start named"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
 def profile(settings: Settings) -> dict[str, str]:
@@ -82,7 +87,7 @@ def start(
     for key, value in profile(settings).items():
         conf.set(key, value)
     conf.set("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in spark_jars(settings)))
-    conf.set("spark.driver.extraJavaOptions", _java_options(settings, name))
+    conf.set(_JAVA_OPTIONS, _java_options(settings, name))
     conf.set("spark.local.dir", str(_scratch(settings)))
     popen: dict[str, object] = {"pass_fds": tuple(keep_open)}
     if output is not None:
@@ -100,10 +105,14 @@ def _cores(master: str) -> int:
 
 
 def _java_options(settings: Settings, name: str) -> str:
-    folder = private_folder(settings.logs)
+    """Ours, and after them the user's own; Spark splits them at blanks outside of quotes."""
+    folder = private_folder(settings.logs).absolute()
     file = folder / f"{name}.log4j2.properties"
     file.write_text(_LOG4J.format(path=folder / f"{name}.spark.log"))
-    return f"-Dlog4j2.configurationFile=file:{file} -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
+    own = settings.spark.extra.get(_JAVA_OPTIONS, "")
+    collector = "" if _COLLECTOR.search(own) else "-XX:+UseSerialGC"  # the JVM does not start with two
+    options = (f'"-Dlog4j2.configurationFile={file.as_uri()}"', collector, "-XX:+ExitOnOutOfMemoryError", own)
+    return " ".join(option for option in options if option)
 
 
 _LOG4J = """\

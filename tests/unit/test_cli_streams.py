@@ -214,14 +214,15 @@ def test_stop_is_done_when_the_session_says_so_though_it_runs_other_streams(
     assert capsys.readouterr().out == "count: stopped\n"
 
 
-def commit(table: Path, version: int, entry: LedgerEntry | None) -> None:
+def commit(table: Path, version: int, entry: LedgerEntry | None, *actions: dict[str, object]) -> None:
     """One commit in a table's log."""
     log = table / "_delta_log"
     log.mkdir(parents=True, exist_ok=True)
     info: dict[str, object] = {"timestamp": 1_700_000_000_000 + version, "operation": "WRITE"}
     if entry:
         info["userMetadata"] = entry.encode()
-    (log / f"{version:020d}.json").write_text(json.dumps({"commitInfo": info}) + "\n")
+    lines = [json.dumps(action) for action in ({"commitInfo": info}, *actions)]
+    (log / f"{version:020d}.json").write_text("\n".join(lines) + "\n")
 
 
 def entry(batch: int, table: str = "counts") -> LedgerEntry:
@@ -272,6 +273,8 @@ def test_accept_records_the_commit_and_the_reason(settings: Settings, capsys: py
     save(settings, replace(first("count"), tables=(BoundTable("counts", "id", "primary"),)))
     arguments = ["streams", "accept", "count", "--table", "counts", "--version", "12"]
     assert cli.main(arguments) == 2, "a reason is required"
+    assert cli.main([*arguments, "--why", "removed on request"]) == 2, "there is no such version"
+    commit(settings.tables / "counts", 12, None, {"remove": {"path": "a.parquet", "dataChange": True}})
     assert cli.main([*arguments, "--why", "removed on request"]) == 0
     record = load(settings, "count")
     assert record is not None

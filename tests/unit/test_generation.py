@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from streaming_jobs.lease import take
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
-from tests.unit.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, record
+from tests.unit.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, entry, record
 
 FULL = record(
     generations=(Generation(1, 1.0, "first start"), Generation(2, 2.0, "recovery r1")),
@@ -113,8 +114,46 @@ def test_code_that_comes_back_is_noted_again() -> None:
     assert len(there.with_code(CodeVersion("fd2f87f71956", "0.1.0"), 9).code) == 3
 
 
+def commit(home: Settings, version: int, *, rows: bool = True, by: str | None = None, table: str = PRIMARY) -> None:
+    """One commit in a table's log: by a stream, or by somebody else."""
+    log = home.tables / table / "_delta_log"
+    log.mkdir(parents=True, exist_ok=True)
+    info: dict[str, object] = {"timestamp": 1, "operation": "DELETE"}
+    if by:
+        info["userMetadata"] = entry(version, stream=by).encode()
+    actions: list[dict[str, object]] = [{"commitInfo": info}]
+    actions += [{"remove": {"path": "a.parquet", "dataChange": True}}] if rows else []
+    (log / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"version": 6}, "is not in the table's log"),
+        ({"version": 7, "by": STREAM}, "was written by stream parity itself"),
+        ({"version": 7, "rows": False}, "changed no rows"),
+        ({"version": 7, "table": SECONDARY}, "is not in the table's log"),
+    ],
+)
+def test_only_a_commit_of_others_that_is_there_and_changed_rows_can_be_accepted(
+    home: Settings, made: dict[str, Any], said: str
+) -> None:
+    generations.save(home, FULL)
+    commit(home, **made)
+    with pytest.raises(UsageError, match=f"version 7 of table {PRIMARY} {said}"):
+        generations.accept(home, STREAM, PRIMARY, 7, "why")
+    assert generations.load(home, STREAM) == FULL
+
+
+def test_a_commit_of_another_stream_can_be_accepted(home: Settings) -> None:
+    generations.save(home, FULL)
+    commit(home, 7, by="orders")
+    generations.accept(home, STREAM, PRIMARY, 7, "why")
+
+
 def test_an_accepted_commit_is_recorded_with_its_reason(home: Settings) -> None:
     generations.save(home, replace(FULL, accepted=()))
+    commit(home, 7)
     generations.accept(home, STREAM, PRIMARY, 7, "  a customer asked for it ")
     found = generations.load(home, STREAM)
     assert found is not None
@@ -148,6 +187,8 @@ def test_nothing_is_accepted_while_a_driver_holds_the_stream(home: Settings, mon
 
 def test_the_lease_is_free_after_an_exception_was_recorded(home: Settings) -> None:
     generations.save(home, FULL)
+    commit(home, 7)
+    commit(home, 8)
     accept = functools.partial(generations.accept, home, STREAM, PRIMARY)
     accept(7, "why")
     accept(8, "why")

@@ -1,0 +1,33 @@
+"""What the JVM is started with, as text; tests/spark starts it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs.platform.spark import _java_options, profile
+from streaming_jobs.settings import Settings
+from tests.conftest import SettingsFactory
+
+
+def test_a_home_with_a_blank_in_its_path_stays_one_option(tmp_path: Path) -> None:
+    settings = Settings.load({"home": tmp_path / "my home"})
+    option, *_ = shlex.split(_java_options(settings, "both"))
+    file = settings.logs.absolute() / "both.log4j2.properties"
+    assert option == f"-Dlog4j2.configurationFile={file.as_uri()}"
+    assert f"fileName = {file.parent}/both.spark.log" in file.read_text()
+
+
+@pytest.mark.parametrize(("own", "serial"), [("-Dx=1 -Xss4m", True), ("-XX:+UseG1GC", False)])
+def test_java_options_of_ones_own_come_after_ours_and_choose_the_collector(
+    settings: SettingsFactory, own: str, serial: bool
+) -> None:
+    options = _java_options(settings({"spark.extra": {"spark.driver.extraJavaOptions": own}}), "both")
+    assert options.endswith(" " + own)
+    assert ("-XX:+UseSerialGC" in options) == serial
+
+
+def test_a_query_that_does_not_stop_holds_the_session_up_for_seconds_only(settings: SettingsFactory) -> None:
+    assert profile(settings())["spark.sql.streaming.stopTimeout"] == "5s"
