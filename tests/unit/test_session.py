@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,11 +91,19 @@ def test_whatever_fails_at_the_end_spark_is_ended_and_the_leases_are_released(
     assert (holder(home, "plain"), holder(home, "parity")) == (None, None)
 
 
-def test_a_start_that_is_refused_leaves_a_stop_on_purpose_as_it_is(home: Settings) -> None:
+def test_a_start_that_is_refused_leaves_a_stop_on_purpose_as_it_is(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
+    monkeypatch.setattr(module, "Topology", SimpleNamespace(load=lambda _: SimpleNamespace(select=lambda _: [plain])))
+    monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     path = marker(home)
-    with take(home, "plain", purpose="session"), pytest.raises(LeaseBusy):
-        Session(home, [plain]).run()
+    with take(home, "plain", purpose="session"):
+        assert module.main(["--streams", "plain"]) == LeaseBusy.exit_code
     assert path.exists()
+    assert module.main(["--streams", "plain"]) == 0
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("respect", [False, True])
