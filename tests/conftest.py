@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 KINDS = ("unit", "spark", "broker", "dagster")
 SettingsFactory = Callable[..., Settings]
+QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+"""A JVM that lives for seconds is quicker without its optimising compiler."""
 _KEPT = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")
 
 
@@ -57,7 +59,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of this test run."""
     from streaming_jobs.platform.spark import start
 
-    quick = {"home": tmp_path_factory.mktemp("spark-home"), "spark.master": "local[2]", "spark.driver_memory_mb": 1024}
+    quick = {
+        "home": tmp_path_factory.mktemp("spark-home"),
+        "spark.master": "local[2]",
+        "spark.driver_memory_mb": 1024,
+        "spark.extra": QUICK_START,
+    }
     session = start(Settings.load(quick), name="tests")
     yield session
     session.stop()

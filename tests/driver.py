@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
+from tests.conftest import QUICK_START
 
 REPOSITORY = Path(__file__).parent.parent
 log = structlog.get_logger()
@@ -141,6 +143,7 @@ def driver(
         "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
         "RECOURSE_FLOWS": f'["{flows}"]',
         "RECOURSE_SPARK__DRIVER_MEMORY_MB": "1024",
+        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
         "PYTHONPATH": str(REPOSITORY),
         **environment,
     }
