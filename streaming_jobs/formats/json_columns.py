@@ -67,6 +67,7 @@ _TIMES: dict[type[DataType], str] = {
 }
 _FIRST, _LAST = "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"
 _SPACE = " \t\n\r"
+_WHOLE = "-?(?:0|[1-9][0-9]*)"
 
 
 def add_record(schema: StructType, frame: DataFrame, value: str) -> DataFrame:
@@ -211,7 +212,7 @@ def _coerced_text(schema: StructType, found: Column, text: Column) -> list[Colum
     typed = _typed(schema)
     if not isinstance(typed, StructType):
         return []
-    suspect = _in_text(schema, found, _could_be_other)
+    suspect = _in_text(schema, found, lambda item: _could_be_other(item, text))
     # `exists` binds the second parse to a name, so that it runs once for all fields.
     parsed_again = F.array(F.from_json(text, typed.add(_CORRUPT, StringType()), _OPTIONS))
     coerced = F.exists(
@@ -244,12 +245,19 @@ def _in_text(kind: DataType, found: Column, test: Callable[[Column], Column]) ->
     return test(found)
 
 
-def _could_be_other(text: Column) -> Column:
-    """True for what Spark makes of a number, a boolean, an object or an array, and for some strings."""
-    number = _is_all(text, PLAIN_NUMBER + "(?:[eE][-+]?[0-9]+)?")
-    infinite = text.between('"', '"J')
-    structure = text.between("[", "[\x7f") | text.between("{", "{\x7f")
-    return F.when(text < "A", number | infinite).when(text >= "[", structure | text.isin("true", "false"))
+def _could_be_other(found: Column, text: Column) -> Column:
+    """True for what Spark makes of a number, a boolean, an object or an array, and for a few strings."""
+    whole = _is_all(found, _WHOLE) & _stands_bare(found, text)
+    number = whole | (_is_all(found, _WHOLE + "(?:[.][0-9]+)?(?:E-?[0-9]+)?") & found.rlike("[.E]"))
+    infinite = found.between('"', '"J')
+    boolean = found.isin("true", "false") & _stands_bare(found, text)
+    structure = found.between("[", "[\x7f") | found.between("{", "{\x7f")
+    return F.when(found < "A", number | infinite).when(found >= "[", structure | boolean)
+
+
+def _stands_bare(found: Column, text: Column) -> Column:
+    """False where the record has these characters between quotes only: then no number or literal gave them."""
+    return F.contains(F.replace(text, F.concat(F.lit('"'), found, F.lit('"'))), found)
 
 
 def _is_other(typed: Column) -> Column:
