@@ -58,11 +58,10 @@ def _declared(stream: Stream) -> list[object]:
 
 def _function_tree(stream: Stream) -> str:
     try:
-        source = textwrap.dedent(inspect.getsource(stream.function))
-    except OSError:  # declared in a shell: its byte code and constants are all there is
+        tree = ast.parse(textwrap.dedent(inspect.getsource(stream.function)))
+    except (OSError, SyntaxError):  # declared in a shell, or a lambda whose lines are no statement of their own
         code = stream.function.__code__
         return repr((code.co_code, code.co_consts, code.co_names))
-    tree = ast.parse(source)
     function = tree.body[0]
     if isinstance(function, ast.FunctionDef):
         function.decorator_list = []

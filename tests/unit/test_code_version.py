@@ -8,11 +8,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streaming_jobs.code_version import code_version, package_version
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import DeltaTable, Stream
+from tests.things import THINGS
 
 FLOW = '''
 """Streams."""
@@ -155,3 +157,18 @@ def test_a_function_declared_in_a_shell_has_a_version_too() -> None:
 
 def test_the_package_names_its_version() -> None:
     assert re.match(r"\d", package_version())
+
+
+def test_a_lambda_whose_lines_are_no_statement_of_their_own_has_a_version_too() -> None:
+    def declared(function: Callable[..., Any]) -> Stream:
+        return Stream("s", function, {"things": THINGS}, {"t": DeltaTable("t")})
+
+    one, other = (
+        declared(
+            lambda things: things.select("k")
+        ),
+        declared(
+            lambda things: things.select("n")
+        ),
+    )  # fmt: skip
+    assert code_version(one, []) != code_version(other, [])
