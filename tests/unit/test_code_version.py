@@ -8,12 +8,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from streaming_jobs.code_version import code_version, package_version
-from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.stream import DeltaTable, Stream, stream
 from tests.things import THINGS
 
 FLOW = '''
@@ -160,15 +159,14 @@ def test_the_package_names_its_version() -> None:
 
 
 def test_a_lambda_whose_lines_are_no_statement_of_their_own_has_a_version_too() -> None:
-    def declared(function: Callable[..., Any]) -> Stream:
-        return Stream("s", function, {"things": THINGS}, {"t": DeltaTable("t")})
-
-    one, other = (
-        declared(
-            lambda things: things.select("k")
-        ),
-        declared(
-            lambda things: things.select("n")
-        ),
-    )  # fmt: skip
+    one = stream(
+        source=THINGS,
+        sink=DeltaTable("t"),
+        name="s",
+    )(lambda things: things.select("k"))
+    other = stream(
+        source=THINGS,
+        sink=DeltaTable("t"),
+        name="s",
+    )(lambda things: things.select("n"))
     assert code_version(one, []) != code_version(other, [])
