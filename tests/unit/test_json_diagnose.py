@@ -177,6 +177,14 @@ def test_large_and_deep_values_are_refused_in_few_words(value: bytes) -> None:
     assert FORMAT.diagnose(value)[0] in ("malformed_json", "not_an_object", "trailing_data")
 
 
+def test_a_fault_of_the_reading_itself_is_unreadable_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(schema: StructType, value: bytes | None) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr("streaming_jobs.formats.json.read_record", fail)
+    assert FORMAT.diagnose(b"{}") == ("unreadable", "reading it again failed: RecursionError")
+
+
 def test_long_names_and_types_are_cut() -> None:
     deep: DataType = IntegerType()
     for _ in range(40):
