@@ -117,6 +117,11 @@ def measured(spark: SparkSession, frame: DataFrame, name: str) -> tuple[float, f
     tracker, store = context.statusTracker(), spark._jsc.sc().statusStore()
     job = tracker.getJobInfo(max(tracker.getJobIdsForGroup(name)))
     assert job is not None
+    # The store learns of a task's end a little later than the caller.
+    deadline = time.monotonic() + 10
+    while any(store.lastStageAttempt(stage).status().name() != "COMPLETE" for stage in job.stageIds):
+        if time.monotonic() > deadline:
+            raise SystemExit("Spark does not say that the stage is complete")
     return sum(store.lastStageAttempt(stage).executorCpuTime() for stage in job.stageIds) / 1e9, wall
 
 
