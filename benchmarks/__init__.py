@@ -1,0 +1,1 @@
+"""Measurements; each is run by hand, none is part of the package."""

@@ -1,0 +1,75 @@
+"""Who runs: how each contestant is started, what it says when it is ready, and where its output is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.speed.process import Child, clean_environment
+from benchmarks.speed.records import WORKS, Work
+from benchmarks.speed.watch import TableWatch, Watch, ledger_covered
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a contestant is given: a work, its input topic, and a folder of its own."""
+
+    work: Work
+    topic: str
+    bootstrap: str
+    folder: Path
+    records: int
+
+
+class Contestant(Protocol):
+    """One way to do the works."""
+
+    @property
+    def name(self) -> str:
+        """As shown in the table."""
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """What it can do."""
+
+    def prepare(self) -> None:
+        """Build what has to be built once, before anything is measured."""
+
+    def start(self, assignment: Assignment) -> Child:
+        """Start it; the child says when it is ready."""
+
+    def watch(self, assignment: Assignment) -> Watch:
+        """What looks at its output."""
+
+
+@dataclass(frozen=True)
+class Recourse:
+    """The product as shipped: a session of its own with the work's stream, and further settings if asked for."""
+
+    name: str = "recourse"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    works: tuple[Work, ...] = WORKS
+
+    def prepare(self) -> None:
+        """Nothing to build."""
+
+    def start(self, assignment: Assignment) -> Child:
+        """Start the session; it is ready when its stream has started."""
+        command = [sys.executable, "-m", "streaming_jobs.session", "--supervised", "--streams", assignment.work]
+        for key, value in self.settings.items():
+            command += ["--set", f"{key}={value}"]
+        environment = clean_environment(
+            RECOURSE_HOME=str(assignment.folder),
+            RECOURSE_KAFKA__BOOTSTRAP_SERVERS=assignment.bootstrap,
+            RECOURSE_FLOWS=json.dumps(["benchmarks.speed.flows"]),
+            BENCHMARK_TOPIC=assignment.topic,
+        )
+        return Child(command, environment, assignment.folder / "output.log", 'event="stream started"')
+
+    def watch(self, assignment: Assignment) -> Watch:
+        """The log of the work's table; progress by the ledger in it."""
+        return TableWatch(assignment.folder / "tables" / assignment.work, assignment.work, ledger_covered)

@@ -1,0 +1,163 @@
+"""A contestant's process: started, watched for its word that it is ready, measured, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from streaming_jobs.platform.lifeline import Lifeline
+
+REPOSITORY = Path(__file__).parents[2]
+_SAMPLE_EVERY = 0.25
+_LOOK_EVERY = 0.01
+_STOP_SECONDS = 20.0
+
+
+class ContestantFailed(Exception):
+    """A contestant ended, or did not do in time what it should; with the last lines that it printed."""
+
+
+class Child:
+    """A process whose output goes to a file, and whose end is ours: it is killed when this process is gone."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, ready: str) -> None:
+        self.started = time.time()
+        self._log = log
+        self._ready_word = ready
+        self._ready = threading.Event()
+        self.ready_at = 0.0
+        self._lifeline = Lifeline()
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._lifeline.tie(self._process.pid)
+        self.usage = Usage(self._process.pid)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.usage.start()
+
+    def wait_ready(self, seconds: float) -> None:
+        """Until it says that it is ready; raises ContestantFailed."""
+        deadline = time.monotonic() + seconds
+        while not self._ready.wait(_LOOK_EVERY):
+            self.check()
+            if time.monotonic() > deadline:
+                raise ContestantFailed(f"not ready within {seconds:.0f} s: {self._tail()}")
+
+    def check(self) -> None:
+        """Raise ContestantFailed if it has ended."""
+        if self._process.poll() is not None:
+            self._reader.join(5)
+            raise ContestantFailed(f"ended with {self._process.returncode}: {self._tail()}")
+
+    def stop(self) -> None:
+        """Ask it to end by closing its standard input; after some seconds end all its processes by force."""
+        self.usage.stop()
+        assert self._process.stdin is not None
+        family = _family(self._process.pid)
+        try:
+            self._process.stdin.close()
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for process in family:
+            if process.is_running():
+                try:
+                    process.wait(_STOP_SECONDS)
+                except psutil.TimeoutExpired:
+                    process.send_signal(signal.SIGKILL)
+        self._reader.join(5)
+        self._lifeline.cut()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        word = self._ready_word.encode()
+        with self._log.open("ab") as log:
+            for line in self._process.stdout:
+                if not self._ready.is_set() and word in line:
+                    self.ready_at = time.time()
+                    self._ready.set()
+                log.write(line)
+                log.flush()
+
+    def _tail(self) -> str:
+        return "\n    ".join(["", *self._log.read_text(errors="replace").splitlines()[-15:]])
+
+
+@dataclass(frozen=True)
+class Used:
+    """CPU seconds of a process tree so far, and the peak of its memory, MB (sum of resident sets)."""
+
+    cpu_seconds: float
+    peak_mb: float
+
+
+class Usage:
+    """A thread that looks at a process and its descendants four times a second."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._peak = 0.0
+        self._cpu = 0.0
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def now(self) -> Used:
+        """Look at once."""
+        with self._lock:
+            resident, cpu = 0, 0.0
+            for process in _family(self._pid):
+                try:
+                    with process.oneshot():
+                        resident += process.memory_info().rss
+                        # The last two are of children that have ended and were waited for.
+                        cpu += sum(process.cpu_times()[:4])
+                except psutil.NoSuchProcess:
+                    continue
+            self._peak = max(self._peak, resident / 2**20)
+            self._cpu = max(self._cpu, cpu)
+            return Used(self._cpu, self._peak)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_SAMPLE_EVERY):
+            self.now()
+
+
+def clean_environment(**own: str) -> dict[str, str]:
+    """This environment without settings of the product, other than where jars come from."""
+    kept = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("RECOURSE_") or k in kept}
+    return {**variables, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **own}
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        first = psutil.Process(pid)
+        return [first, *first.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,160 @@
+"""The input of every contestant, and what each work must make of it: numpy arrays from a seed, nothing measured.
+
+A record is JSON of about 120 bytes: an account, an amount in cents, and the time of the event, which is up to two
+seconds before the time at which the record is sent. Two last records an hour later close every window before them.
+Sums are of integers, so that a truth can be exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Work = Literal["stateless", "windowed", "running"]
+WORKS: tuple[Work, ...] = ("stateless", "windowed", "running")
+
+ACCOUNTS = 1_000
+PARTITIONS = 2
+RATE = 2_000
+"""Records a second of event time in a backlog, and of the clock when live."""
+WINDOW_MS, LATENESS_MS = 10_000, 5_000
+LATE_MS, LATE_SHARE = 2_000, 0.3
+DROPPED_SHARE = 0.1
+BACKLOG_BEGAN_MS = 1_767_225_600_000
+"""2026-01-01T00:00:00Z, the first event of every backlog."""
+_AFTER_ALL_MS = 3_600_000
+_REST = '"currency":"EUR","country":"DE"'
+_KINDS = ("card", "cash", "wire", "note")
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records in the order in which they are sent; the id of a record is its place. Times in ms since 1970."""
+
+    account: Integers
+    amount: Integers
+    at_ms: Integers
+    sent_ms: Floats
+    kind: Integers
+    dropped: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.account)
+
+    @property
+    def partition(self) -> Integers:
+        """The partition of each record; an account has one."""
+        return self.account % PARTITIONS
+
+    def encoded(self) -> list[bytes]:
+        """The value of each record."""
+        times = np.datetime_as_string(self.at_ms.astype("datetime64[ms]"), unit="ms")
+        names = ["test" if test else _KINDS[kind] for test, kind in zip(self.dropped, self.kind, strict=True)]
+        each = zip(self.account.tolist(), self.amount.tolist(), times.tolist(), names, strict=True)
+        return [
+            f'{{"id":{n},"account":"{account_name(a)}","amount":{m},"at":"{t}Z","kind":"{k}",{_REST}}}'.encode()
+            for n, (a, m, t, k) in enumerate(each)
+        ]
+
+    def keys(self) -> list[bytes]:
+        """The key of each record: its account."""
+        names = [account_name(number).encode() for number in range(ACCOUNTS + PARTITIONS)]
+        return [names[number] for number in self.account.tolist()]
+
+
+def account_name(number: int) -> str:
+    """The name of an account."""
+    return f"a{number:06d}"
+
+
+def generate(count: int, seed: int, *, began_ms: float = BACKLOG_BEGAN_MS, rate: int = RATE) -> Records:
+    """`count` records, `rate` a second from `began_ms` on, and after them one a partition that closes the windows."""
+    random = np.random.default_rng(seed)
+    sent = began_ms + np.arange(count) * (1000.0 / rate)
+    late = np.where(random.random(count) < LATE_SHARE, random.integers(0, LATE_MS, count), 0)
+    last = sent[-1] + 1000.0 / rate
+    closing = np.arange(ACCOUNTS, ACCOUNTS + PARTITIONS)
+    return Records(
+        account=np.concatenate([random.integers(0, ACCOUNTS, count), closing]),
+        amount=np.concatenate([random.integers(1, 100_000, count), np.zeros(PARTITIONS, np.int64)]),
+        at_ms=np.concatenate([sent.astype(np.int64) - late, np.full(PARTITIONS, int(last) + _AFTER_ALL_MS)]),
+        sent_ms=np.concatenate([sent, np.full(PARTITIONS, last)]),
+        kind=np.concatenate([random.integers(0, len(_KINDS), count), np.zeros(PARTITIONS, np.int64)]),
+        dropped=np.concatenate([random.random(count) < DROPPED_SHARE, np.ones(PARTITIONS, np.bool_)]),
+    )
+
+
+def truth(records: Records, work: Work) -> pa.Table:
+    """What a work must have made of the records, in the order of its key; see `COLUMNS`."""
+    if work == "stateless":
+        kept = np.flatnonzero(~records.dropped)
+        amount = records.amount[kept]
+        return _table(
+            work, id=kept, account=_names(records.account[kept]), amount=amount, at=records.at_ms[kept],
+            net=amount - amount // 100,
+        )  # fmt: skip
+    if work == "running":
+        account, count, total = _sums(records.account, records.amount)
+        return _table(work, account=_names(account), count=count, total=total)
+    closed = records.account < ACCOUNTS  # nothing comes that would close the window of the two last ones
+    start = records.at_ms[closed] // WINDOW_MS
+    key, count, total = _sums(start * ACCOUNTS + records.account[closed], records.amount[closed])
+    starts = key // ACCOUNTS * WINDOW_MS
+    return _table(work, start=starts, account=_names(key % ACCOUNTS), count=count, total=total)
+
+
+COLUMNS: dict[Work, dict[str, pa.DataType]] = {
+    "stateless": {
+        "id": pa.int64(),
+        "account": pa.string(),
+        "amount": pa.int64(),
+        "at": pa.timestamp("ms", "UTC"),
+        "net": pa.int64(),
+    },
+    "windowed": {
+        "start": pa.timestamp("ms", "UTC"),
+        "account": pa.string(),
+        "count": pa.int64(),
+        "total": pa.int64(),
+    },
+    "running": {"account": pa.string(), "count": pa.int64(), "total": pa.int64()},
+}
+"""The columns that are compared, for each work."""
+KEYS: dict[Work, tuple[str, ...]] = {"stateless": ("id",), "windowed": ("start", "account"), "running": ("account",)}
+
+
+def difference(found: pa.Table, expected: pa.Table, work: Work) -> str | None:
+    """What is wrong with an output, in words; None when it is exactly the truth."""
+    keys = list(KEYS[work])
+    found = found.select(list(COLUMNS[work])).cast(expected.schema).sort_by([(k, "ascending") for k in keys])
+    if found.equals(expected):
+        return None
+    distinct = found.group_by(keys).aggregate([]).num_rows
+    common = found.join(expected, keys=keys, join_type="inner", right_suffix="_true").num_rows
+    return (
+        f"{found.num_rows} rows instead of {expected.num_rows}; {found.num_rows - distinct} with a key that is there "
+        f"already, {common} with a key of the truth"
+    )
+
+
+def _names(accounts: Integers) -> pa.Array:
+    return pa.array([account_name(number) for number in accounts.tolist()])
+
+
+def _sums(keys: Integers, amounts: Integers) -> tuple[Integers, Integers, Integers]:
+    distinct, place = np.unique(keys, return_inverse=True)
+    total = np.zeros(len(distinct), np.int64)
+    np.add.at(total, place, amounts)
+    return distinct, np.bincount(place).astype(np.int64), total
+
+
+def _table(work: Work, **columns: Integers | pa.Array) -> pa.Table:
+    kinds = COLUMNS[work]
+    return pa.table({name: pa.array(columns[name]).cast(kinds[name]) for name in kinds})

@@ -1,0 +1,200 @@
+"""When an output became readable, seen from outside: a table by its log, a topic by a consumer.
+
+A version of a table is readable from the moment at which its commit file is there; the watch looks for the next
+file every two milliseconds. What a version holds is read after the run, from the files that it added, whoever
+wrote them: no contestant is asked which records it has done. Only the progress through a backlog (`Point`) is taken
+from what the contestant recorded itself; that all of it is there is proved by the comparison with the truth.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.speed.records import COLUMNS, Work
+
+_LOOK_EVERY = 0.002
+_FILE_SECONDS = 5.0
+SEEN = "seen"
+"""Column of the time (s since 1970) at which a row was readable."""
+
+Action = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Progress: at `seen` (s since 1970) this many input records were done and this many rows written."""
+
+    seen: float
+    records: int
+    rows: int
+
+
+class Watch(Protocol):
+    """Looks at one output while its contestant runs."""
+
+    points: list[Point]
+
+    def start(self) -> None:
+        """Begin to look."""
+
+    def stop(self) -> None:
+        """Look no more; raises what went wrong while looking."""
+
+    def arrivals(self) -> pa.Table:
+        """Every row that was written, with the time at which it was readable, in this order."""
+
+    def output(self) -> pa.Table:
+        """The output as a reader finds it now."""
+
+
+Covered = Callable[[Sequence[Action], int], int | None]
+"""Input records that are done with a commit, by its actions and its place among those that change rows."""
+
+
+class TableWatch:
+    """Follows the log of one Delta table."""
+
+    def __init__(self, table: Path, work: Work, covered: Covered) -> None:
+        self.points: list[Point] = []
+        self._table = table
+        self._work = work
+        self._covered = covered
+        self._commits: list[tuple[float, list[str]]] = []
+        self._follower = Follower(self._look, _LOOK_EVERY)
+        self._next = 0
+        self._changes = 0
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._follower.start()
+
+    def stop(self) -> None:
+        """Look no more; raises what went wrong while looking."""
+        self._follower.stop()
+
+    def _look(self) -> None:
+        path = self._table / "_delta_log" / f"{self._next:020d}.json"
+        if not path.exists():
+            return
+        seen = time.time()
+        self._next += 1
+        actions = _actions(path)
+        added = [a["add"] for a in actions if "add" in a and a["add"].get("dataChange", True)]
+        records = self._covered(actions, self._changes)
+        if records is None:
+            return
+        self._changes += 1
+        if added:
+            self._commits.append((seen, [unquote(add["path"]) for add in added]))
+        before = self.points[-1] if self.points else Point(0, 0, 0)
+        rows = sum(int(json.loads(add["stats"])["numRecords"]) for add in added)
+        self.points.append(Point(seen, records, before.rows + rows))
+
+    def arrivals(self) -> pa.Table:
+        """Every row that was written, with the time at which it was readable, in this order."""
+        parts = []
+        for seen, files in self._commits:
+            for file in files:
+                part = pq.read_table(self._table / file, columns=list(COLUMNS[self._work]), partitioning=None)
+                parts.append(_seen(part, self._work, [seen] * part.num_rows))
+        return pa.concat_tables(parts)
+
+    def output(self) -> pa.Table:
+        """The table as a reader finds it now."""
+        from deltalake import DeltaTable
+
+        return pa.table(DeltaTable(self._table).to_pyarrow_table(columns=list(COLUMNS[self._work])))
+
+
+class Follower:
+    """A thread that calls a function again and again; what it raises comes out of `stop`."""
+
+    def __init__(self, look: Callable[[], object], every: float) -> None:
+        self._look = look
+        self._every = every
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and raise what the function raised."""
+        self._ended.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._look()
+                time.sleep(self._every)
+        except Exception as error:  # noqa: BLE001 - raised in `stop`
+            self._failure = error
+
+
+def ledger_covered(actions: Sequence[Action], _: int) -> int | None:
+    """By the ledger entry in a commit of the product."""
+    entry = _user_metadata(actions).get("kind") == "batch" and _user_metadata(actions)
+    if not entry:
+        return None
+    return sum(int(end) for topic in entry["offsets"].values() for end in topic["end"].values())
+
+
+def spark_covered(checkpoint: Path) -> Covered:
+    """By the offsets that Spark logged for the batch; a commit without a batch number is the next one in order."""
+
+    def covered(actions: Sequence[Action], place: int) -> int | None:
+        if not any("add" in a or "txn" in a for a in actions):
+            return None
+        batch = next((int(a["txn"]["version"]) for a in actions if "txn" in a), place)
+        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
+        return sum(int(end) for topic in json.loads(lines[-1]).values() for end in topic.values())
+
+    return covered
+
+
+def loop_covered(actions: Sequence[Action], _: int) -> int | None:
+    """By the offsets that the Python loop keeps in its commits."""
+    offsets = _user_metadata(actions).get("offsets")
+    return None if offsets is None else sum(int(end) for end in offsets.values())
+
+
+def _user_metadata(actions: Sequence[Action]) -> dict[str, Any]:
+    info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+    return dict(json.loads(info.get("userMetadata") or "{}"))
+
+
+def _actions(path: Path) -> list[Action]:
+    """The actions of a commit; a file that is there but not yet whole is read again."""
+    deadline = time.monotonic() + _FILE_SECONDS
+    while True:
+        try:
+            text = path.read_text(encoding="utf-8")
+            if text:
+                return [json.loads(line) for line in text.splitlines() if line]
+        except ValueError:
+            if time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise ValueError(f"{path} stayed empty")
+        time.sleep(_LOOK_EVERY)
+
+
+def _seen(part: pa.Table, work: Work, seen: Sequence[float]) -> pa.Table:
+    kinds = COLUMNS[work]
+    cast = pa.table({name: part[name].cast(kind) for name, kind in kinds.items()})
+    return cast.append_column(SEEN, pa.array(seen, pa.float64()))
