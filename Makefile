@@ -1,6 +1,6 @@
 # make up      set up, then run everything; Ctrl-C ends it
 # make test    set up, then lint, types, import contracts and all tests
-# make setup   .venv with `recourse` in it, and the jars; quick when nothing changed
+# make setup   .venv with `recourse` in it, the jars, and what makes Java start fast; quick when nothing changed
 # make check   the checks without the tests
 # make lock    a maintainer's: resolve the packages anew
 # make clean   remove .venv and caches; the home folder .recourse stays
@@ -21,6 +21,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do \
 
 setup: $(STAMP)
 	@$(BIN)/python -m streaming_jobs.platform.jars fetch
+	@$(BIN)/python -m streaming_jobs.rehearsal
 
 up: setup
 	@$(BIN)/recourse up

@@ -52,6 +52,7 @@ _LEASE_WAIT = 10.0
 _LOOK_EVERY = 0.1
 _STATUS_EVERY = 1.0
 _QUICK = timedelta(seconds=2)
+_JVM_END = 60.0  # one that writes a class-data archive takes some seconds, any other one none
 
 
 class Session:
@@ -64,8 +65,11 @@ class Session:
         *,
         trigger: str | None = None,
         respect_stop: bool = False,
+        record_classes: Path | None = None,
     ) -> None:
+        """`record_classes` is a file for the class-data archive that the JVM writes when it ends."""
         self.settings = settings
+        self.record_classes = record_classes
         self.streams = list(streams)
         self.trigger = trigger
         self.respect_stop = respect_stop
@@ -146,6 +150,7 @@ class Session:
             self.settings,
             name="-".join(s.name for s in self.streams)[:80],
             keep_open=[lease.descriptor for lease in leases],
+            record_classes=self.record_classes,
         )
         pid = platform.jvm_pid(self.spark)
         for lease in leases:
@@ -220,7 +225,7 @@ class Session:
             with suppress(OSError):
                 process.stdin.close()
             try:
-                process.wait(10)
+                process.wait(_JVM_END)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(5)

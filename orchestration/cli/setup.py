@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from orchestration.cli.output import say, stderr_console
@@ -13,11 +15,13 @@ from orchestration.cli.output import say, stderr_console
 if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
 
+_REHEARSAL_SECONDS = 300
+
 
 def quick_checks(settings: Settings, *, ui: bool) -> None:
     """Run the doctor's checks, say what is not in order; raises SetupError if one of them fails.
 
-    The port of the UI counts only with `ui`; jars that are merely missing are fetched next, and not mentioned.
+    The port of the UI counts only with `ui`; what is merely missing and made next (jars, class data) is not mentioned.
     """
     from orchestration.cli.doctor import verdict
     from streaming_jobs.errors import SetupError
@@ -25,7 +29,7 @@ def quick_checks(settings: Settings, *, ui: bool) -> None:
 
     found = [check for check in checks(settings) if ui or check.name != "UI port"]
     for check in found:
-        if not check.ok and not (check.ok is None and check.name.startswith("jars")):
+        if not check.ok and not (check.ok is None and check.name.startswith(("jars", "class data"))):
             say(f"{verdict(check)}: {check.name}: {check.found}. To mend it: {check.fix}")
     if failed := [check for check in found if check.ok is False]:
         raise SetupError(f"this machine is not ready: {', '.join(c.name for c in failed)}", failed[0].fix)
@@ -40,6 +44,16 @@ def fetch_jars(settings: Settings, *, broker: bool, spark: bool = True) -> None:
             jars.spark_jars(settings, progress=progress)
         if broker:
             jars.broker_jars(settings, progress=progress)
+
+
+def rehearse_once(settings: Settings) -> None:
+    """Have the class-data archives, by a rehearsal in a process of its own; what fails there costs only speed."""
+    from streaming_jobs.rehearsal import needed
+
+    if needed(settings):
+        command = [sys.executable, "-m", "streaming_jobs.rehearsal"]
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, stdout=sys.stderr.fileno(), timeout=_REHEARSAL_SECONDS, check=False)
 
 
 @contextmanager

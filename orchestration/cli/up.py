@@ -38,7 +38,7 @@ def up(
     """
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.once import run_once
-    from orchestration.cli.setup import fetch_jars, quick_checks, sole_use
+    from orchestration.cli.setup import fetch_jars, quick_checks, rehearse_once, sole_use
 
     log_to_stderr()
     call = invocation(context)
@@ -49,6 +49,8 @@ def up(
     with stop_signals_interrupt(), sole_use(settings):
         quick_checks(settings, ui=not once)
         fetch_jars(settings, broker=not settings.kafka.bootstrap_servers)
+        if not settings.kafka.bootstrap_servers:
+            rehearse_once(settings)
         with Steps() as steps:
             broker = _start_broker(settings, steps)
             _topics(call)

@@ -32,7 +32,7 @@ import psutil
 
 from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.files import private_folder, write_atomic, write_json
-from streaming_jobs.platform import java, ports
+from streaming_jobs.platform import class_data, java, ports
 from streaming_jobs.platform.broker_config import as_properties, jvm_options, logging_properties, server_properties
 from streaming_jobs.platform.jars import broker_jars
 from streaming_jobs.platform.lifeline import Lifeline
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 10.0
+_RECORD_SECONDS = 60.0
 _PORT_TRIES = 3
 _POLL = 0.02
 _silent = logging.getLogger("recourse.librdkafka")
@@ -100,8 +101,10 @@ class Broker:
     `start`, `stop`, `kill` and `restart` may be called in any state and more than once. Not for several threads.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, record_classes: Path | None = None) -> None:
+        """`record_classes` is a file for the class-data archive that the JVM writes when it is stopped."""
         self._settings = settings
+        self._record_classes = record_classes
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: Lifeline | None = None
         self._running: Running | None = None
@@ -150,7 +153,7 @@ class Broker:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_SECONDS)
+                self._process.wait(_STOP_SECONDS if self._record_classes is None else _RECORD_SECONDS)
         self.kill()
 
     def kill(self) -> None:
@@ -171,13 +174,17 @@ class Broker:
 
     def _launch(self) -> Running:
         settings = self._settings
-        jars = os.pathsep.join(str(jar) for jar in broker_jars(settings))
+        jars = broker_jars(settings)
         command = [str(java.executable()), *self._options()]
         # Without a UTF-8 locale Java cannot open a home folder whose name has an accent in it.
-        environment = {**os.environ, "CLASSPATH": jars, "LC_ALL": "C.UTF-8"}
+        environment = {**os.environ, "CLASSPATH": os.pathsep.join(map(str, jars)), "LC_ALL": "C.UTF-8"}
         data = settings.broker_dir / "data"
+        if self._record_classes is None:
+            command += class_data.reading(class_data.archive(settings, "broker", jars))
         if not data.exists():
             self._format(command, environment, data)
+        if self._record_classes is not None:
+            command += class_data.recording(self._record_classes)
         for attempt in range(1, _PORT_TRIES + 1):
             port = self._port(attempt)
             configuration = settings.broker_dir / "server.properties"

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 import psutil
 
 from streaming_jobs.files import private_folder
+from streaming_jobs.platform import class_data
 from streaming_jobs.platform.jars import spark_jars
 from streaming_jobs.settings import Settings
 
@@ -70,11 +71,17 @@ def profile(settings: Settings) -> dict[str, str]:
 
 
 def start(
-    settings: Settings, *, name: str = "recourse", keep_open: Sequence[int] = (), output: IO[bytes] | None = None
+    settings: Settings,
+    *,
+    name: str = "recourse",
+    keep_open: Sequence[int] = (),
+    output: IO[bytes] | None = None,
+    record_classes: Path | None = None,
 ) -> SparkSession:
     """Start a JVM and the session in it.
 
-    `keep_open` are descriptors that the JVM inherits (the leases); `output` takes what the JVM itself prints.
+    `keep_open` are descriptors that the JVM inherits (the leases); `output` takes what the JVM itself prints;
+    `record_classes` is a file for the class-data archive that the JVM writes when it ends.
     Spark's log goes to `<home>/logs/<name>.spark.log`, three files of 10 MB at most. Raises SetupError when
     a jar is missing or damaged. Where a JVM is already there (spark-submit, Databricks), it is used.
     """
@@ -86,8 +93,13 @@ def start(
     conf = SparkConf(loadDefaults=False)
     for key, value in profile(settings).items():
         conf.set(key, value)
-    conf.set("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in spark_jars(settings)))
-    conf.set(_JAVA_OPTIONS, _java_options(settings, name))
+    jars = spark_jars(settings)
+    conf.set("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in jars))
+    if record_classes is not None:
+        classes = class_data.recording(record_classes)
+    else:
+        classes = class_data.reading(class_data.archive(settings, "spark", jars))
+    conf.set(_JAVA_OPTIONS, _java_options(settings, name, classes))
     conf.set("spark.local.dir", str(_scratch(settings)))
     popen: dict[str, object] = {"pass_fds": tuple(keep_open)}
     if output is not None:
@@ -104,14 +116,15 @@ def _cores(master: str) -> int:
     return int(inside) if inside.isdigit() else (os.cpu_count() or 2)
 
 
-def _java_options(settings: Settings, name: str) -> str:
+def _java_options(settings: Settings, name: str, classes: Sequence[str] = ()) -> str:
     """Ours, and after them the user's own; Spark splits them at blanks outside of quotes."""
     folder = private_folder(settings.logs).absolute()
     file = folder / f"{name}.log4j2.properties"
     file.write_text(_LOG4J.format(path=folder / f"{name}.spark.log"))
     own = settings.spark.extra.get(_JAVA_OPTIONS, "")
     collector = "" if _COLLECTOR.search(own) else "-XX:+UseSerialGC"  # the JVM does not start with two
-    options = (f'"-Dlog4j2.configurationFile={file.as_uri()}"', collector, "-XX:+ExitOnOutOfMemoryError", own)
+    quoted = (f'"{option}"' for option in (f"-Dlog4j2.configurationFile={file.as_uri()}", *classes))
+    options = (*quoted, collector, "-XX:+ExitOnOutOfMemoryError", own)
     return " ".join(option for option in options if option)
 
 

@@ -22,6 +22,7 @@ from confluent_kafka import Producer
 from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.platform import ports
 from streaming_jobs.platform.broker import Broker, bootstrap_servers, running
+from streaming_jobs.rehearsal import archives, rehearse
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics, client_config
 
@@ -147,6 +148,16 @@ def test_after_kill_9_it_is_back_within_five_seconds_and_nothing_acknowledged_is
         assert mine.restart() == address
         assert time.monotonic() - begun < slack(5.0)
         assert topics(settings(), address).offsets("safe").total == sent
+
+
+def test_its_classes_come_from_the_archive_that_a_rehearsal_made(settings: Callable[..., Settings]) -> None:
+    made = settings()
+    rehearse(made)  # of this machine's user: `make setup` has done it already
+    _, archive = archives(made)
+    with Broker(made) as broker:
+        assert broker.pid is not None
+        mapped = {Path(part.path) for part in psutil.Process(broker.pid).memory_maps()}
+    assert archive in mapped
 
 
 def slack(seconds: float) -> float:
