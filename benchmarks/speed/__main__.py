@@ -23,7 +23,10 @@ _BROKER_HEAP_MB = 512
 def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; 1 when a contestant failed or wrote something else than the truth."""
     options = _options(arguments)
-    peers = [known.Recourse()]
+    peers: list[known.Contestant] = [known.Recourse(), known.KafkaStreams()]
+    peers = [peer for peer in peers if peer.name in options.peers]
+    for peer in peers:
+        peer.prepare()
     found: list[Figures] = []
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
@@ -71,6 +74,7 @@ def _run(
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description="Measure against the peers.")
     parser.add_argument("--works", type=_list, default=list(WORKS), help="stateless,windowed,running")
+    parser.add_argument("--peers", type=_list, default=["recourse", "kafka-streams"], help="who runs")
     parser.add_argument("--kinds", type=_list, default=list(KINDS), help="backlog,live")
     parser.add_argument("--records", type=int, default=1_000_000, help="of the backlog")
     parser.add_argument("--seconds", type=int, default=30, help="of a live run that are measured")

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.speed.process import Child, clean_environment
+from benchmarks.speed.feed import create_topic
+from benchmarks.speed.process import REPOSITORY, Child, ContestantFailed, clean_environment
 from benchmarks.speed.records import WORKS, Work
+from benchmarks.speed.topic import TopicWatch
 from benchmarks.speed.watch import TableWatch, Watch, ledger_covered
+
+_MAVEN_PROJECT = REPOSITORY / "benchmarks" / "kafka-streams"
+_MAVEN_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Assignment:
     bootstrap: str
     folder: Path
     records: int
+    live: bool
 
 
 class Contestant(Protocol):
@@ -73,3 +81,47 @@ class Recourse:
     def watch(self, assignment: Assignment) -> Watch:
         """The log of the work's table; progress by the ledger in it."""
         return TableWatch(assignment.folder / "tables" / assignment.work, assignment.work, ledger_covered)
+
+
+@dataclass(frozen=True)
+class KafkaStreams:
+    """Kafka Streams with exactly_once_v2; built by Maven. Its output is a topic."""
+
+    name: str = "kafka-streams"
+    works: tuple[Work, ...] = WORKS
+
+    def prepare(self) -> None:
+        """Build the jar; raises ContestantFailed with what Maven says."""
+        command = ["mvn", "--quiet", "--batch-mode", "package"]
+        built = subprocess.run(
+            command, cwd=_MAVEN_PROJECT, capture_output=True, text=True, timeout=_MAVEN_SECONDS, check=False
+        )
+        if built.returncode:
+            raise ContestantFailed(f"Maven could not build {_MAVEN_PROJECT}: {built.stdout[-2000:]}")
+
+    def start(self, assignment: Assignment) -> Child:
+        """Start the application; it is ready when its state is RUNNING."""
+        target = _MAVEN_PROJECT / "target"
+        classes = os.pathsep.join([str(target / "peer.jar"), str(target / "libraries" / "*")])
+        command = [
+            "java", "-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", classes, "benchmark.Peer",
+            assignment.work, assignment.bootstrap, assignment.topic, self._output(assignment),
+            str(assignment.folder / "state"),
+        ]  # fmt: skip
+        return Child(command, clean_environment(), assignment.folder / "output.log", "READY")
+
+    def watch(self, assignment: Assignment) -> Watch:
+        """The offsets that it commits, and its output topic, which is made here."""
+        output = self._output(assignment)
+        create_topic(assignment.bootstrap, output)
+        return TopicWatch(
+            assignment.bootstrap,
+            group=output,
+            source=assignment.topic,
+            output=output,
+            work=assignment.work,
+            live=assignment.live,
+        )
+
+    def _output(self, assignment: Assignment) -> str:
+        return f"output-{assignment.folder.name}"

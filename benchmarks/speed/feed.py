@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from benchmarks.speed.records import PARTITIONS, Records
 _CHUNK = 10_000
 _TICK = 0.002
 _WAIT = 30.0
+_silent = logging.getLogger("benchmark.librdkafka")
+_silent.addHandler(logging.NullHandler())
 
 
 def create_topic(bootstrap: str, name: str) -> None:
@@ -106,6 +109,7 @@ def _producer(bootstrap: str, *, linger_ms: int) -> Producer:
             "bootstrap.servers": bootstrap,
             "enable.idempotence": True,
             "linger.ms": linger_ms,
+            "logger": _silent,
             "queue.buffering.max.messages": 10_000_000,
             "queue.buffering.max.kbytes": 2_097_151,
         }

@@ -156,13 +156,13 @@ def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds
 def _assignment(contestant: Contestant, work: Work, kind: Kind, place: Place, topic: str, records: int) -> Assignment:
     folder = place.folder / f"{next(_numbers)}-{contestant.name}-{work}-{kind}"
     folder.mkdir(parents=True)
-    return Assignment(work=work, topic=topic, bootstrap=place.bootstrap, folder=folder, records=records)
+    return Assignment(work, topic, place.bootstrap, folder, records, live=kind == "live")
 
 
 def _done(points: list[Point], assignment: Assignment, rows: int) -> Point | None:
     """The commit after which everything is there: all records, and all rows of an output that only grows."""
     for point in points:
-        whole = assignment.work == "running" or point.rows >= rows
+        whole = assignment.work == "running" or point.rows is None or point.rows >= rows
         if whole and point.records >= assignment.records:
             return point
     return None

@@ -32,11 +32,14 @@ Action = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """Progress: at `seen` (s since 1970) this many input records were done and this many rows written."""
+    """Progress: at `seen` (s since 1970) this many input records were done and this many rows written.
+
+    `rows` is None where rows and records are committed together, and the records alone say what is done.
+    """
 
     seen: float
     records: int
-    rows: int
+    rows: int | None
 
 
 class Watch(Protocol):
@@ -72,6 +75,7 @@ class TableWatch:
         self._commits: list[tuple[float, list[str]]] = []
         self._follower = Follower(self._look, _LOOK_EVERY)
         self._next = 0
+        self._rows = 0
         self._changes = 0
 
     def start(self) -> None:
@@ -96,9 +100,8 @@ class TableWatch:
         self._changes += 1
         if added:
             self._commits.append((seen, [unquote(add["path"]) for add in added]))
-        before = self.points[-1] if self.points else Point(0, 0, 0)
-        rows = sum(int(json.loads(add["stats"])["numRecords"]) for add in added)
-        self.points.append(Point(seen, records, before.rows + rows))
+        self._rows += sum(int(json.loads(add["stats"])["numRecords"]) for add in added)
+        self.points.append(Point(seen, records, self._rows))
 
     def arrivals(self) -> pa.Table:
         """Every row that was written, with the time at which it was readable, in this order."""
