@@ -1,0 +1,241 @@
+"""`recourse chaos`: kill the streams with -9, prove that nothing was lost or doubled; `recourse verify`: prove it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestration.cli import FAILED
+from orchestration.cli.invocation import invocation
+from orchestration.cli.output import Output, OutputOption, log_to_stderr, number, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from streaming_jobs.proof.chaos import Report
+    from streaming_jobs.proof.spans import Span
+    from streaming_jobs.proof.verifier import StreamVerdict, Verdict
+
+_SHOWN = 20
+_RANDOM_SEEDS = 10_000
+
+
+def chaos(
+    context: typer.Context,
+    kills: Annotated[int, typer.Option(min=1, max=1000, help="How often a driver is killed with -9.")] = 30,
+    seed: Annotated[
+        int | None, typer.Option(help="Same seed, same faults in the same order; default: one by chance.")
+    ] = None,
+    rate: Annotated[float, typer.Option(min=10, help="Records a second of the feeder.")] = 100.0,
+    batch: Annotated[int, typer.Option(min=4, help="Most records in a batch.")] = 200,
+    home: Annotated[
+        Path | None, typer.Option(help="An empty folder to work in; default: a temporary one.", show_default=False)
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there also when all is well.")] = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Run the three streams on a broker of their own, kill them with -9, and verify that every offset came once."""
+    from orchestration.cli.children import stop_signals_interrupt
+    from orchestration.cli.setup import fetch_jars
+    from streaming_jobs.proof.chaos import Plan, run
+
+    log_to_stderr()
+    base = invocation(context).settings
+    plan = Plan(kills, seed if seed is not None else _by_chance(), rate, batch)
+    folder = _folder(home)
+    say(f"seed {plan.seed}: recourse chaos --kills {kills} --seed {plan.seed} repeats these faults; home {folder}")
+    kept = True
+    try:
+        with stop_signals_interrupt():
+            fetch_jars(base, broker=True)
+            report = run(plan, folder, base, say)
+        kept = keep or not report.ok
+    finally:
+        if kept:
+            say(f"the home is kept: {folder}")
+        else:
+            shutil.rmtree(folder)
+    if output is Output.json:
+        print_json(as_json(report))
+    else:
+        _print_report(report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
+def verify(
+    context: typer.Context,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="The streams have to have read everything: the rest counts as lost.")
+    ] = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Compare the tables of the shipped streams with their topic, offset by offset; reads nothing but those two."""
+    from orchestration.cli.children import stop_signals_interrupt
+    from orchestration.cli.kafka import broker_for_command
+    from streaming_jobs.proof.subjects import FLIGHTS
+    from streaming_jobs.proof.topic import read_topic
+    from streaming_jobs.proof.verifier import verify as judge
+
+    log_to_stderr()
+    settings = invocation(context).settings
+    with stop_signals_interrupt(), broker_for_command(settings) as bootstrap:
+        topics = {name: read_topic(settings.kafka, bootstrap, name) for name in {s.topic for s in FLIGHTS}}
+        verdict = judge(FLIGHTS, settings.tables, topics, finished=finished)
+    if output is Output.json:
+        print_json(verdict_as_json(verdict))
+    else:
+        _print_verdict(verdict)
+        say(_in_words(verdict))
+    if not verdict.whole:
+        raise typer.Exit(FAILED)
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report with stable keys."""
+    tally = report.tally
+    return {
+        "ok": report.ok,
+        **asdict(report.plan),
+        "seconds": round(report.seconds, 1),
+        "home": report.home,
+        "kills": tally.kills,
+        "points": dict(sorted(tally.points.items())),
+        "random_kills": dict(sorted(tally.victims.items())),
+        "broker_kills": tally.broker_kills,
+        "sessions": tally.sessions,
+        "unplanned_ends": tally.unplanned,
+        "batches": report.batches,
+        "batches_replayed": len(tally.replayed),
+        "batches_skipped": len(tally.skipped),
+        "versions_read": report.versions_read,
+        "versions_unseen": report.versions_unseen,
+        "version_faults": [str(fault) for fault in report.faults],
+        **verdict_as_json(report.verdict),
+        "truth": [asdict(check) for check in report.truth],
+    }
+
+
+def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+    """The verifier's findings with stable keys."""
+    return {
+        "proved": verdict.whole,
+        "records": verdict.records,
+        "offsets_verified": verdict.verified,
+        "lost": verdict.lost,
+        "doubled": verdict.doubled,
+        "unread": verdict.unread,
+        "streams": [
+            {
+                "stream": found.stream,
+                "proved": found.whole,
+                "version": found.version,
+                "log_from": found.log_from,
+                "batches": found.batches,
+                "rows": found.rows,
+                "verified": found.verified,
+                "unproved": found.unproved,
+                "unread": found.unread,
+                "lost": [str(span) for span in found.lost],
+                "doubled": [str(span) for span in found.doubled],
+                "faults": [str(fault) for fault in found.faults],
+            }
+            for found in verdict.streams
+        ],
+    }
+
+
+def _print_report(report: Report) -> None:
+    tally = report.tally
+    points: dict[str, list[int]] = {}
+    for name, count in tally.points.items():
+        points.setdefault(name.partition(":")[2], []).append(count)
+    figures = [
+        ("seed", str(report.plan.seed)),
+        ("kills", number(tally.kills)),
+        *((f"  at {point}", f"{sum(counts)} on {len(counts)} streams") for point, counts in sorted(points.items())),
+        *((f"  at random: {victim}", number(count)) for victim, count in sorted(tally.victims.items())),
+        ("kills of the broker", number(tally.broker_kills)),
+        ("sessions started", number(tally.sessions)),
+        ("sessions that ended by themselves", number(len(tally.unplanned))),
+        ("batches", number(report.batches)),
+        ("  replayed after a kill", number(len(tally.replayed))),
+        ("  skipped: in the table already", number(len(tally.skipped))),
+        ("versions read while it ran", number(report.versions_read)),
+        ("  not whole", number(len(report.faults))),
+        ("  cleaned up unread", number(report.versions_unseen)),
+        ("records in the topic", number(report.verdict.records)),
+        ("offsets verified, three streams", number(report.verdict.verified)),
+        ("  lost", number(report.verdict.lost)),
+        ("  doubled", number(report.verdict.doubled)),
+        ("tables equal to the truth", f"{sum(c.ok for c in report.truth)} of {len(report.truth)}"),
+        ("seconds", number(round(report.seconds))),
+    ]
+    print_table(["what", "figure"], figures, right=["figure"])
+    _print_verdict(report.verdict)
+    for fault in report.faults[:_SHOWN]:
+        say(f"not whole: {fault}")
+    for check in report.truth:
+        if not check.ok:
+            say(f"not equal to the truth: {check.table}: {check.detail}")
+    say(_in_words(report.verdict) if report.ok or not report.verdict.whole else "NOT PROVED: see above")
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    print_table(
+        ["stream", "version", "batches", "rows", "verified", "lost", "doubled", "unread", "verdict"],
+        [_row(found) for found in verdict.streams],
+        right=["version", "batches", "rows", "verified", "lost", "doubled", "unread"],
+    )
+    for found in verdict.streams:
+        for what, spans in (("lost", found.lost), ("doubled", found.doubled)):
+            _say_spans(f"{found.stream}: {what}", spans)
+        for fault in found.faults[:_SHOWN]:
+            say(str(fault))
+        if found.unproved:
+            say(
+                f"{found.stream}: the log of table {found.table} begins at version {found.log_from}; the entries of "
+                f"{number(found.unproved)} offsets are gone, and nothing can be said of them "
+                "(table.log_retention keeps them longer)"
+            )
+
+
+def _row(found: StreamVerdict) -> list[str]:
+    lost, doubled = (sum(span.offsets for span in spans) for spans in (found.lost, found.doubled))
+    verdict = "ok" if found.whole else "wrong" if not found.ok else "unproved"
+    figures = (found.version, found.batches, found.rows, found.verified, lost, doubled, found.unread)
+    return [found.stream, *(number(figure) for figure in figures), verdict]
+
+
+def _say_spans(what: str, spans: tuple[Span, ...]) -> None:
+    for span in spans[:_SHOWN]:
+        say(f"{what}: {span} ({number(span.offsets)} offsets)")
+    if len(spans) > _SHOWN:
+        say(f"{what}: {len(spans) - _SHOWN} more ranges")
+
+
+def _in_words(verdict: Verdict) -> str:
+    if verdict.whole:
+        unread = f"; {number(verdict.unread)} are not read yet" if verdict.unread else ""
+        return f"every offset is in its table exactly once{unread}"
+    return "NOT PROVED: nothing wrong was found, but not all could be judged" if verdict.ok else "NOT PROVED: see above"
+
+
+def _folder(home: Path | None) -> Path:
+    from streaming_jobs.errors import UsageError
+
+    if home is None:
+        return Path(tempfile.mkdtemp(prefix="recourse-chaos-"))
+    if home.exists() and any(home.iterdir()):
+        raise UsageError(f"{home} is not empty", "name a folder that is empty or does not exist yet")
+    home.mkdir(parents=True, exist_ok=True)
+    return home.absolute()
+
+
+def _by_chance() -> int:
+    import secrets
+
+    return secrets.randbelow(_RANDOM_SEEDS)

@@ -1,0 +1,172 @@
+"""The kill loop: real streams on a real broker, killed again and again, read and verified meanwhile and afterwards.
+
+`run` is the whole story: a broker and a feeder of its own, the phases of the schedule, a reader that reads every
+version of the tables as it appears, then a last session that reads the topic to its end, and the verifier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from streaming_jobs.flights import dataset
+from streaming_jobs.flights.content import TOPIC
+from streaming_jobs.flights.feeder import PARTITIONS
+from streaming_jobs.flights.truth import TableCheck, compare
+from streaming_jobs.platform.broker import Broker, bootstrap_servers
+from streaming_jobs.proof.chain import Fault
+from streaming_jobs.proof.drivers import DriverProcess
+from streaming_jobs.proof.faults import Phase, Schedule, schedule
+from streaming_jobs.proof.feeding import Feeding
+from streaming_jobs.proof.home import Home
+from streaming_jobs.proof.lanes import ChaosFailed, LaneRunner, Tally, Tell
+from streaming_jobs.proof.reader import ConcurrentReader
+from streaming_jobs.proof.subjects import FLIGHTS
+from streaming_jobs.proof.topic import TopicContent, read_topic
+from streaming_jobs.proof.verifier import Verdict, verify
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+
+STREAMS = tuple(subject.stream for subject in FLIGHTS)
+_STEP = 0.02
+_LAST_SESSION = 600.0
+_SECONDS_A_KILL = 60
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do: kills, seed, feed in records a second, records a batch."""
+
+    kills: int
+    seed: int
+    rate: float = 100.0
+    max_offsets: int = 200
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened, and what was found. `batches` are those in the tables, over all streams."""
+
+    plan: Plan
+    home: Path
+    seconds: float
+    tally: Tally
+    batches: int
+    versions_read: int
+    versions_unseen: int
+    faults: tuple[Fault, ...]
+    verdict: Verdict
+    truth: tuple[TableCheck, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every table equals the truth."""
+        return all(check.ok for check in self.truth)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing lost, nothing doubled, every version whole, every table equal to the truth."""
+        return self.verdict.whole and self.equal and not self.faults and not self.versions_unseen
+
+
+def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
+    """Run the schedule of the plan's seed in a home of its own; raises ChaosFailed when it cannot be carried out.
+
+    `base` says where jars come from. Whatever way it ends, no process is left.
+    """
+    home = Home.of(folder, base, max_offsets=plan.max_offsets)
+    faults = schedule(plan.seed, plan.kills, STREAMS)
+    begun, tally = time.monotonic(), Tally()
+    with ExitStack() as at_end:
+        broker = at_end.enter_context(Broker(home.settings))
+        Topics.of(home.settings.kafka, bootstrap_servers(home.settings)).create(TOPIC, PARTITIONS)
+        feeding = Feeding(home.settings, rate=plan.rate, records=int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2)))
+        at_end.callback(feeding.stop)
+        reader = ConcurrentReader(FLIGHTS, home.settings.tables)
+        at_end.callback(reader.stop)
+        feeding.start()
+        reader.start()
+        _Loop(home, faults, broker, feeding, tally, tell).run()
+        tell(f"{tally.kills} kills done; the streams read the topic to its end")
+        records = feeding.finish()
+        read_to_the_end(home, tally)
+        reader.finish()
+        tell(f"{records:,} records fed, {reader.seen:,} versions read; verifying")
+        verdict = verify(FLIGHTS, home.settings.tables, _topic(home), finished=True)
+        truth = compare(home.settings, records / dataset.TOTAL)
+    return Report(
+        plan=plan,
+        home=folder,
+        seconds=time.monotonic() - begun,
+        tally=tally,
+        batches=sum(stream.batches for stream in verdict.streams),
+        versions_read=reader.seen,
+        versions_unseen=reader.unseen,
+        faults=tuple(reader.faults),
+        verdict=verdict,
+        truth=tuple(truth),
+    )
+
+
+def read_to_the_end(home: Home, tally: Tally, streams: Sequence[str] = STREAMS) -> None:
+    """One session over all that is left, in large batches; raises ChaosFailed if it does not end with 0."""
+    tally.sessions += 1
+    log = home.settings.logs / f"driver-{tally.sessions:03d}.log"
+    environment = home.environment(RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER="20000")
+    driver = DriverProcess.start(streams, environment, log, "--trigger", "available-now")
+    try:
+        code = driver.wait(_LAST_SESSION)
+        if code != 0:
+            raise ChaosFailed(
+                f"the last session {'did not end' if code is None else f'ended with {code}'}:\n{driver.words()}",
+                f"its log is {log}",
+            )
+    finally:
+        driver.end()
+
+
+@dataclass
+class _Loop:
+    home: Home
+    schedule: Schedule
+    broker: Broker
+    feeding: Feeding
+    tally: Tally
+    tell: Tell
+
+    def run(self) -> None:
+        """Phase after phase, until every fault has happened."""
+        due = list(self.schedule.broker_after)
+        for phase in self.schedule.phases:
+            self._phase(phase, due)
+
+    def _phase(self, phase: Phase, due: list[int]) -> None:
+        runners = [LaneRunner(self.home, lane, self.tally, self.tell) for lane in phase.lanes]
+        try:
+            while not all(runner.done for runner in runners):
+                for runner in runners:
+                    runner.step()
+                if due and self.tally.kills >= due[0]:
+                    due.pop(0)
+                    self._kill_broker()
+                self.feeding.check()
+                if self.feeding.dry:
+                    raise ChaosFailed("the topic has got all its records before the last kill", "use a lower --rate")
+                time.sleep(_STEP)
+        finally:
+            for runner in runners:
+                runner.end()
+
+    def _kill_broker(self) -> None:
+        self.broker.kill()
+        self.broker.start()
+        self.tally.broker_kills += 1
+        self.tell("the broker was killed and started again")
+
+
+def _topic(home: Home) -> dict[str, TopicContent]:
+    settings = home.settings
+    return {TOPIC: read_topic(settings.kafka, bootstrap_servers(settings), TOPIC)}

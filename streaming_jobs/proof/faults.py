@@ -1,0 +1,136 @@
+"""Which faults a run of chaos meets, and when: all of it follows from the seed. Pure.
+
+A run is a row of phases. In a phase the streams share one session, or each has its own; each session (a lane) has a
+queue of faults, and is started again after each. Half of the kills hit a named point of a batch, each of the five
+points of each stream once if there are enough; the others hit at a random moment. The seed fixes the kinds, their
+order, and the numbers they are made of; which batch a moment falls into is up to the machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from streaming_jobs.crash import POINTS
+
+Victim = Literal["python", "jvm", "both"]
+VICTIMS: tuple[Victim, ...] = ("python", "jvm", "both")
+
+_MOST_BATCHES = 3
+_LATEST = 1.5
+_EARLY_SHARE, _EARLY_LATEST = 0.15, 8.0
+_PHASE = (3, 6)
+_APART_SHARE = 0.35
+_BROKER_EVERY = (5, 8)
+
+
+@dataclass(frozen=True)
+class PointKill:
+    """The driver ends itself with SIGKILL at a named point, `batches` batches after the next one of the stream."""
+
+    stream: str
+    point: str
+    batches: int
+
+    def __str__(self) -> str:
+        return f"{self.stream} at {self.point}"
+
+
+@dataclass(frozen=True)
+class RandomKill:
+    """kill -9 of a driver's Python, its JVM, or both, `seconds` after its `versions`-th commit (0: after its start)."""
+
+    victim: Victim
+    versions: int
+    seconds: float
+
+    def __str__(self) -> str:
+        when = f"{self.seconds:.1f} s after "
+        when += f"commit {self.versions}" if self.versions else "its start"
+        return f"{self.victim}, {when}"
+
+
+Fault = PointKill | RandomKill
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One session's streams and the faults it meets, in order."""
+
+    streams: tuple[str, ...]
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Sessions that run at the same time; the next phase begins when all of their faults have happened."""
+
+    lanes: tuple[Lane, ...]
+
+    @property
+    def kills(self) -> int:
+        """Faults of all lanes."""
+        return sum(len(lane.faults) for lane in self.lanes)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A whole run; the broker is killed once each of the numbers of `broker_after` kills is reached."""
+
+    phases: tuple[Phase, ...]
+    broker_after: tuple[int, ...]
+
+    @property
+    def kills(self) -> int:
+        """Faults of all phases."""
+        return sum(phase.kills for phase in self.phases)
+
+    @property
+    def faults(self) -> Iterator[Fault]:
+        """All faults, phase by phase."""
+        return (fault for phase in self.phases for lane in phase.lanes for fault in lane.faults)
+
+
+def schedule(seed: int, kills: int, streams: Sequence[str]) -> Schedule:
+    """The faults of a run; the same seed, number and streams give the same ones."""
+    chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    faults = _faults(chance, kills, streams)
+    phases: list[Phase] = []
+    while faults:
+        size = min(chance.randint(*_PHASE), len(faults))
+        part, faults = faults[:size], faults[size:]
+        apart = bool(phases) and chance.random() < _APART_SHARE
+        phases.append(_apart(chance, part, streams) if apart else Phase((Lane(tuple(streams), tuple(part)),)))
+    return Schedule(tuple(phases), tuple(_broker(chance, kills)))
+
+
+def _faults(chance: random.Random, kills: int, streams: Sequence[str]) -> list[Fault]:
+    """Every point of every stream once if the kills suffice for it, each victim in turn for the others; shuffled."""
+    points = [(stream, point) for point in POINTS for stream in streams]
+    chance.shuffle(points)
+    named = min(len(points), -(-kills // 2))
+    found: list[Fault] = [PointKill(s, p, chance.randint(0, _MOST_BATCHES)) for s, p in points[:named]]
+    for number in range(kills - named):
+        early = chance.random() < _EARLY_SHARE
+        versions = 0 if early else chance.randint(1, _MOST_BATCHES)
+        seconds = round(chance.uniform(0, _EARLY_LATEST if early else _LATEST), 2)
+        found.append(RandomKill(VICTIMS[number % len(VICTIMS)], versions, seconds))
+    chance.shuffle(found)
+    return found
+
+
+def _apart(chance: random.Random, faults: Sequence[Fault], streams: Sequence[str]) -> Phase:
+    queues: dict[str, list[Fault]] = {stream: [] for stream in streams}
+    for fault in faults:
+        target = fault.stream if isinstance(fault, PointKill) else chance.choice(list(streams))
+        queues[target].append(fault)
+    return Phase(tuple(Lane((stream,), tuple(queue)) for stream, queue in queues.items() if queue))
+
+
+def _broker(chance: random.Random, kills: int) -> Iterator[int]:
+    at = chance.randint(1, min(_BROKER_EVERY[0], max(kills - 1, 1)))
+    while at < kills:
+        yield at
+        at += chance.randint(*_BROKER_EVERY)

@@ -1,0 +1,49 @@
+"""The rows of one version of a table, as any reader of Delta tables sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from streaming_jobs.proof.subjects import Packed, packed
+
+LETTER_PLACE = ("partition", "offset")
+
+
+@dataclass
+class VersionRows:
+    """Reads some columns of a table by version. A file is read once: it never changes, only its listing does."""
+
+    table: Path
+    columns: Sequence[str]
+    _files: dict[str, pa.Table] = field(default_factory=dict, repr=False)
+
+    def at(self, version: int) -> pa.Table:
+        """The rows of that version; whatever Delta or Parquet raises when it cannot be read."""
+        listed = DeltaTable(self.table, version=version).file_uris()
+        self._files = {uri: self._files[uri] if uri in self._files else self._read(uri) for uri in listed}
+        empty = pa.table({name: pa.array([], pa.null()) for name in self.columns})
+        return pa.concat_tables(self._files.values(), promote_options="permissive") if self._files else empty
+
+    def _read(self, uri: str) -> pa.Table:
+        rows = pq.ParquetFile(uri).read(columns=list(self.columns))
+        # Each writer has a string type of its own, and Arrow cannot filter by all of them.
+        return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    text = pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return pa.string() if text else kind
+
+
+def letters(tables: Path, name: str) -> Packed:
+    """Places of all dead letters of a stream now; none when it has no such table yet."""
+    if not DeltaTable.is_deltatable(str(tables / name)):
+        return packed([], [])
+    rows = DeltaTable(tables / name).to_pyarrow_table(columns=list(LETTER_PLACE))
+    return packed(rows[LETTER_PLACE[0]], rows[LETTER_PLACE[1]])

@@ -1,0 +1,84 @@
+"""Arithmetic of offset ranges: what is covered once, twice, or not at all. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """Offsets `start` to `end` (exclusive) of one partition of a topic."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def offsets(self) -> int:
+        """How many there are."""
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} {self.start}..{self.end - 1}"
+
+
+@dataclass
+class Sweep:
+    """What a set of ranges makes of the offsets `low` to `high` of one partition.
+
+    `missing` are covered by none, `doubled` by more than one, `beyond` lie at or after `high`. What lies before
+    `low` the topic no longer holds; it counts when it is covered twice, and cannot be missed.
+    """
+
+    missing: list[Span] = field(default_factory=list)
+    doubled: list[Span] = field(default_factory=list)
+    beyond: list[Span] = field(default_factory=list)
+
+
+def sweep(spans: Iterable[Span], whole: Span) -> Sweep:
+    """Lay the ranges of one partition over `whole`, which is what the topic holds of it."""
+    taken = [span for span in spans if span.offsets > 0]
+    steps: dict[int, int] = {whole.start: 0, whole.end: 0}
+    for span in taken:
+        steps[span.start] = steps.get(span.start, 0) + 1
+        steps[span.end] = steps.get(span.end, 0) - 1
+    found, depth, before = Sweep(), 0, 0
+    for place in sorted(steps):
+        if before < place:
+            part = replace(whole, start=before, end=place)
+            if depth == 0 and whole.start <= before < whole.end:
+                found.missing.append(part)
+            if depth > 1:
+                found.doubled.append(part)
+            if depth > 0 and before >= whole.end:
+                found.beyond.append(part)
+        depth, before = depth + steps[place], place
+    for kind in (found.missing, found.doubled, found.beyond):
+        kind[:] = merged(kind)
+    return found
+
+
+def merged(spans: Iterable[Span]) -> Iterator[Span]:
+    """The same offsets in as few ranges as will do, in order; ranges that overlap become one."""
+    last: Span | None = None
+    for span in sorted(spans):
+        if last is not None and (last.topic, last.partition) == (span.topic, span.partition) and span.start <= last.end:
+            last = replace(last, end=max(last.end, span.end))
+            continue
+        if last is not None:
+            yield last
+        last = span
+    if last is not None:
+        yield last
+
+
+def total(spans: Iterable[Span]) -> int:
+    """Offsets in all of them together."""
+    return sum(span.offsets for span in spans)
+
+
+def runs(topic: str, partition: int, offsets: Iterable[int]) -> list[Span]:
+    """Single offsets as ranges."""
+    return list(merged(Span(topic, partition, offset, offset + 1) for offset in offsets))
