@@ -1,0 +1,233 @@
+"""The verifier proves what is right, and sees every way in which it could be wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from streaming_jobs.proof.log import commit_file
+from streaming_jobs.proof.spans import Span, sweep
+from streaming_jobs.proof.subjects import FLIGHTS
+from streaming_jobs.proof.verifier import verify
+from tests.unit.proofs import (
+    BATCHES,
+    CLEAN,
+    HOURS,
+    SIZES,
+    TOPIC,
+    TOTALS,
+    Spoiler,
+    judged,
+    make_tables,
+    topic,
+)
+
+OFFSETS = BATCHES * sum(SIZES.values())
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    return make_tables(tmp_path)
+
+
+def told(tables: Path, table: str, **options: Any) -> str:
+    found = judged(tables, table, **options)
+    assert not found.ok
+    return "\n".join(fault.text for fault in found.faults)
+
+
+def test_what_is_right_is_proved(tables: Path) -> None:
+    verdict = verify(FLIGHTS, tables, topic(), finished=True)
+    assert verdict.whole, [str(fault) for found in verdict.streams for fault in found.faults]
+    assert (verdict.verified, verdict.lost, verdict.doubled, verdict.unread) == (3 * OFFSETS, 0, 0, 0)
+    assert [found.batches for found in verdict.streams] == [BATCHES] * 3
+    assert verdict.records == OFFSETS
+
+
+def test_a_commit_without_its_entry_is_lost_offsets_and_foreign_rows(tables: Path) -> None:
+    Spoiler(tables / CLEAN).entry(2, lambda _: None)
+    found = judged(tables, CLEAN)
+    assert found.lost == (Span(TOPIC, 0, 10, 20), Span(TOPIC, 1, 5, 10))
+    said = told(tables, CLEAN)
+    assert "carries no ledger entry" in said and "15 offsets are in a row and covered by no entry" in said
+    assert "starts at 20 of flights-0, the batch before ended at 10" in said
+
+
+def test_a_range_read_twice_is_doubled(tables: Path) -> None:
+    Spoiler(tables / TOTALS).read(4, 0, start=-3)
+    found = judged(tables, TOTALS)
+    assert found.doubled == (Span(TOPIC, 0, 27, 30),) and not found.lost
+    assert "starts at 27 of flights-0, the batch before ended at 30" in told(tables, TOTALS)
+
+
+def test_a_gap_between_two_ranges_is_lost(tables: Path) -> None:
+    Spoiler(tables / TOTALS).read(3, 1, start=2)
+    assert judged(tables, TOTALS).lost == (Span(TOPIC, 1, 10, 12),)
+
+
+def test_a_row_that_is_gone_is_a_lost_offset(tables: Path) -> None:
+    Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
+    found = judged(tables, CLEAN)
+    assert found.lost == (Span(TOPIC, 0, 30, 31),)
+    assert "1 offsets are covered by an entry and are in no row: flights-0 30..30" in told(tables, CLEAN)
+
+
+def test_a_row_that_is_there_twice_is_a_doubled_offset(tables: Path) -> None:
+    Spoiler(tables / CLEAN).rows(lambda rows: [*rows, rows[0]])
+    assert judged(tables, CLEAN).doubled == (Span(TOPIC, 0, 30, 31),)
+
+
+def test_a_row_of_no_record_is_told(tables: Path) -> None:
+    Spoiler(tables / CLEAN).rows(lambda rows: [*rows, {**rows[0], "source_offset": 99}])
+    assert "1 offsets are in a row and covered by no entry: flights-0 99..99" in told(tables, CLEAN)
+
+
+def test_a_row_of_another_record_than_it_names_is_told(tables: Path) -> None:
+    Spoiler(tables / CLEAN).rows(lambda rows: [{**rows[0], "flight": 777}, *rows[1:]])
+    assert "1 rows are not of the record they name: flights-0 30..30" in told(tables, CLEAN)
+
+
+def test_an_append_and_a_delete_of_somebody_else_are_told(tables: Path) -> None:
+    DeltaTable(tables / CLEAN).delete("source_offset = 3")
+    said = told(tables, CLEAN)
+    assert "changed rows (DELETE) and carries no ledger entry" in said
+    assert judged(tables, CLEAN).lost == (Span(TOPIC, 0, 3, 4), Span(TOPIC, 1, 3, 4))
+    write_deltalake(tables / HOURS, DeltaTable(tables / HOURS).to_pyarrow_table().slice(0, 1), mode="append")
+    assert "1 windows are in more than one row" in told(tables, HOURS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"batch": 7}, "batch g0001 batch 7 comes right after batch g0001 batch 1"),
+        ({"batch": 1}, "batch g0001 batch 1 comes after batch g0001 batch 1"),
+        ({"generation": 0}, "comes after"),
+        ({"generation": 2}, "carries the transaction"),
+        ({"stream": "another"}, "carries the entry of stream another"),
+        ({"kind": "upkeep"}, "changed rows (WRITE) under an entry of kind upkeep"),
+        ({"rows": None}, "cannot be read"),
+    ],
+)
+def test_an_entry_that_breaks_a_rule_is_told(tables: Path, change: dict[str, Any], said: str) -> None:
+    Spoiler(tables / CLEAN).entry(3, lambda value: {**value, **change})
+    assert said in told(tables, CLEAN)
+
+
+def test_a_commit_without_its_transaction_is_told(tables: Path) -> None:
+    Spoiler(tables / TOTALS).actions(2, lambda action: None if "txn" in action else action)
+    assert "carries the transaction None" in told(tables, TOTALS)
+
+
+def test_a_topic_made_anew_is_told(tables: Path) -> None:
+    anew = {TOPIC: replace(topic()[TOPIC], topic_id="another")}
+    assert "was made from topic flights with id" in told(tables, TOTALS, topics=anew)
+
+
+def test_a_topic_that_ends_before_the_entries_is_told(tables: Path) -> None:
+    said = told(tables, TOTALS, topics=topic(BATCHES - 1))
+    assert "its entries cover flights-0 30..39, which the topic does not hold" in said
+
+
+def test_a_total_that_does_not_add_up_is_told(tables: Path) -> None:
+    Spoiler(tables / TOTALS).rows(lambda rows: [{**rows[0], "flights": rows[0]["flights"] + 1}, *rows[1:]])
+    assert f"the sum of flights is {OFFSETS + 1}, the entries cover {OFFSETS} records" in told(tables, TOTALS)
+
+
+def test_windows_that_are_gone_or_count_too_much_are_told(tables: Path) -> None:
+    Spoiler(tables / HOURS).rows(lambda rows: [{**rows[0], "flights": 1000}])
+    said = told(tables, HOURS)
+    assert "there are 5 rows, the entries wrote 6" in said and "more than the 60 records covered" in said
+
+
+def test_what_is_not_read_yet_is_lost_only_where_the_streams_have_finished(tables: Path) -> None:
+    longer = topic(BATCHES + 1)
+    found = judged(tables, CLEAN, topics=longer)
+    assert found.whole and found.unread == 15
+    found = judged(tables, CLEAN, topics=longer, finished=True)
+    assert found.lost == (Span(TOPIC, 0, 40, 50), Span(TOPIC, 1, 20, 25)) and found.unread == 0
+
+
+def test_records_that_the_topic_no_longer_holds_are_not_missed(tables: Path) -> None:
+    found = judged(tables, CLEAN, topics=topic(low={0: 12}))
+    assert found.whole and found.verified == OFFSETS - 12
+
+
+def test_a_log_whose_beginning_is_gone_is_said_to_be_unproved(tables: Path) -> None:
+    for table in (CLEAN, TOTALS, HOURS):
+        DeltaTable(tables / table, version=3).create_checkpoint()
+        for version in range(3):
+            commit_file(tables / table, version).unlink()
+    verdict = verify(FLIGHTS, tables, topic())
+    assert verdict.ok and not verdict.whole
+    for found in verdict.streams:
+        assert (found.log_from, found.unproved, found.verified) == (3, 30, OFFSETS - 30)
+
+
+def test_dead_letters_are_records_that_came_too(tables: Path) -> None:
+    Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
+    letter = pa.table({"partition": pa.array([0], pa.int32()), "offset": pa.array([30], pa.int64())})
+    write_deltalake(tables / f"{CLEAN}_dead_letters", letter)
+    assert judged(tables, CLEAN).whole
+
+
+def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
+    found = judged(tmp_path, CLEAN, finished=True)
+    assert "there is no such table" in found.faults[0].text
+    assert sum(span.offsets for span in found.lost) == OFFSETS
+
+
+def test_a_partition_that_came_later_starts_at_its_first_offset(tables: Path) -> None:
+    def without(value: dict[str, Any]) -> dict[str, Any]:
+        for side in ("start", "end"):
+            value["offsets"][TOPIC][side].pop("1")
+        return value
+
+    for version in (1, 2):
+        Spoiler(tables / TOTALS).entry(version, without)
+    assert "starts at 10 of flights-1, the batch before ended at 0" in told(tables, TOTALS)
+    Spoiler(tables / TOTALS).entry(4, without)
+    assert "reads nothing of partitions [1]" in told(tables, TOTALS)
+
+
+def covered(*ranges: tuple[int, int]) -> list[Span]:
+    return [Span("t", 0, start, end) for start, end in ranges]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "missing", "doubled", "beyond"),
+    [
+        (((0, 5), (5, 10)), [], [], []),
+        (((0, 4), (6, 10)), [(4, 6)], [], []),
+        (((0, 7), (5, 10)), [], [(5, 7)], []),
+        (((0, 10), (0, 10), (2, 3)), [], [(0, 10)], []),
+        (((0, 12),), [], [], [(10, 12)]),
+        ((), [(0, 10)], [], []),
+        (((3, 3), (0, 10)), [], [], []),
+    ],
+)
+def test_a_sweep_sorts_every_offset(
+    ranges: tuple[tuple[int, int], ...],
+    missing: list[tuple[int, int]],
+    doubled: list[tuple[int, int]],
+    beyond: list[tuple[int, int]],
+) -> None:
+    found = sweep(covered(*ranges), Span("t", 0, 0, 10))
+    assert (found.missing, found.doubled, found.beyond) == (covered(*missing), covered(*doubled), covered(*beyond))
+
+
+def test_the_verifier_knows_nothing_of_the_code_it_judges() -> None:
+    program = """
+import sys
+import streaming_jobs.proof.verifier, streaming_jobs.proof.reader
+judged = ("batch", "checkpoint", "generation", "ledger", "preflight", "running", "session", "sinks", "world")
+print([name for name in sys.modules if name.startswith(tuple(f"streaming_jobs.{part}" for part in judged))])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
