@@ -15,7 +15,7 @@ from benchmarks.speed.feed import create_topic
 from benchmarks.speed.process import REPOSITORY, Child, ContestantFailed, clean_environment
 from benchmarks.speed.records import WORKS, Work
 from benchmarks.speed.topic import TopicWatch
-from benchmarks.speed.watch import TableWatch, Watch, ledger_covered
+from benchmarks.speed.watch import TableWatch, Watch, ledger_covered, loop_covered, spark_covered
 
 _MAVEN_PROJECT = REPOSITORY / "benchmarks" / "kafka-streams"
 _MAVEN_SECONDS = 300
@@ -84,6 +84,55 @@ class Recourse:
 
 
 @dataclass(frozen=True)
+class PlainSpark:
+    """PySpark and Delta Lake as their documentation shows them, with the properties that a user adds."""
+
+    name: str = "plain"
+    properties: Mapping[str, str] = field(default_factory=dict)
+    works: tuple[Work, ...] = WORKS
+
+    def prepare(self) -> None:
+        """Nothing to build."""
+
+    def start(self, assignment: Assignment) -> Child:
+        """Start the program; it is ready when its query has started."""
+        command = [
+            sys.executable, "-m", "benchmarks.speed.peers.plain_spark", assignment.work, assignment.bootstrap,
+            assignment.topic, str(assignment.folder / "table"), str(assignment.folder / "checkpoint"),
+        ]  # fmt: skip
+        command += [f"{key}={value}" for key, value in self.properties.items()]
+        return Child(command, clean_environment(), assignment.folder / "output.log", "READY")
+
+    def watch(self, assignment: Assignment) -> Watch:
+        """The log of its table; progress by the checkpoint's offsets."""
+        covered = spark_covered(assignment.folder / "checkpoint")
+        return TableWatch(assignment.folder / "table", assignment.work, covered)
+
+
+@dataclass(frozen=True)
+class PythonLoop:
+    """A loop of fifty lines around confluent-kafka, pyarrow and deltalake."""
+
+    name: str = "python-loop"
+    works: tuple[Work, ...] = ("stateless",)
+
+    def prepare(self) -> None:
+        """Nothing to build."""
+
+    def start(self, assignment: Assignment) -> Child:
+        """Start the program; it is ready when it is at its place in the topic."""
+        command = [
+            sys.executable, "-m", "benchmarks.speed.peers.python_loop", assignment.bootstrap, assignment.topic,
+            str(assignment.folder / "table"),
+        ]  # fmt: skip
+        return Child(command, clean_environment(), assignment.folder / "output.log", "READY")
+
+    def watch(self, assignment: Assignment) -> Watch:
+        """The log of its table; progress by the offsets in it."""
+        return TableWatch(assignment.folder / "table", assignment.work, loop_covered)
+
+
+@dataclass(frozen=True)
 class KafkaStreams:
     """Kafka Streams with exactly_once_v2; built by Maven. Its output is a topic."""
 
@@ -125,3 +174,21 @@ class KafkaStreams:
 
     def _output(self, assignment: Assignment) -> str:
         return f"output-{assignment.folder.name}"
+
+
+INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "2"}
+"""What a user sets who knows that the defaults are for large tables and clusters."""
+
+
+def everybody() -> list[Contestant]:
+    """The contestants, in the order of the table."""
+    return [Recourse(), KafkaStreams(), PlainSpark("informed", INFORMED), PlainSpark(), PythonLoop()]
+
+
+def variant(text: str) -> Recourse:
+    """The product with further settings, from `name:key=value,key=value`; raises ValueError for another form."""
+    name, sign, rest = text.partition(":")
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    if not (name and sign) or not all(key and equals for key, equals, _ in pairs):
+        raise ValueError(f"{text!r} is not name:key=value,key=value")
+    return Recourse(name, {key: value for key, _, value in pairs})

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.speed.contestants import Assignment, Contestant
 from benchmarks.speed.feed import LiveFeed, create_topic
 from benchmarks.speed.latency import latencies
-from benchmarks.speed.process import Child, ContestantFailed
+from benchmarks.speed.process import Child, ContestantFailed, Moment
 from benchmarks.speed.records import PARTITIONS, RATE, Records, Work, difference, generate, truth
 from benchmarks.speed.watch import Point, Watch
 
@@ -41,7 +41,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run gave; None where the kind of run has no such figure. `cores` are CPU seconds a second."""
+    """What one run gave; None where the kind of run has no such figure.
+
+    `cores` are CPU seconds a second, `elsewhere` those of programs that have nothing to do with the run.
+    """
 
     peer: str
     work: Work
@@ -52,6 +55,7 @@ class Figures:
     cores: float
     peak_mb: float
     commits: int
+    elsewhere: float
     records: int
     rate: float | None = None
     steady_rate: float | None = None
@@ -78,9 +82,9 @@ def backlog(contestant: Contestant, work: Work, place: Place, topic: str, record
     child = contestant.start(assignment)
     try:
         child.wait_ready(_READY_SECONDS)
-        before = child.usage.now()
+        before, began = child.usage.now(), Moment.now()
         _until_done(watch, child, assignment, expected.num_rows, _BACKLOG_SECONDS)
-        used = child.usage.now()
+        used, ended = child.usage.now(), Moment.now()
     finally:
         child.stop()
         watch.stop()
@@ -98,6 +102,7 @@ def backlog(contestant: Contestant, work: Work, place: Place, topic: str, record
         cores=(used.cpu_seconds - before.cpu_seconds) / seconds,
         peak_mb=used.peak_mb,
         commits=len(watch.points),
+        elsewhere=began.elsewhere(ended),
         records=len(records),
         rate=len(records) / seconds,
         steady_rate=_steady(watch.points, done, len(records)),
@@ -123,9 +128,9 @@ def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds
         feed.start()
         try:
             _sleep_until(since, child)
-            before = child.usage.now()
+            before, first = child.usage.now(), Moment.now()
             _sleep_until(until, child)
-            used = child.usage.now()
+            used, last = child.usage.now(), Moment.now()
             feed.wait(_DRAIN_SECONDS)
         finally:
             feed.stop()
@@ -145,6 +150,7 @@ def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds
         cores=(used.cpu_seconds - before.cpu_seconds) / seconds,
         peak_mb=used.peak_mb,
         commits=sum(since <= point.seen * 1000 < until for point in watch.points),
+        elsewhere=first.elsewhere(last),
         records=len(records),
         p50_ms=float(np.percentile(found, 50)),
         p99_ms=float(np.percentile(found, 99)),
@@ -178,10 +184,7 @@ def _until_done(watch: Watch, child: Child, assignment: Assignment, rows: int, s
         time.sleep(_LOOK_EVERY)
 
 
-def _compare(watch: Watch, expected: object, assignment: Assignment) -> None:
-    import pyarrow as pa
-
-    assert isinstance(expected, pa.Table)
+def _compare(watch: Watch, expected: pa.Table, assignment: Assignment) -> None:
     wrong = difference(watch.output(), expected, assignment.work)
     if wrong is not None:
         raise WrongOutput(f"{assignment.folder.name}: {wrong}")
@@ -200,6 +203,3 @@ def _sleep_until(at_ms: float, child: Child) -> None:
     while (left := at_ms / 1000 - time.time()) > 0:
         child.check()
         time.sleep(min(left, 0.5))
-
-
-Progress = Callable[[str], None]

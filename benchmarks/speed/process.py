@@ -135,8 +135,7 @@ class Usage:
                 try:
                     with process.oneshot():
                         resident += process.memory_info().rss
-                        # The last two are of children that have ended and were waited for.
-                        cpu += sum(process.cpu_times()[:4])
+                        cpu += _cpu(process)
                 except psutil.NoSuchProcess:
                     continue
             self._peak = max(self._peak, resident / 2**20)
@@ -148,11 +147,40 @@ class Usage:
             self.now()
 
 
+@dataclass(frozen=True)
+class Moment:
+    """A look at the whole machine: the time, and the CPU seconds of everybody and of this process and its children."""
+
+    time: float
+    all_cpu: float
+    own_cpu: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        """Look at once."""
+        times = psutil.cpu_times()
+        idle = times.idle + times.iowait
+        return cls(time.time(), sum(times[:8]) - idle, sum(_cpu(process) for process in _family(os.getpid())))
+
+    def elsewhere(self, after: Moment) -> float:
+        """Cores that others kept busy between two moments: what disturbed the measurement."""
+        others = (after.all_cpu - self.all_cpu) - (after.own_cpu - self.own_cpu)
+        return max(others / (after.time - self.time), 0.0)
+
+
 def clean_environment(**own: str) -> dict[str, str]:
     """This environment without settings of the product, other than where jars come from."""
     kept = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")
     variables = {k: v for k, v in os.environ.items() if not k.startswith("RECOURSE_") or k in kept}
     return {**variables, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **own}
+
+
+def _cpu(process: psutil.Process) -> float:
+    """CPU seconds of a process and of its children that have ended and were waited for."""
+    try:
+        return float(sum(process.cpu_times()[:4]))
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def _family(pid: int) -> list[psutil.Process]:

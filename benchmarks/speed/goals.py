@@ -1,0 +1,63 @@
+"""What the product is to reach, beside what it reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.speed.results import Run, Spread, select
+
+MARK = "kafka-streams"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure of a contestant that is to be at least, or at most, `value`; with `of`, times that peer's figure."""
+
+    peer: str
+    work: str
+    kind: str
+    figure: str
+    value: float
+    at_least: bool = False
+    of: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal, what was reached of it, and whether that is enough."""
+
+    goal: Goal
+    reached: float
+    met: bool
+
+
+def goals() -> list[Goal]:
+    """All of them. Rates are records a second, latencies ms, memory MB."""
+    found = []
+    for work, steady in (("stateless", 1.3), ("windowed", 1.0), ("running", 1.0)):
+        found.append(Goal("recourse", work, "backlog", "steady_rate", steady, at_least=True, of=MARK))
+    found.append(Goal("recourse", "stateless", "backlog", "rate", 1.0, at_least=True, of=MARK))
+    for work, p50, p99 in (("stateless", 130, 220), ("windowed", 250, 400), ("running", 180, 300)):
+        found.append(Goal("recourse", work, "live", "p50_ms", p50))
+        found.append(Goal("recourse", work, "live", "p99_ms", p99))
+        found.append(Goal("recourse", work, "live", "peak_mb", 900))
+    for work, kind in (("stateless", "backlog"), ("stateless", "live")):
+        found.append(Goal("recourse", work, kind, "session_s", 5))
+        found.append(Goal("recourse", work, kind, "first_batch_s", 2))
+    found.append(Goal("economy", "stateless", "live", "cores", 0.5))
+    found.append(Goal("economy", "stateless", "live", "p99_ms", 700))
+    return found
+
+
+def verdicts(runs: Sequence[Run]) -> list[Verdict]:
+    """Of every goal for which there are runs."""
+    found = []
+    for goal in goals():
+        own = Spread.of(select(runs, peer=goal.peer, work=goal.work, kind=goal.kind), goal.figure)
+        mark = Spread.of(select(runs, peer=goal.of, work=goal.work, kind=goal.kind), goal.figure) if goal.of else None
+        if own is None or (goal.of and mark is None):
+            continue
+        reached = own.median / mark.median if mark else own.median
+        found.append(Verdict(goal, reached, reached >= goal.value if goal.at_least else reached <= goal.value))
+    return found

@@ -1,0 +1,122 @@
+"""The three works with PySpark and Delta Lake as their documentation shows them.
+
+    python -m benchmarks.speed.peers.plain_spark WORK BOOTSTRAP TOPIC TABLE CHECKPOINT [PROPERTY=VALUE ...]
+
+Append tables are written by Delta's own streaming sink, the running total by MERGE in foreachBatch. Both are exactly
+once: the sink by its transaction, the merge because a repeated batch writes the same totals. Prints READY when the
+query has started, and ends when standard input does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import LongType, StringType, StructType, TimestampType
+
+from streaming_jobs.platform.jars import spark_jars
+from streaming_jobs.settings import Settings
+
+_PAYMENT = (
+    StructType()
+    .add("id", LongType())
+    .add("account", StringType())
+    .add("amount", LongType())
+    .add("at", TimestampType())
+    .add("kind", StringType())
+    .add("currency", StringType())
+    .add("country", StringType())
+)
+# As many records a batch as the product takes; without a limit, a backlog is one batch.
+_BATCH = "300000"
+
+
+def session(properties: dict[str, str]) -> SparkSession:
+    """A session with Delta; the jars are on this machine already."""
+    builder = (
+        SparkSession.builder.master("local[*]")
+        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, spark_jars(Settings.load()))))
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+    )
+    for key, value in properties.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def payments(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
+    """The topic's records as columns."""
+    source = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", _BATCH)
+        .load()
+    )
+    return source.select(F.from_json(F.col("value").cast("string"), _PAYMENT).alias("payment")).select("payment.*")
+
+
+def stateless(source: DataFrame, table: str, checkpoint: str) -> StreamingQuery:
+    """Every payment but the tests, with what is left of it after a fee of one percent."""
+    kept = source.where("kind != 'test'").withColumn("net", F.expr("amount - amount div 100"))
+    return _append(kept.select("id", "account", "amount", "at", "kind", "net"), table, checkpoint)
+
+
+def windowed(source: DataFrame, table: str, checkpoint: str) -> StreamingQuery:
+    """Count and sum by account and ten seconds, once they are over."""
+    sums = source.withWatermark("at", "5 seconds").groupBy(F.window("at", "10 seconds"), "account")
+    totals = sums.agg(F.count(F.lit(1)).alias("count"), F.sum("amount").alias("total"))
+    rows = totals.select(F.col("window.start").alias("start"), "account", "count", "total")
+    return _append(rows, table, checkpoint)
+
+
+def running(source: DataFrame, table: str, checkpoint: str) -> StreamingQuery:
+    """Count and sum by account so far."""
+    totals = source.groupBy("account").agg(F.count(F.lit(1)).alias("count"), F.sum("amount").alias("total"))
+    spark = source.sparkSession
+    DeltaTable.createIfNotExists(spark).location(table).addColumns(totals.schema).execute()
+
+    def upsert(batch: DataFrame, _: int) -> None:
+        target = DeltaTable.forPath(batch.sparkSession, table).alias("target")
+        merge = target.merge(batch.alias("source"), "source.account = target.account")
+        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+
+    writer = totals.writeStream.outputMode("update").foreachBatch(upsert)
+    return writer.option("checkpointLocation", checkpoint).start()
+
+
+def _append(rows: DataFrame, table: str, checkpoint: str) -> StreamingQuery:
+    writer = rows.writeStream.format("delta").outputMode("append")
+    return writer.option("checkpointLocation", checkpoint).start(table)
+
+
+def main() -> None:
+    """Run one work until standard input ends."""
+    work, bootstrap, topic, table, checkpoint, *properties = sys.argv[1:]
+    spark = session({key: value for key, _, value in (text.partition("=") for text in properties)})
+    start = {"stateless": stateless, "windowed": windowed, "running": running}[work]
+    query = start(payments(spark, bootstrap, topic), table, checkpoint)
+    sys.stdout.write("READY\n")
+    sys.stdout.flush()
+
+    def stop_at_end() -> None:
+        while os.read(0, 4096):
+            pass
+        query.stop()
+
+    threading.Thread(target=stop_at_end, daemon=True).start()
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
