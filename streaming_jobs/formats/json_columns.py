@@ -204,7 +204,8 @@ def _bad_escape(text: Column) -> Column:
     lone = F.regexp_replace(without_backslashes, pair, " ").rlike(surrogate)
     own_mark = F.from_json(text, StructType([StructField(END_MARK, VariantType())]), _OPTIONS)[END_MARK]
     marked = F.contains(text, F.lit("\\u0001")) & ~_empty(own_mark)
-    return F.when(F.contains(text, F.lit("\\u")), F.when(text.rlike(surrogate), lone).otherwise(F.lit(False)) | marked)
+    escaped = F.when(text.rlike(surrogate), lone).otherwise(F.lit(False)) | marked
+    return F.when(F.contains(text, F.lit("\\")), escaped)  # one look at all of the text, and no more without escapes
 
 
 def _coerced_text(schema: StructType, found: Column, text: Column) -> list[Column]:
