@@ -14,6 +14,9 @@ _PERMANENT = re.compile(
     r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE|CONCURRENT_STREAM_LOG_UPDATE|batch -?\d+ doesn't exist"
     r"|Python worker.*different version|PYTHON_VERSION_MISMATCH|TOPIC_AUTHORIZATION_FAILED|TopicAuthorization"
 )
+_FULL = re.compile(
+    r"No space left on device|os error 28\b|\[Errno 28\]|Disk quota exceeded|os error 122\b|\[Errno 122\]"
+)
 _FIRST_LINES = 3
 
 
@@ -27,6 +30,9 @@ def classify(error: BaseException) -> RecourseError:
         return error
     kind, text = type(error).__name__, str(error)
     said = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
+    if _FULL.search(text):
+        full = f"no space is left on the device of the tables, of the state, or of Spark's scratch folder: {said}"
+        return _caused(TransientError(full, "free space there (`df -h`); nothing is lost, a later try goes on"), error)
     if _LOST.search(text):
         return _caused(
             OffsetsLost(f"records the stream still needs are gone: {said}", "see `recourse streams status`"), error

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -135,8 +135,9 @@ def driver(
     *arguments: str,
     flows: str = "tests.things",
     environment: Mapping[str, str] = {},
+    prefix: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """A real driver process with its output on a pipe."""
+    """A real driver process with its output on a pipe; `prefix` is a command that runs it."""
     variables = {
         **os.environ,
         "RECOURSE_HOME": str(settings.home),
@@ -147,7 +148,7 @@ def driver(
         "PYTHONPATH": str(REPOSITORY),
         **environment,
     }
-    command = [sys.executable, "-m", "streaming_jobs.session", *arguments]
+    command = [*prefix, sys.executable, "-m", "streaming_jobs.session", *arguments]
     return subprocess.Popen(
         command,
         env=variables,

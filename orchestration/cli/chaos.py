@@ -31,6 +31,9 @@ def chaos(
     ] = None,
     rate: Annotated[float, typer.Option(min=10, help="Records a second of the feeder.")] = 100.0,
     batch: Annotated[int, typer.Option(min=4, help="Most records in a batch.")] = 200,
+    scenarios: Annotated[
+        bool, typer.Option("--scenarios", help="Afterwards damage checkpoint, table and topic: each has to be refused.")
+    ] = False,
     home: Annotated[
         Path | None, typer.Option(help="An empty folder to work in; default: a temporary one.", show_default=False)
     ] = None,
@@ -44,7 +47,7 @@ def chaos(
 
     log_to_stderr()
     base = invocation(context).settings
-    plan = Plan(kills, seed if seed is not None else _by_chance(), rate, batch)
+    plan = Plan(kills, seed if seed is not None else _by_chance(), rate, batch, scenarios)
     folder = _folder(home)
     say(f"seed {plan.seed}: recourse chaos --kills {kills} --seed {plan.seed} repeats these faults; home {folder}")
     kept = True
@@ -99,7 +102,8 @@ def as_json(report: Report) -> dict[str, Any]:
     tally = report.tally
     return {
         "ok": report.ok,
-        **asdict(report.plan),
+        "seed": report.plan.seed,
+        "rate": report.plan.rate,
         "seconds": round(report.seconds, 1),
         "home": report.home,
         "kills": tally.kills,
@@ -116,6 +120,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "version_faults": [str(fault) for fault in report.faults],
         **verdict_as_json(report.verdict),
         "truth": [asdict(check) for check in report.truth],
+        "refusals": [asdict(outcome) for outcome in report.scenarios],
     }
 
 
@@ -172,6 +177,7 @@ def _print_report(report: Report) -> None:
         ("  lost", number(report.verdict.lost)),
         ("  doubled", number(report.verdict.doubled)),
         ("tables equal to the truth", f"{sum(c.ok for c in report.truth)} of {len(report.truth)}"),
+        *((f"refused: {o.name}", "yes" if o.ok else f"NO: {o.said}") for o in report.scenarios),
         ("seconds", number(round(report.seconds))),
     ]
     print_table(["what", "figure"], figures, right=["figure"])

@@ -24,6 +24,7 @@ from streaming_jobs.proof.feeding import Feeding
 from streaming_jobs.proof.home import Home
 from streaming_jobs.proof.lanes import ChaosFailed, LaneRunner, Tally, Tell
 from streaming_jobs.proof.reader import ConcurrentReader
+from streaming_jobs.proof.scenarios import Outcome, run_scenarios
 from streaming_jobs.proof.subjects import FLIGHTS
 from streaming_jobs.proof.topic import TopicContent, read_topic
 from streaming_jobs.proof.verifier import Verdict, verify
@@ -38,12 +39,13 @@ _SECONDS_A_KILL = 60
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do: kills, seed, feed in records a second, records a batch."""
+    """What to do: kills, seed, feed in records a second, records a batch; whether to try the scenarios afterwards."""
 
     kills: int
     seed: int
     rate: float = 100.0
     max_offsets: int = 200
+    scenarios: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Report:
     faults: tuple[Fault, ...]
     verdict: Verdict
     truth: tuple[TableCheck, ...]
+    scenarios: tuple[Outcome, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -68,8 +71,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Nothing lost, nothing doubled, every version whole, every table equal to the truth."""
-        return self.verdict.whole and self.equal and not self.faults and not self.versions_unseen
+        """Nothing lost, nothing doubled, every version whole, every table equal to the truth, every damage refused."""
+        whole = self.verdict.whole and not self.faults and not self.versions_unseen
+        return whole and self.equal and all(outcome.ok for outcome in self.scenarios)
 
 
 def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
@@ -97,6 +101,7 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
         tell(f"{records:,} records fed, {reader.seen:,} versions read; verifying")
         verdict = verify(FLIGHTS, home.settings.tables, _topic(home), finished=True)
         truth = compare(home.settings, records / dataset.TOTAL)
+        outcomes = run_scenarios(home, tell) if plan.scenarios else []
     return Report(
         plan=plan,
         home=folder,
@@ -108,6 +113,7 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
         faults=tuple(reader.faults),
         verdict=verdict,
         truth=tuple(truth),
+        scenarios=tuple(outcomes),
     )
 
 

@@ -220,7 +220,7 @@ def _doubled(rows: pa.Table, key: Sequence[str], what: str) -> list[Finding]:
     twice = counted.filter(pc.field("count_all") > 1)
     if not twice.num_rows:
         return []
-    first = ", ".join(str(value) for value in twice.slice(0, 1).to_pylist()[0].values())
+    first = ", ".join(str(value) for value in twice.select(list(key)).slice(0, 1).to_pylist()[0].values())
     return [Finding(f"{twice.num_rows:,} {what} are in more than one row, first {first}")]
 
 

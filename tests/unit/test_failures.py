@@ -33,9 +33,15 @@ PERMANENT = (
 )
 PASSING = (
     "Connection refused",
-    "No space left on device",
+    "os error 281, which is no full disk",
     "TimeoutException: Timed out waiting for a node assignment",
     "",
+)
+FULL = (
+    "[Errno 28] No space left on device",
+    "Generic LocalFileSystem error: Unable to copy data to file /t/x: No space left on device (os error 28)",
+    "[CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT] Error writing state store files\nCaused by: No space left on device",
+    "java.io.IOException: Disk quota exceeded",
 )
 
 
@@ -51,6 +57,13 @@ def test_records_that_are_gone_are_told_as_lost(text: str) -> None:
 @pytest.mark.parametrize("text", PERMANENT)
 def test_what_comes_back_with_every_retry_is_permanent(text: str) -> None:
     assert type(classify(RuntimeError(text))) is PermanentError
+
+
+@pytest.mark.parametrize("text", FULL)
+def test_a_full_disk_may_pass_and_is_told_as_what_it_is(text: str) -> None:
+    error = classify(OSError(text))
+    assert type(error) is TransientError
+    assert "no space is left on the device" in error.found and "free space there" in error.next_step
 
 
 @pytest.mark.parametrize("text", PASSING)

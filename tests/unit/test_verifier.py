@@ -16,18 +16,7 @@ from streaming_jobs.proof.log import commit_file
 from streaming_jobs.proof.spans import Span, sweep
 from streaming_jobs.proof.subjects import FLIGHTS
 from streaming_jobs.proof.verifier import verify
-from tests.unit.proofs import (
-    BATCHES,
-    CLEAN,
-    HOURS,
-    SIZES,
-    TOPIC,
-    TOTALS,
-    Spoiler,
-    judged,
-    make_tables,
-    topic,
-)
+from tests.unit.proofs import BATCHES, CLEAN, HOURS, SIZES, TOPIC, TOPIC_ID, TOTALS, Spoiler, judged, make_tables, topic
 
 OFFSETS = BATCHES * sum(SIZES.values())
 
@@ -120,6 +109,25 @@ def test_an_entry_that_breaks_a_rule_is_told(tables: Path, change: dict[str, Any
     assert said in told(tables, CLEAN)
 
 
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        ({TOPIC: {"id": "another", "start": {"0": 20, "1": 10}, "end": {"0": 30, "1": 15}}}, "with id another"),
+        ({TOPIC: {"id": TOPIC_ID, "start": {"0": 20, "1": 10}, "end": {"0": 30, "1": 9}}}, "ends at 9 of flights-1"),
+        ({}, "reads nothing of topic flights, which the batch before read"),
+    ],
+)
+def test_a_range_that_cannot_follow_is_told(tables: Path, read: dict[str, Any], said: str) -> None:
+    Spoiler(tables / TOTALS).entry(3, lambda value: {**value, "offsets": read})
+    assert said in told(tables, TOTALS)
+
+
+def test_a_hole_in_the_log_is_told(tables: Path) -> None:
+    DeltaTable(tables / TOTALS, version=3).create_checkpoint()
+    commit_file(tables / TOTALS, 2).unlink()
+    assert "the log has no version 2 to 2" in told(tables, TOTALS)
+
+
 def test_a_commit_without_its_transaction_is_told(tables: Path) -> None:
     Spoiler(tables / TOTALS).actions(2, lambda action: None if "txn" in action else action)
     assert "carries the transaction None" in told(tables, TOTALS)
@@ -140,6 +148,11 @@ def test_a_total_that_does_not_add_up_is_told(tables: Path) -> None:
     assert f"the sum of flights is {OFFSETS + 1}, the entries cover {OFFSETS} records" in told(tables, TOTALS)
 
 
+def test_a_key_with_two_rows_is_told_although_the_sum_is_right(tables: Path) -> None:
+    Spoiler(tables / TOTALS).rows(lambda rows: [{**rows[0], "flights": 30}, {**rows[0], "flights": 10}, *rows[1:]])
+    assert told(tables, TOTALS) == "1 keys are in more than one row, first C0"
+
+
 def test_windows_that_are_gone_or_count_too_much_are_told(tables: Path) -> None:
     Spoiler(tables / HOURS).rows(lambda rows: [{**rows[0], "flights": 1000}])
     said = told(tables, HOURS)
@@ -152,6 +165,15 @@ def test_what_is_not_read_yet_is_lost_only_where_the_streams_have_finished(table
     assert found.whole and found.unread == 15
     found = judged(tables, CLEAN, topics=longer, finished=True)
     assert found.lost == (Span(TOPIC, 0, 40, 50), Span(TOPIC, 1, 20, 25)) and found.unread == 0
+
+
+def test_an_offset_that_holds_no_record_needs_no_row(tables: Path) -> None:
+    whole = topic()[TOPIC]
+    first = whole.partitions[0]
+    marked = replace(first, offsets=first.offsets[first.offsets != 30], keys=first.keys[:30] + first.keys[31:])
+    Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
+    found = judged(tables, CLEAN, topics={TOPIC: replace(whole, partitions={**whole.partitions, 0: marked})})
+    assert found.whole and found.verified == OFFSETS
 
 
 def test_records_that_the_topic_no_longer_holds_are_not_missed(tables: Path) -> None:

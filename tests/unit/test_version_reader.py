@@ -131,6 +131,34 @@ def test_versions_that_clean_up_took_are_counted_and_the_rest_is_judged(tables: 
     assert "1 offsets are covered by an entry and are in no row" in said(tables, CLEAN)[0]
 
 
+def test_windows_are_judged_without_the_beginning_of_the_log_too(tables: Path) -> None:
+    DeltaTable(tables / HOURS, version=3).create_checkpoint()
+    for version in range(3):
+        commit_file(tables / HOURS, version).unlink()
+    made = reader(tables, HOURS)
+    assert (made.unseen, made.seen, made.faults) == (3, 2, [])
+
+
+def test_a_version_before_the_first_entry_of_a_cut_log_is_not_judged(tables: Path) -> None:
+    DeltaTable(tables / CLEAN).optimize.compact(commit_properties=properties(entry(CLEAN, -1, 0, "upkeep")))
+    DeltaTable(tables / CLEAN).create_checkpoint()
+    for version in range(BATCHES + 1):
+        commit_file(tables / CLEAN, version).unlink()
+    made = reader(tables, CLEAN)
+    assert (made.unseen, made.unjudged, made.seen, made.faults) == (BATCHES + 1, 1, 0, [])
+
+
+def test_dead_letters_are_not_missed_in_the_table(tables: Path) -> None:
+    def counted(value: dict[str, Any]) -> dict[str, Any]:
+        return {**value, "rows": {"written": 14, "dead_letters": 1}}
+
+    Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
+    Spoiler(tables / CLEAN).entry(BATCHES, counted)
+    letter = pa.table({"partition": pa.array([0], pa.int32()), "offset": pa.array([30], pa.int64())})
+    write_deltalake(tables / f"{CLEAN}_dead_letters", letter)
+    assert said(tables, CLEAN) == []
+
+
 def test_the_thread_reads_all_of_all_tables_before_it_ends(tables: Path) -> None:
     both = ConcurrentReader(FLIGHTS, tables)
     both.start()
