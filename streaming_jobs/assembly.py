@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from streaming_jobs import generation as generations
@@ -100,6 +100,10 @@ class Assembly:
         return self.settings.for_stream(self.stream.name)
 
     @property
+    def _commit_interval(self) -> timedelta:
+        return self.own.commit_interval(upsert=self.stream.primary.mode == "upsert")
+
+    @property
     def share(self) -> int:
         """Offsets of each source in one batch; never none, which Spark would take for no limit or for no progress."""
         return max(1, self.own.max_offsets_per_trigger // len(self.stream.sources))
@@ -131,7 +135,7 @@ class Assembly:
             .option("checkpointLocation", str(pipeline.checkpoint.folder))
             .foreachBatch(pipeline)
         )
-        return Assembled(record, pipeline, triggered(writer, self.trigger, self.own), handle)
+        return Assembled(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
 
     def _sources(self) -> list[KafkaSource]:
         lateness = self.own.lateness  # zero is a lateness too
@@ -270,14 +274,14 @@ def resolve_start(start: str, topics: Topics, topic: str) -> dict[int, int]:
     return topics.offsets_for_time(topic, int(at.timestamp() * 1000))
 
 
-def triggered(writer: DataStreamWriter, trigger: str, own: StreamSettings) -> DataStreamWriter:
-    """The writer with its trigger; raises ConfigurationError for a text that is none."""
+def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> DataStreamWriter:
+    """The writer with its trigger, batches `at_least` that far apart; raises ConfigurationError for another text."""
     if trigger == "continuous":
-        return writer.trigger(processingTime=f"{max(milliseconds(own.min_commit_interval), 1)} milliseconds")
+        return writer.trigger(processingTime=f"{max(milliseconds(at_least), 1)} milliseconds")
     if trigger == "available-now":
         return writer.trigger(availableNow=True)
     if trigger.startswith("every "):
-        interval = max(parse_duration(trigger.removeprefix("every ")), own.min_commit_interval)
+        interval = max(parse_duration(trigger.removeprefix("every ")), at_least)
         return writer.trigger(processingTime=f"{milliseconds(interval)} milliseconds")
     raise ConfigurationError(
         f"'{trigger}' is not a trigger", "use continuous, available-now, or 'every' and a duration"

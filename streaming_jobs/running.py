@@ -282,7 +282,8 @@ class RunningStream:
     def _interval(self) -> float:
         trigger = self._trigger
         every = parse_duration(trigger.removeprefix("every ")) if trigger.startswith("every ") else None
-        return (every or self.own.min_commit_interval).total_seconds()
+        upsert = self.stream.primary.mode == "upsert"
+        return (every or self.own.commit_interval(upsert=upsert)).total_seconds()
 
 
 def _told(error: Exception) -> dict[str, str]:

@@ -22,6 +22,8 @@ from streaming_jobs.durations import Duration
 from streaming_jobs.errors import ConfigurationError
 
 CONFIG_FILE = "recourse.toml"
+Pace = Literal["live", "economy"]
+_COMMIT_INTERVAL: dict[Pace, timedelta] = {"live": timedelta(milliseconds=20), "economy": timedelta(milliseconds=500)}
 
 
 class _Section(BaseModel):
@@ -65,13 +67,22 @@ class StreamSettings(_Section):
     trigger: str = Field("continuous", description="continuous, available-now, or 'every 10 seconds'")
     lateness: Duration | None = Field(None, description="replaces the watermark delay that the stream declares")
     max_offsets_per_trigger: int = Field(300_000, gt=0, description="records a batch, all partitions together")
-    min_commit_interval: Duration = Field(timedelta(milliseconds=500), description="at most one batch in this time")
+    pace: Pace = Field("live", description="live: batches follow each other; economy: two a second, half the cores")
+    min_commit_interval: Duration | None = Field(None, description="at most one batch in this time; default by pace")
+    min_upsert_interval: Duration | None = Field(None, description="the same for upserts, which rewrite files")
     committer: Literal["auto", "direct", "spark"] = "auto"
     path: Literal["auto", "driver", "executor"] = "auto"
     driver_path_max_mb: int = Field(256, gt=0, description="a batch estimated above this goes through executors, MB")
     direct_merge_max_mb: int = Field(2048, gt=0, description="upserts into a larger table go through Spark's MERGE, MB")
     stop_deadline: Duration = Field(timedelta(seconds=30), description="for a batch to reach its border on stop")
     max_restarts: int = Field(5, ge=0, description="transient failures in a row before a stream is given up")
+
+    def commit_interval(self, *, upsert: bool) -> timedelta:
+        """The shortest time between the starts of two batches."""
+        own = self.min_upsert_interval if upsert else None
+        return next(
+            (value for value in (own, self.min_commit_interval) if value is not None), _COMMIT_INTERVAL[self.pace]
+        )
 
 
 class StreamOverrides(_Section):
@@ -81,7 +92,9 @@ class StreamOverrides(_Section):
     trigger: str | None = None
     lateness: Duration | None = None
     max_offsets_per_trigger: int | None = Field(None, gt=0)
+    pace: Pace | None = None
     min_commit_interval: Duration | None = None
+    min_upsert_interval: Duration | None = None
     committer: Literal["auto", "direct", "spark"] | None = None
     path: Literal["auto", "driver", "executor"] | None = None
     driver_path_max_mb: int | None = Field(None, gt=0)
@@ -96,6 +109,7 @@ class TableSettings(_Section):
     log_retention: Duration = Field(
         timedelta(hours=1), description="of the table's own log (delta.logRetentionDuration)"
     )
+    log_versions: int = Field(1000, ge=0, description="versions kept in the log, however young; 0: no such bound")
     deleted_file_retention: Duration = Field(timedelta(days=1), description="of files no version of the table lists")
     checkpoint_interval: int = Field(50, gt=0, description="commits between two checkpoints of the table's log")
     compact_after_files: int = Field(100, ge=0, description="small files in a table that start a compaction; 0: never")

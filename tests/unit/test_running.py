@@ -248,22 +248,29 @@ class Writer:
         ("continuous", {"processingTime": "500 milliseconds"}),
         ("available-now", {"availableNow": True}),
         ("every 10 seconds", {"processingTime": "10000 milliseconds"}),
-        ("every 100 ms", {"processingTime": "500 milliseconds"}),  # never below min_commit_interval
+        ("every 100 ms", {"processingTime": "500 milliseconds"}),  # never below the commit interval
     ],
 )
 def test_a_trigger_is_told_to_spark(trigger: str, told: dict[str, object]) -> None:
-    assert triggered(Writer(), trigger, StreamSettings()) == told  # type: ignore[arg-type, comparison-overlap]
+    assert triggered(Writer(), trigger, timedelta(milliseconds=500)) == told  # type: ignore[arg-type, comparison-overlap]
 
 
 def test_without_a_commit_interval_batches_follow_each_other() -> None:
-    own = StreamSettings(min_commit_interval=timedelta(0))
-    assert triggered(Writer(), "continuous", own) == {"processingTime": "1 milliseconds"}  # type: ignore[arg-type, comparison-overlap]
+    assert triggered(Writer(), "continuous", timedelta(0)) == {"processingTime": "1 milliseconds"}  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_the_commit_interval_goes_by_pace_unless_it_is_set_and_upserts_may_have_their_own() -> None:
+    live, economy = StreamSettings(), StreamSettings(pace="economy")
+    assert live.commit_interval(upsert=True) < timedelta(milliseconds=100) < economy.commit_interval(upsert=False)
+    own = StreamSettings(pace="economy", min_commit_interval=timedelta(0), min_upsert_interval=timedelta(seconds=9))
+    assert own.commit_interval(upsert=False) == timedelta(0)
+    assert own.commit_interval(upsert=True) == timedelta(seconds=9)
 
 
 @pytest.mark.parametrize("trigger", ["", "once", "every", "every now and then", "every -5 seconds", "10 seconds"])
 def test_any_other_trigger_is_refused(trigger: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is not a (trigger|duration)"):
-        triggered(Writer(), trigger, StreamSettings())  # type: ignore[arg-type]
+        triggered(Writer(), trigger, timedelta(0))  # type: ignore[arg-type]
 
 
 def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
