@@ -42,7 +42,6 @@ class Chain:
     spans: list[Span] = field(default_factory=list)
     batches: int = 0
     written: int = 0
-    dead_letters: int = 0
 
     def take(self, commit: Commit) -> list[Fault]:
         """Fold one commit in and say what is wrong with it."""
@@ -68,7 +67,6 @@ class Chain:
         self.first, self.last = self.first or entry, entry
         self.batches += 1
         self.written += entry.rows.get("written", 0)
-        self.dead_letters += entry.rows.get("dead_letters", 0)
 
     def _placed(self, commit: Commit, entry: Entry) -> Iterator[tuple[Kind, str]]:
         due = entry.generation << 32 | (entry.batch + 1)

@@ -7,11 +7,12 @@ version of the tables as it appears, then a last session that reads the topic to
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from streaming_jobs.crash import POINTS
 from streaming_jobs.flights import dataset
 from streaming_jobs.flights.content import TOPIC
 from streaming_jobs.flights.feeder import PARTITIONS
@@ -21,17 +22,21 @@ from streaming_jobs.proof.chain import Fault
 from streaming_jobs.proof.drivers import DriverProcess
 from streaming_jobs.proof.faults import Phase, Schedule, schedule
 from streaming_jobs.proof.feeding import Feeding
-from streaming_jobs.proof.home import Home
+from streaming_jobs.proof.home import STREAMS, SUBJECTS, Home
 from streaming_jobs.proof.lanes import ChaosFailed, LaneRunner, Tally, Tell
 from streaming_jobs.proof.reader import ConcurrentReader
 from streaming_jobs.proof.scenarios import Outcome, run_scenarios
-from streaming_jobs.proof.subjects import FLIGHTS
 from streaming_jobs.proof.topic import TopicContent, read_topic
 from streaming_jobs.proof.verifier import Verdict, verify
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 
-STREAMS = tuple(subject.stream for subject in FLIGHTS)
+POINTS_OF: Mapping[str, tuple[str, ...]] = {
+    # Where a stream has one table, nothing is committed before that point, and it is the one before it.
+    subject.stream: tuple(p for p in POINTS if subject.secondary or p != "secondary_committed")
+    for subject in SUBJECTS
+}
+"""The named points of each stream."""
 _STEP = 0.02
 _LAST_SESSION = 600.0
 _SECONDS_A_KILL = 60
@@ -82,14 +87,14 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
     `base` says where jars come from. Whatever way it ends, no process is left.
     """
     home = Home.of(folder, base, max_offsets=plan.max_offsets)
-    faults = schedule(plan.seed, plan.kills, STREAMS)
+    faults = schedule(plan.seed, plan.kills, POINTS_OF)
     begun, tally = time.monotonic(), Tally()
     with ExitStack() as at_end:
         broker = at_end.enter_context(Broker(home.settings))
         Topics.of(home.settings.kafka, bootstrap_servers(home.settings)).create(TOPIC, PARTITIONS)
         feeding = Feeding(home.settings, rate=plan.rate, records=int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2)))
         at_end.callback(feeding.stop)
-        reader = ConcurrentReader(FLIGHTS, home.settings.tables)
+        reader = ConcurrentReader(SUBJECTS, home.settings.tables)
         at_end.callback(reader.stop)
         feeding.start()
         reader.start()
@@ -99,7 +104,7 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
         read_to_the_end(home, tally)
         reader.finish()
         tell(f"{records:,} records fed, {reader.seen:,} versions read; verifying")
-        verdict = verify(FLIGHTS, home.settings.tables, _topic(home), finished=True)
+        verdict = verify(SUBJECTS, home.settings.tables, _topic(home), finished=True)
         truth = compare(home.settings, records / dataset.TOTAL)
         outcomes = run_scenarios(home, tell) if plan.scenarios else []
     return Report(

@@ -1,23 +1,22 @@
 """Which faults a run of chaos meets, and when: all of it follows from the seed. Pure.
 
 A run is a row of phases. In a phase the streams share one session, or each has its own; each session (a lane) has a
-queue of faults, and is started again after each. Half of the kills hit a named point of a batch, each of the five
-points of each stream once if there are enough; the others hit at a random moment. The seed fixes the kinds, their
+queue of faults, and is started again after each. Up to six in ten kills hit a named point of a batch, each point of
+each stream once if there are enough; the others hit at a random moment. The seed fixes the kinds, their
 order, and the numbers they are made of; which batch a moment falls into is up to the machine.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from streaming_jobs.crash import POINTS
 
 Victim = Literal["python", "jvm", "both"]
 VICTIMS: tuple[Victim, ...] = ("python", "jvm", "both")
 
+_NAMED_SHARE = 0.6
 _MOST_BATCHES = 3
 _LATEST = 1.5
 _EARLY_SHARE, _EARLY_LATEST = 0.15, 8.0
@@ -93,25 +92,26 @@ class Schedule:
         return (fault for phase in self.phases for lane in phase.lanes for fault in lane.faults)
 
 
-def schedule(seed: int, kills: int, streams: Sequence[str]) -> Schedule:
-    """The faults of a run; the same seed, number and streams give the same ones."""
+def schedule(seed: int, kills: int, points: Mapping[str, Sequence[str]]) -> Schedule:
+    """The faults of a run, for streams with their points; the same seed, number and streams give the same ones."""
+    streams = tuple(points)
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
-    faults = _faults(chance, kills, streams)
+    faults = _faults(chance, kills, points)
     phases: list[Phase] = []
     while faults:
         size = min(chance.randint(*_PHASE), len(faults))
         part, faults = faults[:size], faults[size:]
         apart = bool(phases) and chance.random() < _APART_SHARE
-        phases.append(_apart(chance, part, streams) if apart else Phase((Lane(tuple(streams), tuple(part)),)))
+        phases.append(_apart(chance, part, streams) if apart else Phase((Lane(streams, tuple(part)),)))
     return Schedule(tuple(phases), tuple(_broker(chance, kills)))
 
 
-def _faults(chance: random.Random, kills: int, streams: Sequence[str]) -> list[Fault]:
+def _faults(chance: random.Random, kills: int, points: Mapping[str, Sequence[str]]) -> list[Fault]:
     """Every point of every stream once if the kills suffice for it, each victim in turn for the others; shuffled."""
-    points = [(stream, point) for point in POINTS for stream in streams]
-    chance.shuffle(points)
-    named = min(len(points), -(-kills // 2))
-    found: list[Fault] = [PointKill(s, p, chance.randint(0, _MOST_BATCHES)) for s, p in points[:named]]
+    pairs = [(stream, point) for stream in points for point in points[stream]]
+    chance.shuffle(pairs)
+    named = min(len(pairs), round(kills * _NAMED_SHARE))
+    found: list[Fault] = [PointKill(s, p, chance.randint(0, _MOST_BATCHES)) for s, p in pairs[:named]]
     for number in range(kills - named):
         early = chance.random() < _EARLY_SHARE
         versions = 0 if early else chance.randint(1, _MOST_BATCHES)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError
 from streaming_jobs.proof.drivers import DriverProcess
 from streaming_jobs.proof.faults import Fault, Lane, PointKill, RandomKill
-from streaming_jobs.proof.home import Home
+from streaming_jobs.proof.home import SUBJECTS, Home
+from streaming_jobs.proof.subjects import Subject
 
 Tell = Callable[[str], None]
 """Takes one line on what happens, for people."""
@@ -29,10 +30,11 @@ class ChaosFailed(RecourseError):
 
 @dataclass
 class Tally:
-    """What happened so far. `replayed` and `skipped` are batches (stream, generation, batch) found after a kill.
+    """What happened so far. The last three are batches (stream, generation, batch) as a kill left them.
 
-    A replayed one was planned and not in its table, so its next start does it again; a skipped one was in the table and
-    not yet committed by Spark, so its next start passes over it.
+    A `replayed` one was planned and not in its table, so the next start does it again; a `skipped` one was in the table
+    and not yet committed by Spark, so the next start passes over it. A `half` one was in a secondary table and not in
+    the primary: it is replayed too, and the secondary table must not take it twice.
     """
 
     kills: int = 0
@@ -43,6 +45,7 @@ class Tally:
     unplanned: list[str] = field(default_factory=list)
     replayed: set[tuple[str, int, int]] = field(default_factory=set)
     skipped: set[tuple[str, int, int]] = field(default_factory=set)
+    half: set[tuple[str, int, int]] = field(default_factory=set)
 
 
 @dataclass
@@ -104,7 +107,7 @@ class LaneRunner:
         changes = {}
         self._planned = str(fault)
         if isinstance(fault, PointKill):
-            newest = self.home.newest_batch(fault.stream)
+            newest = self.home.newest_batch(_subject(fault.stream).table)
             batch = (newest.batch if newest is not None else -1) + 1 + fault.batches
             changes["RECOURSE_CRASH"] = f"{fault.stream}:{fault.point}:{batch}"
             self._planned = f"{fault} of batch {batch}"
@@ -165,10 +168,18 @@ class LaneRunner:
     def _account(self) -> None:
         """Which batches the kill caught between Spark's plan and Spark's commit, and on which side of the table's."""
         for stream in self.lane.streams:
-            newest = self.home.newest_batch(stream)
+            subject = _subject(stream)
+            newest = self.home.newest_batch(subject.table)
             generation = newest.generation if newest is not None else 1
             checkpoint = self.home.checkpoint(stream, generation)
             planned, committed = checkpoint.last_planned, checkpoint.last_committed
             if planned is not None and planned != committed:
                 inside = newest is not None and newest.batch >= planned
                 (self.tally.skipped if inside else self.tally.replayed).add((stream, generation, planned))
+                others = [self.home.newest_batch(other.table) for other in subject.secondary]
+                if not inside and any(entry is not None and entry.batch == planned for entry in others):
+                    self.tally.half.add((stream, generation, planned))
+
+
+def _subject(stream: str) -> Subject:
+    return next(subject for subject in SUBJECTS if subject.stream == stream)

@@ -18,9 +18,9 @@ from deltalake.exceptions import DeltaError
 
 from streaming_jobs.proof.chain import Chain, Fault
 from streaming_jobs.proof.log import Commit, Entry, commit_file, read_commit, versions
-from streaming_jobs.proof.rows import VersionRows, letters
+from streaming_jobs.proof.rows import VersionRows, all_places
 from streaming_jobs.proof.spans import Span
-from streaming_jobs.proof.subjects import Covered, Packed, Subject, of_spans, packed
+from streaming_jobs.proof.subjects import Covered, Subject, of_spans
 
 _LOOK_EVERY = 0.1
 
@@ -43,8 +43,6 @@ class TableReader:
     chain: Chain = field(init=False)
     _rows: VersionRows = field(init=False)
     _before: pa.Table | None = None
-    _letters: Packed = field(default_factory=lambda: packed([], []))
-    _letters_known: int = 0
 
     def __post_init__(self) -> None:
         self.chain = Chain(self.subject.stream, self.subject.table)
@@ -106,12 +104,8 @@ class TableReader:
             self.chain.spans += assumed(entry)
 
     def _covered(self) -> Covered:
-        if self.chain.dead_letters > self._letters_known:
-            self._letters, self._letters_known = (
-                letters(self.tables, self.subject.dead_letters),
-                self.chain.dead_letters,
-            )
-        places = np.setdiff1d(of_spans(self.chain.spans), self._letters)
+        """Other tables are read after this version was: what it covers is in them, and of what is newer they may."""
+        places = np.setdiff1d(of_spans(self.chain.spans), all_places(self.tables, self.subject.elsewhere))
         written = None if self.unseen else self.chain.written
         return Covered(self.subject.topic, places, written, before=self._before)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from streaming_jobs.proof.subjects import Packed, packed
-
-LETTER_PLACE = ("partition", "offset")
+from streaming_jobs.proof.subjects import Elsewhere, Packed, packed
 
 
 @dataclass
@@ -23,8 +22,8 @@ class VersionRows:
     columns: Sequence[str]
     _files: dict[str, pa.Table] = field(default_factory=dict, repr=False)
 
-    def at(self, version: int) -> pa.Table:
-        """The rows of that version; whatever Delta or Parquet raises when it cannot be read."""
+    def at(self, version: int | None = None) -> pa.Table:
+        """The rows of that version, or of the newest; raises whatever Delta or Parquet do when it cannot be read."""
         listed = DeltaTable(self.table, version=version).file_uris()
         self._files = {uri: self._files[uri] if uri in self._files else self._read(uri) for uri in listed}
         empty = pa.table({name: pa.array([], pa.null()) for name in self.columns})
@@ -41,9 +40,14 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.string() if text else kind
 
 
-def letters(tables: Path, name: str) -> Packed:
-    """Places of all dead letters of a stream now; none when it has no such table yet."""
-    if not DeltaTable.is_deltatable(str(tables / name)):
+def places(tables: Path, elsewhere: Elsewhere) -> Packed:
+    """Places of all records in such a table now, one that is in two rows twice; none when there is no such table."""
+    if not DeltaTable.is_deltatable(str(tables / elsewhere.table)):
         return packed([], [])
-    rows = DeltaTable(tables / name).to_pyarrow_table(columns=list(LETTER_PLACE))
-    return packed(rows[LETTER_PLACE[0]], rows[LETTER_PLACE[1]])
+    rows = VersionRows(tables / elsewhere.table, (elsewhere.partition, elsewhere.offset)).at()
+    return packed(rows[elsewhere.partition], rows[elsewhere.offset])
+
+
+def all_places(tables: Path, every: Iterable[Elsewhere]) -> Packed:
+    """The same of several tables together."""
+    return np.concatenate([packed([], []), *(places(tables, one) for one in every)])

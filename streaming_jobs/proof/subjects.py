@@ -6,7 +6,8 @@
 | `Total`   | a running count a key               | the counts add up to the covered records                         |
 | `Windows` | a row a window, once it is over     | no window twice, none counts more than there is, none ever lost  |
 
-A dead letter is a record that has its row in the dead letters and in no other table.
+A record may have its row elsewhere: in the dead letters, or in another table of its stream. Those tables commit before
+the primary one, so for what the primary covers they are there already.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def of_spans(spans: Iterable[Span]) -> Packed:
 
 @dataclass(frozen=True)
 class Covered:
-    """The records that a table's entries cover and that are no dead letters: their places, each once and in order.
+    """The records that a table's entries cover and that are in no other table: their places, each once and in order.
 
     `keys` are the records' keys by place, where the topic has been read. `written` is the sum of what the entries
     say they wrote; None when some of the entries are gone. `before` are the rows of the version before, if it was read.
@@ -82,18 +83,28 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """A further table of a stream whose rows are records, with the columns that name their place in the topic."""
+
+    table: str
+    partition: str
+    offset: str
+
+
+@dataclass(frozen=True)
 class Subject:
-    """One stream's primary table, the one topic it is made from, and the rule for its rows."""
+    """One stream's primary table, the one topic it is made from, the rule for its rows, and its other tables."""
 
     stream: str
     table: str
     topic: str
     rule: Rule
+    secondary: tuple[Elsewhere, ...] = ()
 
     @property
-    def dead_letters(self) -> str:
-        """The stream's table of records that could not be decoded."""
-        return f"{self.stream}_dead_letters"
+    def elsewhere(self) -> tuple[Elsewhere, ...]:
+        """Where a record of the stream may have its row instead."""
+        return (*self.secondary, Elsewhere(f"{self.stream}_dead_letters", "partition", "offset"))
 
 
 @dataclass(frozen=True)
@@ -207,6 +218,14 @@ FLIGHTS = (
     Subject("carrier_totals", "carrier_totals", "flights", Total("carrier", "flights")),
 )
 """The three shipped streams."""
+SPLIT = Subject(
+    "flights_split",
+    "flights_departed",
+    "flights",
+    Places("source_partition", "source_offset", key=("carrier", "flight")),
+    secondary=(Elsewhere("flights_cancelled", "source_partition", "source_offset"),),
+)
+"""The stream of two tables that only the kill loop runs (`flows.py`)."""
 
 
 def shown(spans: Sequence[Span], most: int = 5) -> str:

@@ -21,9 +21,9 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs.proof.chain import Chain, Fault
 from streaming_jobs.proof.log import Entry, read_commit, versions
 from streaming_jobs.proof.reader import assumed
-from streaming_jobs.proof.rows import VersionRows, letters
+from streaming_jobs.proof.rows import VersionRows, all_places, places
 from streaming_jobs.proof.spans import Span, merged, sweep, total
-from streaming_jobs.proof.subjects import Covered, Packed, Subject, of_spans, packed
+from streaming_jobs.proof.subjects import Covered, Packed, Subject, of_spans, packed, shown, unpacked
 from streaming_jobs.proof.topic import TopicContent
 
 
@@ -130,6 +130,7 @@ class _Judge:
         for number, content in sorted(self.topic.partitions.items()):
             self._partition(chain, before, Span(self.topic.name, number, content.low, content.high))
         rows = self._rows(path, there, chain, before)
+        self._elsewhere(chain, before)
         return StreamVerdict(
             stream=self.subject.stream,
             table=self.subject.table,
@@ -213,15 +214,39 @@ class _Judge:
             self._fault(there[-1], "rows", finding.text)
         return int(rows.num_rows)
 
+    def _elsewhere(self, chain: Chain, before: list[Span]) -> None:
+        """No record is twice in a further table, and none is there that the primary table's entries do not cover.
+
+        Unless the streams have finished, the next batch may be in such a table already: it commits before the primary.
+        """
+        spans = [span for span in (*chain.spans, *before) if span.topic == self.topic.name]
+        covered = of_spans(spans if self.finished else (*spans, *self._ahead(spans)))
+        for other in self.subject.elsewhere:
+            unique, counts = np.unique(places(self.tables, other), return_counts=True)
+            for found, what in (
+                (unique[counts > 1], "are in more than one row of"),
+                (np.setdiff1d(unique, covered), "are covered by no entry and in"),
+            ):
+                if len(found):
+                    spans = unpacked(self.topic.name, found.tolist())
+                    self.doubled += spans if what.startswith("are in more") else []
+                    self._fault(None, "rows", f"{len(found):,} offsets {what} table {other.table}: {shown(spans)}")
+
+    def _ahead(self, spans: Sequence[Span]) -> list[Span]:
+        """What comes after the last entry."""
+        ends = dict.fromkeys(self.topic.partitions, 0) | {s.partition: s.end for s in merged(spans)}
+        high = {number: content.high for number, content in self.topic.partitions.items()}
+        return [Span(self.topic.name, number, end, max(end, high.get(number, 0))) for number, end in ends.items()]
+
     def _covered(self, chain: Chain, before: list[Span]) -> Covered:
         """Covered records: offsets that hold none (transaction markers) are left out where the topic still knows."""
         spans = [span for span in (*chain.spans, *before) if span.topic == self.topic.name]
-        places = np.unique(of_spans(spans))
+        covered = np.unique(of_spans(spans))
         known, keys = _known(self.topic)
         low = {number: content.low for number, content in self.topic.partitions.items()}
         past = of_spans([replace(s, end=min(s.end, low.get(s.partition, 0))) for s in spans])
-        records = np.union1d(np.intersect1d(places, known), past)
-        records = np.setdiff1d(records, letters(self.tables, self.subject.dead_letters))
+        records = np.union1d(np.intersect1d(covered, known), past)
+        records = np.setdiff1d(records, all_places(self.tables, self.subject.elsewhere))
         return Covered(self.topic.name, records, None if before else chain.written, keys)
 
     def _fault(self, version: int | None, kind: str, text: str) -> None:

@@ -9,14 +9,15 @@ from tests.broker.test_refusals import cut
 from tests.driver import assert_chained, ledger, on_topic, produce, rows, until
 from tests.things import plain, thing
 
-RECORDS, CUT = 20_000, 15_000
+RECORDS, CUT = 60_000, 50_000
+"""The cut lies far behind what a consumer has fetched ahead, which is 1 MB: that much it goes on reading."""
 
 
 @pytest.mark.timeout(400)
 def test_a_topic_truncated_past_the_position_of_a_running_stream_stops_it_with_the_lost_range(
     bench: BenchFactory, topic: str
 ) -> None:
-    made = bench({"stream.max_offsets_per_trigger": 20, "stream.min_commit_interval": "10 ms"})
+    made = bench({"stream.max_offsets_per_trigger": 1000, "stream.min_commit_interval": "10 ms"})
     made.topics.create(topic, 1)
     produce(made.bootstrap, topic, map(thing, range(RECORDS)))
     running = made.start(on_topic(plain, topic), "continuous")

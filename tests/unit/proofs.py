@@ -1,4 +1,4 @@
-"""Three small tables and their topic as the streams would have left them, and ways to spoil them."""
+"""Small tables and their topic as the streams would have left them, and ways to spoil them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from streaming_jobs.proof.log import commit_file
-from streaming_jobs.proof.subjects import FLIGHTS
+from streaming_jobs.proof.subjects import FLIGHTS, SPLIT
 from streaming_jobs.proof.topic import PartitionContent, TopicContent
 from streaming_jobs.proof.verifier import StreamVerdict, verify
 
@@ -159,3 +159,31 @@ def judged(tables: Path, table: str, topics: Mapping[str, TopicContent] | None =
     """The verdict on one table."""
     verdict = verify(FLIGHTS, tables, topics if topics is not None else topic(), **options)
     return next(found for found in verdict.streams if found.table == table)
+
+
+def make_split(folder: Path) -> Path:
+    """The stream of two tables after four batches: the offset 2 of each batch and partition is a cancelled flight."""
+    secondary = SPLIT.secondary[0].table
+    for table in (secondary, SPLIT.table):
+        made = entry(table, -1, 0, "schema") | {"stream": SPLIT.stream}
+        DeltaTable.create(folder / table, _CLEAN, commit_properties=properties(made))
+    for batch in range(BATCHES):
+        write_split(folder, batch, secondary)
+        write_split(folder, batch, SPLIT.table)
+    return folder
+
+
+def write_split(folder: Path, batch: int, table: str) -> None:
+    """One batch's rows of one of the two tables."""
+    rows = [row for row in clean_rows(batch) if is_cancelled(row, batch) == (table != SPLIT.table)]
+    write_deltalake(
+        folder / table,
+        pa.Table.from_pylist(rows, schema=_CLEAN),
+        mode="append",
+        commit_properties=properties(entry(table, batch, len(rows)) | {"stream": SPLIT.stream}),
+    )
+
+
+def is_cancelled(row: Mapping[str, Any], batch: int) -> bool:
+    """Whether the row goes to the second table."""
+    return bool(row["source_offset"] - batch * SIZES[row["source_partition"]] == 2)

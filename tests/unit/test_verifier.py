@@ -14,9 +14,23 @@ from deltalake import DeltaTable, write_deltalake
 
 from streaming_jobs.proof.log import commit_file
 from streaming_jobs.proof.spans import Span, sweep
-from streaming_jobs.proof.subjects import FLIGHTS
-from streaming_jobs.proof.verifier import verify
-from tests.unit.proofs import BATCHES, CLEAN, HOURS, SIZES, TOPIC, TOPIC_ID, TOTALS, Spoiler, judged, make_tables, topic
+from streaming_jobs.proof.subjects import FLIGHTS, SPLIT
+from streaming_jobs.proof.verifier import StreamVerdict, verify
+from tests.unit.proofs import (
+    BATCHES,
+    CLEAN,
+    HOURS,
+    SIZES,
+    TOPIC,
+    TOPIC_ID,
+    TOTALS,
+    Spoiler,
+    judged,
+    make_split,
+    make_tables,
+    topic,
+    write_split,
+)
 
 OFFSETS = BATCHES * sum(SIZES.values())
 
@@ -216,6 +230,41 @@ def test_a_partition_that_came_later_starts_at_its_first_offset(tables: Path) ->
     assert "starts at 10 of flights-1, the batch before ended at 0" in told(tables, TOTALS)
     Spoiler(tables / TOTALS).entry(4, without)
     assert "reads nothing of partitions [1]" in told(tables, TOTALS)
+
+
+def split(folder: Path, **options: Any) -> StreamVerdict:
+    return verify((SPLIT,), folder, topic(), **options).streams[0]
+
+
+def test_a_record_in_either_of_two_tables_is_there_once(tmp_path: Path) -> None:
+    found = split(make_split(tmp_path), finished=True)
+    assert found.whole and found.verified == OFFSETS and found.rows == OFFSETS - 2 * BATCHES
+
+
+def test_a_row_of_the_second_table_that_is_gone_or_doubled_is_told(tmp_path: Path) -> None:
+    cancelled = Spoiler(make_split(tmp_path) / "flights_cancelled")
+    cancelled.rows(lambda rows: rows[1:])
+    assert split(tmp_path).lost == (Span(TOPIC, 0, 32, 33),)
+    cancelled.rows(lambda rows: [rows[0], rows[0]])
+    found = split(tmp_path)
+    assert found.doubled == (Span(TOPIC, 1, 17, 18),)
+    assert any("in more than one row of table flights_cancelled" in fault.text for fault in found.faults)
+
+
+def test_a_record_in_both_tables_is_told(tmp_path: Path) -> None:
+    tables = make_split(tmp_path)
+    Spoiler(tables / SPLIT.table).rows(lambda rows: [*rows, {**rows[0], "source_offset": 32, "flight": 32}])
+    assert any("flights-0 32..32" in fault.text for fault in split(tables).faults)
+
+
+def test_a_second_table_may_be_a_batch_ahead_only_while_the_stream_runs(tmp_path: Path) -> None:
+    tables = make_split(tmp_path)
+    write_split(tables, BATCHES, "flights_cancelled")
+    longer = topic(BATCHES + 1)
+    running = verify((SPLIT,), tables, longer).streams[0]
+    assert running.whole and running.unread == 15
+    ended = verify((SPLIT,), tables, longer, finished=True).streams[0]
+    assert any("covered by no entry and in table flights_cancelled" in fault.text for fault in ended.faults)
 
 
 def covered(*ranges: tuple[int, int]) -> list[Span]:

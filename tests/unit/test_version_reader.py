@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from streaming_jobs.proof.log import commit_file
 from streaming_jobs.proof.reader import ConcurrentReader, TableReader
-from streaming_jobs.proof.subjects import FLIGHTS
+from streaming_jobs.proof.subjects import FLIGHTS, SPLIT
 from tests.unit.proofs import (
     BATCHES,
     CLEAN,
@@ -21,8 +21,10 @@ from tests.unit.proofs import (
     clean_rows,
     entry,
     hour_rows,
+    make_split,
     make_tables,
     properties,
+    write_split,
 )
 
 SUBJECTS = {subject.table: subject for subject in FLIGHTS}
@@ -157,6 +159,20 @@ def test_dead_letters_are_not_missed_in_the_table(tables: Path) -> None:
     letter = pa.table({"partition": pa.array([0], pa.int32()), "offset": pa.array([30], pa.int64())})
     write_deltalake(tables / f"{CLEAN}_dead_letters", letter)
     assert said(tables, CLEAN) == []
+
+
+def test_the_second_table_of_a_stream_may_be_ahead_and_never_behind(tmp_path: Path) -> None:
+    tables = make_split(tmp_path)
+    write_split(tables, BATCHES, "flights_cancelled")
+    made = TableReader(SPLIT, tables)
+    made.advance()
+    assert (made.seen, made.faults) == (BATCHES + 1, [])
+    write_split(tables, BATCHES, SPLIT.table)
+    write_split(tables, BATCHES + 1, SPLIT.table)
+    made.advance()
+    (missing,) = made.faults
+    assert (missing.version, missing.kind) == (BATCHES + 2, "rows")
+    assert "2 offsets are covered by an entry and are in no row: flights-0 52..52, flights-1 27..27" in missing.text
 
 
 def test_the_thread_reads_all_of_all_tables_before_it_ends(tables: Path) -> None:
