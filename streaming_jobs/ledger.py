@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from streaming_jobs.errors import PermanentError
+from streaming_jobs.errors import PermanentError, PreflightRefused
 
 Kind = Literal["batch", "fence", "publish", "upkeep", "schema"]
 LEDGER_KEY = "recourse"
@@ -160,7 +160,10 @@ class Commit:
 
 
 def walk(table: Path) -> Iterator[Commit]:
-    """The commits of a table's log, newest first, as far back as the log is kept and without gaps."""
+    """The commits of a table's log, newest first, as far back as the log is kept and without gaps.
+
+    Raises PreflightRefused for one that is damaged.
+    """
     log = table / "_delta_log"
     if not log.is_dir():
         return
@@ -172,7 +175,13 @@ def walk(table: Path) -> Iterator[Commit]:
             text = (log / f"{version:020d}.json").read_text(encoding="utf-8")
         except FileNotFoundError:  # cleaned up since the folder was listed
             return
-        yield _commit(version, text)
+        try:
+            commit = _commit(version, text)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise PreflightRefused(
+                f"version {version} in {log} cannot be read: {error}", "put the table's log back from a copy"
+            ) from error
+        yield commit
 
 
 def entries(table: Path, limit: int) -> list[tuple[Commit, LedgerEntry]]:

@@ -22,6 +22,8 @@ from streaming_jobs.durations import Duration
 from streaming_jobs.errors import ConfigurationError
 
 CONFIG_FILE = "recourse.toml"
+_NO_SETTINGS = ("RECOURSE_CONFIG", "RECOURSE_CRASH", "RECOURSE_RUN_ID", "RECOURSE_PARENT")
+"""Variables that mean something, but set nothing."""
 Pace = Literal["live", "economy"]
 _COMMIT_INTERVAL: dict[Pace, timedelta] = {"live": timedelta(milliseconds=20), "economy": timedelta(milliseconds=500)}
 
@@ -230,6 +232,7 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
             layers.append((f"file {path}", tomllib.loads(path.read_text())))
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"{path} is not TOML: {error}", "correct the line named above") from error
+    _refuse_unknown(os.environ)
     layers.append(("environment", EnvSettingsSource(Settings)()))
     layers.append(("flag", _nested(flags or {})))
     merged: dict[str, Any] = {}
@@ -246,6 +249,17 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
             "correct or remove it; `recourse config show` then prints every setting",
         ) from error
     return Loaded(settings, tuple(_origins(settings, layers)))
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    """A misspelt variable must not be passed over; of nested names pydantic sees to all but the first part."""
+    for name in environment:
+        first = name.removeprefix("RECOURSE_").partition("__")[0].lower()
+        if name.startswith("RECOURSE_") and name not in _NO_SETTINGS and first not in Settings.model_fields:
+            raise ConfigurationError(
+                f"{name} (environment) is no setting",
+                "correct or unset it; `recourse config show` prints every setting",
+            )
 
 
 def _absolute(path: Path) -> Path:

@@ -25,6 +25,7 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_CLASS_PATH = "spark.driver.extraClassPath"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -94,7 +95,8 @@ def start(
     for key, value in profile(settings).items():
         conf.set(key, value)
     jars = spark_jars(settings)
-    conf.set("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in jars))
+    own = settings.spark.extra.get(_CLASS_PATH)
+    conf.set(_CLASS_PATH, os.pathsep.join([*(str(jar) for jar in jars), *([own] if own else [])]))
     if record_classes is not None:
         classes = class_data.recording(record_classes)
     else:

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming_jobs.errors import PermanentError
+from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, app_id, entries, newest, walk
 from streaming_jobs.ledger_file import LedgerFile
 from tests.conftest import SettingsFactory
@@ -213,3 +213,11 @@ def test_the_only_day_stays_however_old(kept: LedgerFile) -> None:
     (kept.folder / "2001-01-01.jsonl").write_text("")
     kept.roll(datetime.now(UTC))
     assert [f.name for f in kept.folder.iterdir()] == ["2001-01-01.jsonl.gz"]
+
+
+def test_a_damaged_commit_is_named_with_its_version(tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    (log / f"{7:020d}.json").write_text('{"commitInfo": ')
+    with pytest.raises(PreflightRefused, match="version 7 in"):
+        list(walk(tmp_path))

@@ -150,6 +150,14 @@ def test_a_wrong_value_in_the_environment_or_the_file_is_named_so(file: Path, mo
     assert load().settings.spark.driver_memory_mb == 512
 
 
+def test_a_misspelt_variable_is_refused_and_one_that_sets_nothing_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOURSE_RUN_ID", "1")
+    load()
+    monkeypatch.setenv("RECOURSE_HOMEE", "/elsewhere")
+    with pytest.raises(ConfigurationError, match="RECOURSE_HOMEE"):
+        load()
+
+
 def test_a_refused_secret_is_not_told() -> None:
     with pytest.raises(ConfigurationError) as refused:
         load({"kafka.sasl_password": ["s3cret"]})
