@@ -61,6 +61,7 @@ class Recourse:
     name: str = "recourse"
     settings: Mapping[str, str] = field(default_factory=dict)
     works: tuple[Work, ...] = WORKS
+    flows: str = "benchmarks.speed.flows"
 
     def prepare(self) -> None:
         """Nothing to build."""
@@ -73,7 +74,7 @@ class Recourse:
         environment = clean_environment(
             RECOURSE_HOME=str(assignment.folder),
             RECOURSE_KAFKA__BOOTSTRAP_SERVERS=assignment.bootstrap,
-            RECOURSE_FLOWS=json.dumps(["benchmarks.speed.flows"]),
+            RECOURSE_FLOWS=json.dumps([self.flows]),
             BENCHMARK_TOPIC=assignment.topic,
         )
         return Child(command, environment, assignment.folder / "output.log", 'event="stream started"')

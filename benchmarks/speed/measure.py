@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ from benchmarks.speed.watch import Point, Watch
 
 Kind = Literal["backlog", "live"]
 KINDS: tuple[Kind, ...] = ("backlog", "live")
-STEADY_AFTER = 0.2
-"""Share of the records after which the steady rate begins, at the next commit."""
+STEADY_AFTER, STEADY_UNTIL = 0.2, 0.5
+"""The steady rate begins with the first commit after this share of the records, if it comes within the second share."""
 
 _READY_SECONDS = 90.0
 _BACKLOG_SECONDS = 240.0
@@ -89,6 +90,7 @@ def backlog(contestant: Contestant, work: Work, place: Place, topic: str, record
         child.stop()
         watch.stop()
     _compare(watch, expected, assignment)
+    shutil.rmtree(assignment.folder)
     done = _done(watch.points, assignment, expected.num_rows)
     assert done is not None
     seconds = done.seen - child.ready_at
@@ -140,6 +142,7 @@ def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds
         watch.stop()
     _compare(watch, expected, assignment)
     found = latencies(records, watch.arrivals(), work, since_ms=since, until_ms=until)
+    shutil.rmtree(assignment.folder)
     return Figures(
         peer=contestant.name,
         work=work,
@@ -195,8 +198,11 @@ def _first_batch(points: list[Point], ready: float) -> float | None:
 
 
 def _steady(points: list[Point], done: Point, records: int) -> float | None:
+    """Records a second without the start, which is the same share of the work for everybody."""
     first = next(point for point in points if point.records >= STEADY_AFTER * records)
-    return (done.records - first.records) / (done.seen - first.seen) if done.seen > first.seen else None
+    if first.records > STEADY_UNTIL * records:
+        return None
+    return (done.records - first.records) / (done.seen - first.seen)
 
 
 def _sleep_until(at_ms: float, child: Child) -> None:

@@ -1,0 +1,134 @@
+"""What the benchmark computes without running anybody: input, truth, comparison, latencies, goals."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from benchmarks.speed.contestants import variant
+from benchmarks.speed.goals import verdicts
+from benchmarks.speed.latency import latencies
+from benchmarks.speed.measure import _steady
+from benchmarks.speed.records import WORKS, Work, difference, generate, truth
+from benchmarks.speed.report import markdown
+from benchmarks.speed.watch import SEEN, Point
+
+RECORDS = generate(3_000, seed=7)
+
+
+def test_the_same_seed_makes_the_same_bytes_and_another_one_does_not() -> None:
+    assert generate(100, 1).encoded() == generate(100, 1).encoded()
+    assert generate(100, 1).encoded() != generate(100, 2).encoded()
+
+
+def test_a_record_is_json_of_the_promised_size_and_at_most_two_seconds_out_of_order() -> None:
+    values = RECORDS.encoded()[:-2]
+    assert 115 <= np.mean([len(value) for value in values]) <= 130
+    reached = np.maximum.accumulate(RECORDS.at_ms)
+    assert 1_500 < (reached - RECORDS.at_ms).max() <= 2_000
+    first = json.loads(values[0])
+    assert (first["id"], first["amount"]) == (0, int(RECORDS.amount[0]))
+
+
+def test_the_truth_is_what_a_plain_loop_over_the_records_makes() -> None:
+    values = [json.loads(value) for value in RECORDS.encoded()]
+    kept = [v for v in values if v["kind"] != "test"]
+    assert truth(RECORDS, "stateless")["net"].to_pylist() == [v["amount"] - v["amount"] // 100 for v in kept]
+    assert 0.05 < 1 - len(kept) / len(values) < 0.15
+    totals: dict[str, int] = defaultdict(int)
+    windows: dict[tuple[str, str], int] = defaultdict(int)
+    for value in values:
+        totals[value["account"]] += value["amount"]
+        windows[value["at"][:18], value["account"]] += value["amount"]
+    running = truth(RECORDS, "running")
+    assert dict(zip(running["account"].to_pylist(), running["total"].to_pylist(), strict=True)) == totals
+    windowed = truth(RECORDS, "windowed")
+    starts = [start.isoformat()[:18] for start in windowed["start"].to_pylist()]
+    found = dict(
+        zip(zip(starts, windowed["account"].to_pylist(), strict=True), windowed["total"].to_pylist(), strict=True)
+    )
+    open_ones = {key: total for key, total in windows.items() if key not in found}
+    assert {account for _, account in open_ones} == {"a001000", "a001001"}
+    assert found == {key: total for key, total in windows.items() if key not in open_ones}
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_row_too_few_twice_or_wrong_is_seen(work: Work) -> None:
+    right = truth(RECORDS, work)
+    mixed = right.take(np.random.default_rng(1).permutation(right.num_rows))
+    assert difference(mixed, right, work) is None
+    assert "instead of" in (difference(right.slice(1), right, work) or "")
+    assert "1 with a key that is there already" in (difference(pa.concat_tables([right, right[:1]]), right, work) or "")
+    place = right.column_names.index("net" if work == "stateless" else "total")
+    one_more = pa.chunked_array([pa.array([right.column(place)[0].as_py() + 1]), *right.column(place)[1:].chunks])
+    assert difference(right.set_column(place, right.column_names[place], one_more), right, work) is not None
+
+
+def test_a_stateless_record_is_readable_with_its_row() -> None:
+    kept = np.flatnonzero(~RECORDS.dropped)
+    seen = (RECORDS.sent_ms[kept] + 40) / 1000
+    arrivals = pa.table({"id": kept, SEEN: seen})
+    assert _ms(latencies(RECORDS, arrivals, "stateless", since_ms=0, until_ms=np.inf)) == {40}
+    again = pa.concat_tables([arrivals, pa.table({"id": kept, SEEN: seen + 9})])
+    assert _ms(latencies(RECORDS, again, "stateless", since_ms=0, until_ms=np.inf)) == {40}
+    with pytest.raises(LookupError, match="1 records of stateless"):
+        latencies(RECORDS, arrivals.slice(1), "stateless", since_ms=0, until_ms=np.inf)
+
+
+def test_a_record_is_readable_with_the_first_total_that_counts_it() -> None:
+    own = np.flatnonzero(RECORDS.account == 5)
+    times = RECORDS.sent_ms[own]
+    assert len(own) >= 2
+    others = np.flatnonzero(RECORDS.account != 5)
+    rest = truth(RECORDS, "running").filter(pa.compute.not_equal(truth(RECORDS, "running")["account"], "a000005"))
+    late = RECORDS.sent_ms[-1] + 1_000
+    accounts = ["a000005", "a000005", *rest["account"].to_pylist()]
+    counts = [1, len(own), *rest["count"].to_pylist()]
+    seen = [times[0] + 30, late, *([late] * rest.num_rows)]
+    arrivals = pa.table({"account": accounts, "count": counts, SEEN: np.array(seen) / 1000})
+    found = latencies(RECORDS, arrivals, "running", since_ms=0, until_ms=np.inf)
+    expected = {int(own[0]): 30.0, **{int(n): late - RECORDS.sent_ms[n] for n in (*own[1:], *others)}}
+    np.testing.assert_allclose(found, [expected[n] for n in range(len(RECORDS))], atol=0.01)
+
+
+def test_a_window_counts_from_the_first_record_that_lets_it_close() -> None:
+    records = generate(40_000, seed=2)
+    start = int(records.at_ms[0]) // 10_000 * 10_000
+    closing = int(np.flatnonzero(records.at_ms >= start + 15_000)[0])
+    seen = [(records.sent_ms[closing] + 25) / 1000]
+    arrivals = pa.table({"start": pa.array([start], pa.timestamp("ms", "UTC")), "account": ["a000001"], SEEN: seen})
+    assert _ms(latencies(records, arrivals, "windowed", since_ms=0, until_ms=np.inf)) == {25}
+
+
+def test_the_steady_rate_leaves_out_the_first_fifth_and_is_none_where_little_is_left() -> None:
+    points = [Point(10, 100, 0), Point(20, 200, 0), Point(21, 600, 0), Point(24, 1_000, 0)]
+    assert _steady(points, points[-1], 1_000) == 200
+    assert _steady(points[2:], points[-1], 1_000) is None
+
+
+def test_goals_are_told_where_there_are_runs_for_them() -> None:
+    runs = [
+        {"peer": "recourse", "work": "stateless", "kind": "backlog", "steady_rate": 150.0, "rate": 90.0},
+        {"peer": "kafka-streams", "work": "stateless", "kind": "backlog", "steady_rate": 100.0, "rate": 100.0},
+    ]
+    found = {v.goal.figure: (v.reached, v.met) for v in verdicts(runs)}
+    assert found == {"steady_rate": (1.5, True), "rate": (0.9, False)}
+    assert "| recourse | stateless | backlog | rate / kafka-streams | 0.90 | >= 1.00 | no |" in markdown(runs)
+
+
+def test_a_variant_is_the_product_with_settings() -> None:
+    found = variant("fast:stream.path=driver,stream.min_commit_interval=100 ms")
+    assert (found.name, dict(found.settings)) == (
+        "fast",
+        {"stream.path": "driver", "stream.min_commit_interval": "100 ms"},
+    )
+    with pytest.raises(ValueError, match="name:key=value"):
+        variant("fast")
+
+
+def _ms(found: np.ndarray[tuple[int], np.dtype[np.float64]]) -> set[int]:
+    return {round(value) for value in found.tolist()}
