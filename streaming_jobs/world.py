@@ -65,9 +65,9 @@ def _tables(settings: Settings, stream: Stream) -> Iterable[TableWorld]:
     for declared, role in all_tables(stream):
         try:
             yield _table(settings, stream.name, declared, role, kept)
-        except (DeltaError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except (PreflightRefused, DeltaError, ValueError, TypeError, AttributeError, KeyError) as error:
             raise PreflightRefused(
-                f"the log of table {declared.name} cannot be read: {str(error)[:300]}",
+                f"the log of table {declared.name} cannot be read: {str(getattr(error, 'found', error))[:300]}",
                 f"put {settings.tables / declared.name / '_delta_log'} back from a copy; or start the stream over: "
                 f"move {stream.name}'s state folder and its tables away",
             ) from error
