@@ -65,8 +65,10 @@ class TableReader:
         if commit_file(self.path, self.next).exists():
             return True
         later = [version for version in versions(self.path) if version > self.next]
-        if not later or commit_file(self.path, self.next).exists():  # it came while we looked
-            return bool(later)
+        if not later:
+            return False
+        if commit_file(self.path, self.next).exists():  # it came while we looked
+            return True
         self.unseen += later[0] - self.next
         self.next = later[0]
         self._before = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from streaming_jobs.proof.log import commit_file
+from streaming_jobs.proof.log import commit_file, versions
 from streaming_jobs.proof.reader import ConcurrentReader, TableReader
 from streaming_jobs.proof.subjects import FLIGHTS, SPLIT
 from tests.unit.proofs import (
@@ -133,6 +134,23 @@ def test_versions_that_clean_up_took_are_counted_and_the_rest_is_judged(tables: 
     assert "1 offsets are covered by an entry and are in no row" in said(tables, CLEAN)[0]
 
 
+def test_a_version_that_comes_while_the_log_is_listed_is_not_taken_for_a_lost_one(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, aside = commit_file(tables / CLEAN, 2), tables / "aside"
+    commit.rename(aside)
+
+    def listed(table: Path) -> list[int]:
+        found = versions(table)
+        if aside.exists():
+            aside.rename(commit)
+        return found
+
+    monkeypatch.setattr("streaming_jobs.proof.reader.versions", listed)
+    made = reader(tables, CLEAN)
+    assert (made.unseen, made.seen, made.faults) == (0, BATCHES + 1, [])
+
+
 def test_windows_are_judged_without_the_beginning_of_the_log_too(tables: Path) -> None:
     DeltaTable(tables / HOURS, version=3).create_checkpoint()
     for version in range(3):
@@ -183,9 +201,12 @@ def test_the_thread_reads_all_of_all_tables_before_it_ends(tables: Path) -> None
 
 
 def test_an_error_of_the_reader_itself_is_raised_and_not_lost(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
-        raise AssertionError("a bug")
+    def broken(self: TableReader, stop: threading.Event | None = None) -> bool:
+        if stop is not None:
+            raise AssertionError("a bug")
+        return advance(self)
 
+    advance = TableReader.advance
     monkeypatch.setattr(TableReader, "advance", broken)
     both = ConcurrentReader(FLIGHTS, tables)
     both.start()
