@@ -81,13 +81,15 @@ def verify(
     from orchestration.cli.kafka import broker_for_command
     from streaming_jobs.proof.subjects import FLIGHTS
     from streaming_jobs.proof.topic import read_topic
+    from streaming_jobs.proof.verifier import newest_versions
     from streaming_jobs.proof.verifier import verify as judge
 
     log_to_stderr()
     settings = invocation(context).settings
     with stop_signals_interrupt(), broker_for_command(settings) as bootstrap:
+        at = newest_versions(FLIGHTS, settings.tables)
         topics = {name: read_topic(settings.kafka, bootstrap, name) for name in {s.topic for s in FLIGHTS}}
-        verdict = judge(FLIGHTS, settings.tables, topics, finished=finished)
+        verdict = judge(FLIGHTS, settings.tables, topics, finished=finished, at=at)
     if output is Output.json:
         print_json(verdict_as_json(verdict))
     else:

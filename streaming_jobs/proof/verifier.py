@@ -97,15 +97,26 @@ class Verdict:
         return sum(stream.unread for stream in self.streams)
 
 
-def verify(
-    subjects: Sequence[Subject], tables: Path, topics: Mapping[str, TopicContent], *, finished: bool = False
-) -> Verdict:
-    """Judge each subject by the table and the topic as they are now.
+def newest_versions(subjects: Sequence[Subject], tables: Path) -> dict[str, int]:
+    """The newest version of each subject's table; ask before reading a topic, while streams go on reading it."""
+    return {subject.table: max(versions(tables / subject.table), default=-1) for subject in subjects}
 
-    With `finished`, a stream has to have read everything: what it has not read is lost. The streams should stand
-    still meanwhile, or read on after the topic was read: an offset that came later is in no content.
+
+def verify(
+    subjects: Sequence[Subject],
+    tables: Path,
+    topics: Mapping[str, TopicContent],
+    *,
+    finished: bool = False,
+    at: Mapping[str, int] | None = None,
+) -> Verdict:
+    """Judge each subject by its table and its topic.
+
+    With `finished`, a stream has to have read everything: what it has not read is lost. `at` names the versions to
+    judge, the newest ones if it is left out; they have to be no newer than what is known of the topics.
     """
-    found = tuple(_Judge(subject, tables, topics[subject.topic], finished).verdict() for subject in subjects)
+    at = newest_versions(subjects, tables) if at is None else at
+    found = tuple(_Judge(s, tables, topics[s.topic], finished, at[s.table]).verdict() for s in subjects)
     return Verdict(sum(content.records for content in topics.values()), found)
 
 
@@ -115,6 +126,7 @@ class _Judge:
     tables: Path
     topic: TopicContent
     finished: bool
+    newest: int
     faults: list[Fault] = field(default_factory=list)
     lost: list[Span] = field(default_factory=list)
     doubled: list[Span] = field(default_factory=list)
@@ -124,7 +136,7 @@ class _Judge:
 
     def verdict(self) -> StreamVerdict:
         path = self.tables / self.subject.table
-        there = versions(path)
+        there = [version for version in versions(path) if version <= self.newest]
         chain = self._chain(path, there)
         before = self._gone(chain, there)
         for number, content in sorted(self.topic.partitions.items()):
@@ -220,23 +232,16 @@ class _Judge:
         Unless the streams have finished, the next batch may be in such a table already: it commits before the primary.
         """
         spans = [span for span in (*chain.spans, *before) if span.topic == self.topic.name]
-        covered = of_spans(spans if self.finished else (*spans, *self._ahead(spans)))
+        covered, ends = of_spans(spans), {span.partition: span.end for span in merged(spans)}
         for other in self.subject.elsewhere:
             unique, counts = np.unique(places(self.tables, other), return_counts=True)
-            for found, what in (
-                (unique[counts > 1], "are in more than one row of"),
-                (np.setdiff1d(unique, covered), "are covered by no entry and in"),
-            ):
-                if len(found):
-                    spans = unpacked(self.topic.name, found.tolist())
-                    self.doubled += spans if what.startswith("are in more") else []
-                    self._fault(None, "rows", f"{len(found):,} offsets {what} table {other.table}: {shown(spans)}")
-
-    def _ahead(self, spans: Sequence[Span]) -> list[Span]:
-        """What comes after the last entry."""
-        ends = dict.fromkeys(self.topic.partitions, 0) | {s.partition: s.end for s in merged(spans)}
-        high = {number: content.high for number, content in self.topic.partitions.items()}
-        return [Span(self.topic.name, number, end, max(end, high.get(number, 0))) for number, end in ends.items()]
+            twice = unpacked(self.topic.name, unique[counts > 1].tolist())
+            extra = unpacked(self.topic.name, np.setdiff1d(unique, covered).tolist())
+            extra = [span for span in extra if self.finished or span.start < ends.get(span.partition, 0)]
+            self.doubled += twice
+            for found, what in ((twice, "are in more than one row of"), (extra, "are covered by no entry and in")):
+                if found:
+                    self._fault(None, "rows", f"{total(found):,} offsets {what} table {other.table}: {shown(found)}")
 
     def _covered(self, chain: Chain, before: list[Span]) -> Covered:
         """Covered records: offsets that hold none (transaction markers) are left out where the topic still knows."""

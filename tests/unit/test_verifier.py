@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from streaming_jobs.proof.log import commit_file
 from streaming_jobs.proof.spans import Span, sweep
 from streaming_jobs.proof.subjects import FLIGHTS, SPLIT
-from streaming_jobs.proof.verifier import StreamVerdict, verify
+from streaming_jobs.proof.verifier import StreamVerdict, newest_versions, verify
 from tests.unit.proofs import (
     BATCHES,
     CLEAN,
@@ -188,6 +188,13 @@ def test_an_offset_that_holds_no_record_needs_no_row(tables: Path) -> None:
     Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
     found = judged(tables, CLEAN, topics={TOPIC: replace(whole, partitions={**whole.partitions, 0: marked})})
     assert found.whole and found.verified == OFFSETS
+
+
+def test_a_stream_that_writes_on_meanwhile_is_judged_by_the_versions_of_before(tables: Path) -> None:
+    at = newest_versions(FLIGHTS, tables) | {CLEAN: 3, HOURS: 3, TOTALS: 3}
+    verdict = verify(FLIGHTS, tables, topic(BATCHES - 1), at=at)
+    assert verdict.whole and verdict.verified == 3 * (OFFSETS - 15)
+    assert [found.version for found in verdict.streams] == [3, 3, 3]
 
 
 def test_records_that_the_topic_no_longer_holds_are_not_missed(tables: Path) -> None:
