@@ -26,6 +26,7 @@ _VALUES: Mapping[str, Any] = {
     "stream.min_commit_interval": "200 ms",
     "streams.airport_hours.lateness": LATENESS,
     "table.log_retention": "30 days",  # the proof reads every entry of the run
+    "table.log_versions": 0,
     "spark.driver_memory_mb": 1024,
     # A JVM that lives for seconds is quicker without its optimising compiler.
     "spark.extra": {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},

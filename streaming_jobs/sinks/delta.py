@@ -48,6 +48,7 @@ class DeltaSink:
         self.handle = handle
         self._known = handle.version()
         self._sized: tuple[int, float] | None = None
+        self._at: tuple[int, Txn | None] | None = None
         self._read_schema()
 
     @property
@@ -62,8 +63,11 @@ class DeltaSink:
 
     @property
     def position(self) -> Txn | None:
-        """The newest batch in the table, as of the last refresh."""
-        return _position(self.handle, self.app_id)
+        """The newest batch in the table, as of the last refresh. Asking deltalake takes a millisecond."""
+        version = self.handle.version()
+        if self._at is None or self._at[0] != version:
+            self._at = (version, _position(self.handle, self.app_id))
+        return self._at[1]
 
     @property
     def megabytes(self) -> float:
@@ -86,8 +90,14 @@ class DeltaSink:
         return plain and not constrained and not generated and not mapped
 
     def refresh(self) -> None:
-        """Read what was committed since."""
-        self.handle.update_incremental()
+        """Read what was committed since.
+
+        Listing the log takes deltalake a few microseconds a file; two looks at names say whether there is anything.
+        The handle's own commit must still be in the log: otherwise the log is another one, or went on without us.
+        """
+        log, version = self.path / "_delta_log", self.handle.version()
+        if (log / f"{version + 1:020d}.json").exists() or not (log / f"{version:020d}.json").exists():
+            self.handle.update_incremental()
 
     def commit(self, entry: LedgerEntry, write: Callable[[DeltaTable, CommitProperties], object]) -> int | None:
         """Commit once for the entry's batch; the table's new version, or None when the batch is in it already.
@@ -288,6 +298,8 @@ def _upkeep_properties(table: TableSettings) -> dict[str, str]:
         "delta.logRetentionDuration": f"interval {milliseconds(table.log_retention) // 1000} seconds",
         "delta.deletedFileRetentionDuration": f"interval {milliseconds(table.deleted_file_retention) // 1000} seconds",
         "delta.checkpointInterval": str(table.checkpoint_interval),
+        # Upkeep does it: deltalake would look at each file of the log in each commit, and knows ages only.
+        "delta.enableExpiredLogCleanup": "false",
     }
 
 

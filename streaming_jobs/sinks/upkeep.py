@@ -2,7 +2,7 @@
 
 All of it runs in the stream's driver between two batches, so nothing else writes the table meanwhile. Its commits
 change no rows and say so in their ledger entry. A commit of somebody else that comes first ends the attempt; the
-next one comes by itself.
+next one comes by itself. What preflight reads stays in the log: the stream's newest entry and all commits after it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import structlog
 from deltalake import CommitProperties
 from deltalake.exceptions import DeltaError
 
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger import LedgerEntry, newest
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import DeltaSink
+from streaming_jobs.sinks.table_log import expired, log_files
 
 log = structlog.get_logger()
 
@@ -36,7 +37,7 @@ class Upkeep:
     _vacuumed: float = field(default_factory=time.monotonic)
 
     def after_commit(self) -> None:
-        """Look every 50 commits whether there are enough small files to compact; hourly, remove unlisted files."""
+        """Every 50 commits: compact if there are enough small files, shorten the log; hourly, remove unlisted files."""
         self._commits += 1
         if self._commits % _LOOK_EVERY:
             return
@@ -44,6 +45,7 @@ class Upkeep:
             self.compact()
         if time.monotonic() - self._vacuumed >= _VACUUM_EVERY:
             self.remove_unlisted()
+        self.shorten_log()
 
     @property
     def _threshold(self) -> int:
@@ -77,6 +79,27 @@ class Upkeep:
             files_after=metrics["numFilesAdded"],
             seconds=round(time.monotonic() - began, 2),
         )
+
+    def shorten_log(self) -> int:
+        """Delete what is past its retention from the table's log; how many files that were.
+
+        Oldest first, so that the log has no gap wherever a kill ends it.
+        """
+        try:
+            place, _ = newest(self.sink.path, self.sink.stream)
+            gone = expired(
+                log_files(self.sink.path / "_delta_log"),
+                now=time.time(),
+                retention=self.settings.log_retention,
+                versions=self.settings.log_versions,
+                needed=0 if place is None else place.version,
+            )
+            for path in gone:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("shortening the log put off", table=self.sink.name, reason=str(error))
+            return 0
+        return len(gone)
 
     def remove_unlisted(self, retention: timedelta | None = None) -> None:
         """Delete files that no version within the retention lists.

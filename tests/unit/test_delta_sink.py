@@ -81,6 +81,7 @@ def test_a_new_table_carries_its_owner_and_its_upkeep(make: Make, home: Settings
     assert configuration[delta.STREAM_PROPERTY] == STREAM
     assert configuration["delta.logRetentionDuration"] == "interval 3600 seconds"
     assert configuration["delta.checkpointInterval"] == str(home.table.checkpoint_interval)
+    assert configuration["delta.enableExpiredLogCleanup"] == "false"  # Upkeep does it
 
 
 def test_a_new_table_stays_within_the_profile_that_both_writers_know(make: Make) -> None:
@@ -479,3 +480,28 @@ def test_files_that_executors_wrote_are_committed_once(make: Make) -> None:
     assert staged.commit(entry(0)) == 1
     assert staged.commit(entry(0)) is None
     assert len(rows_in(sink)) == 1
+
+
+def test_the_log_is_read_again_only_when_there_is_something_new(
+    make: Make, home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, reads = make(), []
+    reading = DeltaTable.update_incremental
+    monkeypatch.setattr(DeltaTable, "update_incremental", lambda self: (reads.append(1), reading(self)))
+    sink.refresh()
+    assert not reads
+    write_deltalake(sink.path, ROWS, mode="append")
+    sink.refresh()
+    assert len(reads) == 1 and sink.handle.version() == 1
+
+
+def test_a_log_that_went_on_past_a_sleeping_driver_is_read_again(make: Make) -> None:
+    sink = make()
+    for _ in range(3):
+        write_deltalake(sink.path, ROWS, mode="append")
+    other = DeltaTable(sink.path)
+    other.create_checkpoint()
+    for version in range(3):  # what a clean-up leaves: neither our version nor the one after it
+        (sink.path / "_delta_log" / f"{version:020d}.json").unlink()
+    sink.refresh()
+    assert sink.handle.version() == 3

@@ -1,0 +1,75 @@
+"""A table's log, kept short: which of its files may go, by Delta's protocol, section "Metadata Cleanup".
+
+A commit may go when a complete checkpoint at or after it carries the table on; then the versions from that checkpoint
+on can still be read, and nothing before it. Files with names that are not known here are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_PART = re.compile(r"(\d{20})\.checkpoint\.(\d{10})\.(\d{10})\.parquet")
+_BESIDE = re.compile(r"(\d{20})\.(?:crc|(?:json|checkpoint\.parquet)#\d+)|\d{20}\.(\d{20})\.compacted\.json")
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One file of a log; `version` is the last one it tells of, `modified` in seconds since 1970.
+
+    A part of a checkpoint counts as `beside`: only checkpoints in one file are taken for complete.
+    """
+
+    path: Path
+    kind: Literal["commit", "checkpoint", "beside"]
+    version: int
+    modified: float
+
+
+def log_files(log: Path) -> Iterator[LogFile]:
+    """The files of a log whose names are known."""
+    with os.scandir(log) as found:
+        for file in found:
+            kind: Literal["commit", "checkpoint", "beside"] = "beside"
+            if match := _COMMIT.fullmatch(file.name):
+                kind = "commit"
+            elif match := _CHECKPOINT.fullmatch(file.name):
+                kind = "checkpoint"
+            elif not (match := _PART.fullmatch(file.name) or _BESIDE.fullmatch(file.name)):
+                continue
+            try:
+                modified = file.stat().st_mtime
+            except FileNotFoundError:
+                continue
+            version = int(match[1] or match[2])
+            yield LogFile(Path(file.path), kind, version, modified)
+
+
+def expired(
+    files: Iterable[LogFile], *, now: float, retention: timedelta, versions: int, needed: int | None
+) -> list[Path]:
+    """The files that may go, oldest first.
+
+    A version stays while it is younger than `retention` and among the newest `versions` (0: however many). `needed`
+    and everything after it stay in any case, and so does the checkpoint that the oldest version left starts from.
+    """
+    files = sorted(files, key=lambda file: (file.version, file.path.name))
+    commits = [file for file in files if file.kind == "commit"]
+    if not commits:
+        return []
+    newest = commits[-1].version
+    young = (file.version for file in commits if file.modified >= now - retention.total_seconds())
+    keep = next(young, newest)
+    if versions:
+        keep = max(keep, newest - versions + 1)
+    if needed is not None:
+        keep = min(keep, needed)
+    starts = [file.version for file in files if file.kind == "checkpoint" and file.version <= keep]
+    return [file.path for file in files if file.version < max(starts)] if starts else []
