@@ -13,6 +13,7 @@ something else than the truth.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ _BACKLOG = "backlog"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for and print it."""
     options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # in order: contestants, broker and folder go first
     failures = 0
     if options.report:
         runs = results.load(options.report)

@@ -183,7 +183,8 @@ INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle
 
 def everybody() -> list[Contestant]:
     """The contestants, in the order of the table."""
-    return [Recourse(), KafkaStreams(), PlainSpark("informed", INFORMED), PlainSpark(), PythonLoop()]
+    economy = Recourse("economy", {"stream.pace": "economy"})
+    return [Recourse(), economy, KafkaStreams(), PlainSpark("informed", INFORMED), PlainSpark(), PythonLoop()]
 
 
 def variant(text: str) -> Recourse:

@@ -181,6 +181,7 @@ def _until_done(watch: Watch, child: Child, assignment: Assignment, rows: int, s
     deadline = time.monotonic() + seconds
     while _done(watch.points[-1:], assignment, rows) is None:
         child.check()
+        watch.check()
         if time.monotonic() > deadline:
             last = watch.points[-1] if watch.points else None
             raise ContestantFailed(f"{assignment.records} records were not done within {seconds:.0f} s; last: {last}")

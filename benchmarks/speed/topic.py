@@ -18,6 +18,14 @@ from benchmarks.speed.watch import SEEN, Follower, Point
 _PROGRESS_EVERY = 0.02
 _READ_EVERY = 0.001
 _WAIT = 30.0
+_PASSING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError._WAIT_COORD,
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+}
 _silent = logging.getLogger("benchmark.librdkafka")
 _silent.addHandler(logging.NullHandler())
 
@@ -51,6 +59,11 @@ class TopicWatch:
         for follower in self._followers:
             follower.start()
 
+    def check(self) -> None:
+        """Raise what went wrong while looking."""
+        for follower in self._followers:
+            follower.check()
+
     def stop(self) -> None:
         """Look no more, when live not before all of the output was seen; raises what went wrong while looking."""
         values = list(_all(self._bootstrap, self._output))
@@ -66,7 +79,12 @@ class TopicWatch:
                 consumer.close()
 
     def _look(self) -> None:
-        committed = self._progress.committed(self._source, timeout=_WAIT)
+        try:
+            committed = self._progress.committed(self._source, timeout=_WAIT)
+        except KafkaException as error:
+            if error.args[0].code() in _PASSING:  # the coordinator of a new broker is not there at once
+                return
+            raise
         records = sum(max(place.offset, 0) for place in committed)
         if records > (self.points[-1].records if self.points else 0):
             self.points.append(Point(time.time(), records, None))

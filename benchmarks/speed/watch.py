@@ -50,6 +50,9 @@ class Watch(Protocol):
     def start(self) -> None:
         """Begin to look."""
 
+    def check(self) -> None:
+        """Raise what went wrong while looking."""
+
     def stop(self) -> None:
         """Look no more; raises what went wrong while looking."""
 
@@ -81,6 +84,10 @@ class TableWatch:
     def start(self) -> None:
         """Begin to look."""
         self._follower.start()
+
+    def check(self) -> None:
+        """Raise what went wrong while looking."""
+        self._follower.check()
 
     def stop(self) -> None:
         """Look no more; raises what went wrong while looking."""
@@ -120,7 +127,7 @@ class TableWatch:
 
 
 class Follower:
-    """A thread that calls a function again and again; what it raises comes out of `stop`."""
+    """A thread that calls a function again and again; what it raises comes out of `check` and `stop`."""
 
     def __init__(self, look: Callable[[], object], every: float) -> None:
         self._look = look
@@ -137,6 +144,10 @@ class Follower:
         """End, and raise what the function raised."""
         self._ended.set()
         self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what the function raised."""
         if self._failure is not None:
             raise self._failure
 
@@ -145,7 +156,7 @@ class Follower:
             while not self._ended.is_set():
                 self._look()
                 time.sleep(self._every)
-        except Exception as error:  # noqa: BLE001 - raised in `stop`
+        except Exception as error:  # noqa: BLE001 - raised in `check`
             self._failure = error
 
 
