@@ -26,6 +26,7 @@ from streaming_jobs.proof.home import STREAMS, SUBJECTS, Home
 from streaming_jobs.proof.lanes import ChaosFailed, LaneRunner, Tally, Tell
 from streaming_jobs.proof.reader import ConcurrentReader
 from streaming_jobs.proof.scenarios import Outcome, run_scenarios
+from streaming_jobs.proof.subjects import Subject
 from streaming_jobs.proof.topic import TopicContent, read_topic
 from streaming_jobs.proof.verifier import Verdict, verify
 from streaming_jobs.settings import Settings
@@ -44,13 +45,22 @@ _SECONDS_A_KILL = 60
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do: kills, seed, feed in records a second, records a batch; whether to try the scenarios afterwards."""
+    """What to do: kills, seed, feed in records a second, records a batch; whether to try the scenarios afterwards.
+
+    The scenarios and the whole truth need all streams, which are the default.
+    """
 
     kills: int
     seed: int
     rate: float = 100.0
     max_offsets: int = 200
     scenarios: bool = False
+    streams: tuple[str, ...] = STREAMS
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """What is run and judged."""
+        return tuple(subject for subject in SUBJECTS if subject.stream in self.streams)
 
 
 @dataclass(frozen=True)
@@ -87,25 +97,26 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
     `base` says where jars come from. Whatever way it ends, no process is left.
     """
     home = Home.of(folder, base, max_offsets=plan.max_offsets)
-    faults = schedule(plan.seed, plan.kills, POINTS_OF)
+    faults = schedule(plan.seed, plan.kills, {stream: POINTS_OF[stream] for stream in plan.streams})
     begun, tally = time.monotonic(), Tally()
     with ExitStack() as at_end:
         broker = at_end.enter_context(Broker(home.settings))
         Topics.of(home.settings.kafka, bootstrap_servers(home.settings)).create(TOPIC, PARTITIONS)
         feeding = Feeding(home.settings, rate=plan.rate, records=int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2)))
         at_end.callback(feeding.stop)
-        reader = ConcurrentReader(SUBJECTS, home.settings.tables)
+        reader = ConcurrentReader(plan.subjects, home.settings.tables)
         at_end.callback(reader.stop)
         feeding.start()
         reader.start()
         _Loop(home, faults, broker, feeding, tally, tell).run()
         tell(f"{tally.kills} kills done; the streams read the topic to its end")
         records = feeding.finish()
-        read_to_the_end(home, tally)
+        read_to_the_end(home, tally, plan.streams)
         reader.finish()
         tell(f"{records:,} records fed, {reader.seen:,} versions read; verifying")
-        verdict = verify(SUBJECTS, home.settings.tables, _topic(home), finished=True)
-        truth = compare(home.settings, records / dataset.TOTAL)
+        verdict = verify(plan.subjects, home.settings.tables, _topic(home), finished=True)
+        tables = {subject.table for subject in plan.subjects}
+        truth = [check for check in compare(home.settings, records / dataset.TOTAL) if check.table in tables]
         outcomes = run_scenarios(home, tell) if plan.scenarios else []
     return Report(
         plan=plan,
@@ -122,7 +133,7 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
     )
 
 
-def read_to_the_end(home: Home, tally: Tally, streams: Sequence[str] = STREAMS) -> None:
+def read_to_the_end(home: Home, tally: Tally, streams: Sequence[str]) -> None:
     """One session over all that is left, in large batches; raises ChaosFailed if it does not end with 0."""
     tally.sessions += 1
     log = home.settings.logs / f"driver-{tally.sessions:03d}.log"
