@@ -29,7 +29,7 @@ def chaos(
     seed: Annotated[
         int | None, typer.Option(help="Same seed, same faults in the same order; default: one by chance.")
     ] = None,
-    rate: Annotated[float, typer.Option(min=10, help="Records a second of the feeder.")] = 100.0,
+    rate: Annotated[float, typer.Option(min=10, help="Records a second of the feeder.")] = 60.0,
     batch: Annotated[int, typer.Option(min=4, help="Most records in a batch.")] = 200,
     scenarios: Annotated[
         bool, typer.Option("--scenarios", help="Afterwards damage checkpoint, table and topic: each has to be refused.")

@@ -52,7 +52,7 @@ class Plan:
 
     kills: int
     seed: int
-    rate: float = 100.0
+    rate: float = 60.0
     max_offsets: int = 200
     scenarios: bool = False
     streams: tuple[str, ...] = STREAMS

@@ -18,6 +18,7 @@ VICTIMS: tuple[Victim, ...] = ("python", "jvm", "both")
 
 _NAMED_SHARE = 0.6
 _MOST_BATCHES = 3
+_MOST_COMMITS = 12
 _LATEST = 1.5
 _EARLY_SHARE, _EARLY_LATEST = 0.15, 8.0
 _PHASE = (3, 6)
@@ -114,7 +115,7 @@ def _faults(chance: random.Random, kills: int, points: Mapping[str, Sequence[str
     found: list[Fault] = [PointKill(s, p, chance.randint(0, _MOST_BATCHES)) for s, p in pairs[:named]]
     for number in range(kills - named):
         early = chance.random() < _EARLY_SHARE
-        versions = 0 if early else chance.randint(1, _MOST_BATCHES)
+        versions = 0 if early else chance.randint(1, _MOST_COMMITS)
         seconds = round(chance.uniform(0, _EARLY_LATEST if early else _LATEST), 2)
         found.append(RandomKill(VICTIMS[number % len(VICTIMS)], versions, seconds))
     chance.shuffle(found)

@@ -13,18 +13,18 @@ from streaming_jobs.stream import DeltaTable, stream
 
 @stream(
     source=FLIGHTS,
-    sink={"departed": DeltaTable("flights_departed"), "cancelled": DeltaTable("flights_cancelled")},
+    sink={"short": DeltaTable("flights_short"), "long": DeltaTable("flights_long")},
 )
 def flights_split(flights: DataFrame) -> Mapping[str, DataFrame]:
-    """Each flight in one of two tables: those that departed, and those that were cancelled."""
+    """Each flight in one of two tables, by its distance; every batch has rows for both."""
     placed = flights.select(
         "carrier",
         "flight",
-        "cancelled",
+        "distance",
         F.col("_source.partition").alias("source_partition"),
         F.col("_source.offset").alias("source_offset"),
     )
     return {
-        "departed": placed.where("NOT cancelled").drop("cancelled"),
-        "cancelled": placed.where("cancelled").drop("cancelled"),
+        "short": placed.where("distance < 1000").drop("distance"),
+        "long": placed.where("distance >= 1000").drop("distance"),
     }

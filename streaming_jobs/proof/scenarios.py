@@ -7,6 +7,7 @@ preflight refuses before there is one.
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ STREAM = "flights_clean"
 _REFUSED_WITHIN = 60.0
 _MORE = 500
 _POLL = 0.05
+_TOLD = re.compile(r'(?:error|found)="(?:REC-\d+ )?(?P<found>.*?)(?:\\n  next: |" next=")(?P<next>.*?)"(?: |$)')
+"""An error in a line of the driver's log, as a stream's failure has it or a session's."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Outcome:
     ok: bool
     exit_code: int | None
     said: str
+    next_step: str
 
 
 def run_scenarios(home: Home, tell: Tell) -> list[Outcome]:
@@ -76,11 +80,11 @@ def _start(home: Home, scenario: Scenario) -> Outcome:
     driver = DriverProcess.start((STREAM,), home.environment(), log)
     try:
         code = driver.wait(_REFUSED_WITHIN)
-        said = _found(driver)
+        said, next_step = _refusal(driver)
     finally:
         driver.end()
-    ok = code == scenario.exit_code and all(words in said for words in scenario.says)
-    return Outcome(scenario.name, ok, code, said)
+    ok = code == scenario.exit_code and all(words in said for words in scenario.says) and bool(next_step)
+    return Outcome(scenario.name, ok, code, said, next_step)
 
 
 def _second_driver(home: Home) -> Outcome:
@@ -97,10 +101,11 @@ def _second_driver(home: Home) -> Outcome:
         first.end()
 
 
-def _found(driver: DriverProcess) -> str:
-    """The refusal in its own words, without the log's fields around them."""
+def _refusal(driver: DriverProcess) -> tuple[str, str]:
+    """What was found and what to run, out of the driver's last line about an error."""
     line = next((line for line in driver.words().splitlines() if "level=error" in line), driver.words(1))
-    return line.partition("error=")[2].strip('"') or line.partition("found=")[2].strip('"') or line
+    told = _TOLD.search(line)
+    return (told["found"], told["next"]) if told else (line, "")
 
 
 @contextmanager

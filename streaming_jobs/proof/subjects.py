@@ -220,10 +220,10 @@ FLIGHTS = (
 """The three shipped streams."""
 SPLIT = Subject(
     "flights_split",
-    "flights_departed",
+    "flights_short",
     "flights",
     Places("source_partition", "source_offset", key=("carrier", "flight")),
-    secondary=(Elsewhere("flights_cancelled", "source_partition", "source_offset"),),
+    secondary=(Elsewhere("flights_long", "source_partition", "source_offset"),),
 )
 """The stream of two tables that only the kill loop runs (`flows.py`)."""
 

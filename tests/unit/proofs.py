@@ -162,7 +162,7 @@ def judged(tables: Path, table: str, topics: Mapping[str, TopicContent] | None =
 
 
 def make_split(folder: Path) -> Path:
-    """The stream of two tables after four batches: the offset 2 of each batch and partition is a cancelled flight."""
+    """The stream of two tables after four batches: the offset 2 of each batch and partition is a long flight."""
     secondary = SPLIT.secondary[0].table
     for table in (secondary, SPLIT.table):
         made = entry(table, -1, 0, "schema") | {"stream": SPLIT.stream}
@@ -175,7 +175,7 @@ def make_split(folder: Path) -> Path:
 
 def write_split(folder: Path, batch: int, table: str) -> None:
     """One batch's rows of one of the two tables."""
-    rows = [row for row in clean_rows(batch) if is_cancelled(row, batch) == (table != SPLIT.table)]
+    rows = [row for row in clean_rows(batch) if is_long(row, batch) == (table != SPLIT.table)]
     write_deltalake(
         folder / table,
         pa.Table.from_pylist(rows, schema=_CLEAN),
@@ -184,6 +184,6 @@ def write_split(folder: Path, batch: int, table: str) -> None:
     )
 
 
-def is_cancelled(row: Mapping[str, Any], batch: int) -> bool:
+def is_long(row: Mapping[str, Any], batch: int) -> bool:
     """Whether the row goes to the second table."""
     return bool(row["source_offset"] - batch * SIZES[row["source_partition"]] == 2)

@@ -91,7 +91,7 @@ def test_keep_leaves_the_home_and_says_where(
         ({"faults": (FAULT,)}, "not whole: flights_clean version 7: 3 offsets are in more than one row"),
         ({"versions_unseen": 1}, "cleaned up unread"),
         ({"truth": (TableCheck("carrier_totals", False, 1, 2, "1 rows missing"),)}, "carrier_totals: 1 rows missing"),
-        ({"scenarios": (Outcome("checkpoint deleted", False, 0, "it started"),)}, "NO: it started"),
+        ({"scenarios": (Outcome("checkpoint deleted", False, 0, "it started", ""),)}, "NO: it started"),
     ],
 )
 def test_anything_that_is_not_right_ends_with_1_and_keeps_the_home(

@@ -231,3 +231,31 @@ def test_a_feed_that_was_cut_inside_a_chunk_is_made_whole(monkeypatch: pytest.Mo
     monkeypatch.setattr(feeding, "feed", send)
     made = Feeding(Settings.load(), rate=1, records=100)
     assert made.finish() == 10 and sent == [10]
+
+
+FAILED = (
+    'timestamp=t level=error event="stream failed" stream=x error="REC-021 table x is gone\\n  next: put it back" '
+    'exception="Traceback: REC-021 table x is gone"'
+)
+BUSY = (
+    'timestamp=t level=error event="session failed" code=REC-011 found="stream x is held by process 7 (session)" '
+    'next="stop it first: recourse streams stop x"'
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "found", "next_step"),
+    [
+        (FAILED, "table x is gone", "put it back"),
+        (BUSY, "stream x is held by process 7 (session)", "stop it first: recourse streams stop x"),
+        ("Traceback (most recent call last):", "Traceback (most recent call last):", ""),
+    ],
+)
+def test_a_refusal_is_read_out_of_the_log(home: Home, line: str, found: str, next_step: str) -> None:
+    from streaming_jobs.proof.scenarios import _refusal
+
+    class Said:
+        def words(self, lines: int = 6) -> str:
+            return f"WARNING: nothing\n{line}" if lines > 1 else line
+
+    assert _refusal(Said()) == (found, next_step)  # type: ignore[arg-type]

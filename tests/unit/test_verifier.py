@@ -249,13 +249,13 @@ def test_a_record_in_either_of_two_tables_is_there_once(tmp_path: Path) -> None:
 
 
 def test_a_row_of_the_second_table_that_is_gone_or_doubled_is_told(tmp_path: Path) -> None:
-    cancelled = Spoiler(make_split(tmp_path) / "flights_cancelled")
-    cancelled.rows(lambda rows: rows[1:])
+    long = Spoiler(make_split(tmp_path) / "flights_long")
+    long.rows(lambda rows: rows[1:])
     assert split(tmp_path).lost == (Span(TOPIC, 0, 32, 33),)
-    cancelled.rows(lambda rows: [rows[0], rows[0]])
+    long.rows(lambda rows: [rows[0], rows[0]])
     found = split(tmp_path)
     assert found.doubled == (Span(TOPIC, 1, 17, 18),)
-    assert any("in more than one row of table flights_cancelled" in fault.text for fault in found.faults)
+    assert any("in more than one row of table flights_long" in fault.text for fault in found.faults)
 
 
 def test_a_record_in_both_tables_is_told(tmp_path: Path) -> None:
@@ -266,12 +266,12 @@ def test_a_record_in_both_tables_is_told(tmp_path: Path) -> None:
 
 def test_a_second_table_may_be_a_batch_ahead_only_while_the_stream_runs(tmp_path: Path) -> None:
     tables = make_split(tmp_path)
-    write_split(tables, BATCHES, "flights_cancelled")
+    write_split(tables, BATCHES, "flights_long")
     longer = topic(BATCHES + 1)
     running = verify((SPLIT,), tables, longer).streams[0]
     assert running.whole and running.unread == 15
     ended = verify((SPLIT,), tables, longer, finished=True).streams[0]
-    assert any("covered by no entry and in table flights_cancelled" in fault.text for fault in ended.faults)
+    assert any("covered by no entry and in table flights_long" in fault.text for fault in ended.faults)
 
 
 def covered(*ranges: tuple[int, int]) -> list[Span]:

@@ -181,7 +181,7 @@ def test_dead_letters_are_not_missed_in_the_table(tables: Path) -> None:
 
 def test_the_second_table_of_a_stream_may_be_ahead_and_never_behind(tmp_path: Path) -> None:
     tables = make_split(tmp_path)
-    write_split(tables, BATCHES, "flights_cancelled")
+    write_split(tables, BATCHES, "flights_long")
     made = TableReader(SPLIT, tables)
     made.advance()
     assert (made.seen, made.faults) == (BATCHES + 1, [])
