@@ -112,7 +112,8 @@ class TableSettings(_Section):
         timedelta(hours=1), description="of the table's own log (delta.logRetentionDuration)"
     )
     log_versions: int = Field(1000, ge=0, description="versions kept in the log, however young; 0: no such bound")
-    deleted_file_retention: Duration = Field(timedelta(days=1), description="of files no version of the table lists")
+    deleted_file_retention: Duration = Field(timedelta(hours=1), description="of files no version of the table lists")
+    deleted_files_max_mb: int = Field(4096, ge=0, description="of such files, MB; above it the oldest go earlier")
     checkpoint_interval: int = Field(50, gt=0, description="commits between two checkpoints of the table's log")
     compact_after_files: int = Field(100, ge=0, description="small files in a table that start a compaction; 0: never")
     target_file_mb: int = Field(64, gt=0, description="files of this size are left alone by compaction, MB")

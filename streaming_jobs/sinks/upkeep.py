@@ -8,8 +8,8 @@ next one comes by itself. What preflight reads stays in the log: the stream's ne
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import structlog
 from deltalake import CommitProperties
@@ -17,13 +17,37 @@ from deltalake.exceptions import DeltaError
 
 from streaming_jobs.ledger import LedgerEntry, newest
 from streaming_jobs.settings import TableSettings
+from streaming_jobs.sinks import unlisted
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.table_log import expired, log_files
 
 log = structlog.get_logger()
 
 _LOOK_EVERY = 50
-_VACUUM_EVERY = 3600.0
+_SWEEP_EVERY = 60.0
+_SWEEP_SHARE = 0.01
+_LEVELS = (64, 8, 1)
+_CROWD = 8
+
+
+def crowded(files: Iterable[tuple[object, int]], *, enough: int, target: int) -> int | None:
+    """The size in bytes up to which files are worth compacting now, or None; `files` are (partition, bytes).
+
+    A table that grows in small files would rewrite nearly all of its rows at each compaction if all files below
+    `target` counted alike. So there are three sizes, `target` / 64, / 8 and / 1, and a file of half a size has reached
+    it. Files that have not reached the first are compacted to it when there are `enough` in partitions with several
+    of them, and those between two sizes when one partition has 8: a row is rewritten a few times in its life.
+    """
+    sizes: dict[object, list[int]] = {}
+    for partition, size in files:
+        sizes.setdefault(partition, []).append(size)
+    chosen, reached = None, 0
+    for level in (target // share for share in _LEVELS):
+        counts = [sum(1 for size in partition if reached <= size < level // 2) for partition in sizes.values()]
+        if (max(counts, default=0) >= _CROWD) if reached else (sum(n for n in counts if n > 1) >= enough):
+            chosen = level
+        reached = level // 2
+    return chosen
 
 
 @dataclass
@@ -34,36 +58,45 @@ class Upkeep:
     settings: TableSettings
     generation: int
     _commits: int = 0
-    _vacuumed: float = field(default_factory=time.monotonic)
+    _sweep_at: float = field(default_factory=lambda: time.monotonic() + _SWEEP_EVERY)
 
     def after_commit(self) -> None:
-        """Every 50 commits: compact if there are enough small files, shorten the log; hourly, remove unlisted files."""
+        """Every 50 commits: compact if there are enough small files, shorten the log, remove unlisted files.
+
+        Unlisted files are looked for once a minute at most, and never for more than a hundredth of the time.
+        """
         self._commits += 1
         if self._commits % _LOOK_EVERY:
             return
-        if self.settings.compact_after_files and self.sink.direct and self.small_files() >= self._threshold:
-            self.compact()
-        if time.monotonic() - self._vacuumed >= _VACUUM_EVERY:
+        if self.settings.compact_after_files and self.sink.direct and (size := self.compaction_size()):
+            self.compact(size)
+        if time.monotonic() >= self._sweep_at:
+            began = time.monotonic()
             self.remove_unlisted()
+            ended = time.monotonic()
+            self._sweep_at = ended + max(_SWEEP_EVERY, (ended - began) / _SWEEP_SHARE)
         self.shorten_log()
 
-    @property
-    def _threshold(self) -> int:
-        return self.settings.compact_after_files
+    def compaction_size(self) -> int | None:
+        """The size in bytes below which files should be compacted now; None when there are few."""
+        actions = self.sink.handle.get_add_actions(flatten=True)
+        sizes = actions["size_bytes"].to_pylist()
+        partitions: Iterable[object] = [()] * len(sizes)
+        if columns := [actions[f"partition.{name}"].to_pylist() for name in self.sink.declared.partition_by]:
+            partitions = zip(*columns, strict=True)
+        return crowded(
+            zip(partitions, sizes, strict=True),
+            enough=self.settings.compact_after_files,
+            target=self.settings.target_file_mb << 20,
+        )
 
-    def small_files(self) -> int:
-        """Files in the table below the target size."""
-        sizes = self.sink.handle.get_add_actions(flatten=True)["size_bytes"]
-        limit = self.settings.target_file_mb << 20
-        return sum(1 for size in sizes.to_pylist() if size < limit // 2)
-
-    def compact(self) -> None:
-        """Rewrite small files into larger ones, the same rows."""
+    def compact(self, size: int | None = None) -> None:
+        """Rewrite files below `size` bytes (the target size of files, if left out) into larger ones, the same rows."""
         began = time.monotonic()
         try:
             self.sink.refresh()
             metrics = self.sink.handle.optimize.compact(
-                target_size=self.settings.target_file_mb << 20,
+                target_size=size or self.settings.target_file_mb << 20,
                 commit_properties=CommitProperties(
                     custom_metadata={"userMetadata": self._entry("compaction").encode()}, max_commit_retries=0
                 ),
@@ -101,31 +134,30 @@ class Upkeep:
             return 0
         return len(gone)
 
-    def remove_unlisted(self, retention: timedelta | None = None) -> None:
-        """Delete files that no version within the retention lists.
+    def remove_unlisted(self) -> int:
+        """Delete files that no version lists and that are past their retention; how many that were.
 
         Only for tables that deltalake may write: of others it may not know every file, deletion vectors for one.
+        Nothing is committed: a table that rests has a log that rests.
         """
-        self._vacuumed = time.monotonic()
         if not self.sink.direct:
-            return
-        kept = retention if retention is not None else self.settings.deleted_file_retention
-        hours = -(-int(kept.total_seconds()) // 3600)
+            return 0
+        now = time.time()
+        kept = self.settings.deleted_file_retention
         try:
-            removed = self.sink.handle.vacuum(
-                retention_hours=hours,
-                dry_run=False,
-                enforce_retention_duration=False,
-                full=True,
-                commit_properties=CommitProperties(
-                    custom_metadata={"userMetadata": self._entry("vacuum").encode()}, max_commit_retries=0
-                ),
-            )
             self.sink.refresh()
-        except (DeltaError, OSError) as error:
-            log.warning("vacuum put off", table=self.sink.name, reason=str(error))
-            return
-        log.info("removed unlisted files", table=self.sink.name, files=len(removed))
+            live = self.sink.handle.get_add_actions()["path"].to_pylist()
+            files = unlisted.find(self.sink.path, live)
+            gone = unlisted.due(files, now=now, retention=kept, max_bytes=self.settings.deleted_files_max_mb << 20)
+            for file in gone:
+                file.path.unlink(missing_ok=True)
+            unlisted.remove_empty_folders(self.sink.path, before=now - kept.total_seconds())
+        except (DeltaError, OSError, ValueError) as error:
+            log.warning("removing unlisted files put off", table=self.sink.name, reason=str(error))
+            return 0
+        if gone:
+            log.info("removed unlisted files", table=self.sink.name, files=len(gone), of=len(files))
+        return len(gone)
 
     def _entry(self, note: str) -> LedgerEntry:
         return LedgerEntry("upkeep", self.sink.stream, self.sink.name, self.generation, -1, note=note)
