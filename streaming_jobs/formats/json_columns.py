@@ -89,7 +89,7 @@ def add_record(schema: StructType, frame: DataFrame, value: str) -> DataFrame:
         found[_CORRUPT].isNotNull(),
         *(fault for field in schema.fields for fault in _faults(found[field.name], field.dataType, field.nullable)),
         ~F.is_valid_utf8(text),
-        _bad_escape(text),
+        F.when(F.contains(text, F.lit("\\")), _rarely(text, _bad_escape)),
         *_coerced_text(schema, found, text),
     ]
     # Two steps, not one: with one, Spark parses a record once for each field. `greatest` and not `or`: all of it is
@@ -148,13 +148,10 @@ def _faults(found: Column, kind: DataType, nullable: bool) -> list[Column]:
             faults.append(F.exists(found, lambda item: _any(_faults(item, element, contains_null))))
     elif type(kind) in _TIMES:
         cast = _value(found, kind)
-        first, last = (
-            F.lit(limit[:10] if isinstance(kind, DateType) else limit).cast(kind) for limit in (_FIRST, _LAST)
+        usual = found.rlike(rf"^[12]{_TIMES[type(kind)][1:]}\z")
+        faults.append(
+            F.when(usual, cast.isNull()).when(found.isNotNull(), _rarely(found, lambda item: _wrong_time(item, kind)))
         )
-        faults += [
-            ~F.coalesce((cast >= first) & (cast <= last), found.isNull()),
-            ~_is_all(found, _TIMES[type(kind)]),
-        ]
     elif isinstance(kind, DoubleType | FloatType):
         faults.append(F.abs(found) == float("inf"))  # the literal is refused before: this is an overflow
     elif isinstance(kind, ByteType):
@@ -162,6 +159,13 @@ def _faults(found: Column, kind: DataType, nullable: bool) -> list[Column]:
     elif isinstance(kind, DecimalType):
         faults.append(_not_decimal(found, kind))
     return faults
+
+
+def _wrong_time(found: Column, kind: DataType) -> Column:
+    """True for text that is not of the declared form, or whose year is not among 1 to 9999 in UTC."""
+    cast = _value(found, kind)
+    first, last = (F.lit(limit[:10] if isinstance(kind, DateType) else limit).cast(kind) for limit in (_FIRST, _LAST))
+    return ~F.coalesce((cast >= first) & (cast <= last), F.lit(False)) | ~_is_all(found, _TIMES[type(kind)])
 
 
 def _not_decimal(found: Column, kind: DecimalType) -> Column:
@@ -204,8 +208,7 @@ def _bad_escape(text: Column) -> Column:
     lone = F.regexp_replace(without_backslashes, pair, " ").rlike(surrogate)
     own_mark = F.from_json(text, StructType([StructField(END_MARK, VariantType())]), _OPTIONS)[END_MARK]
     marked = F.contains(text, F.lit("\\u0001")) & ~_empty(own_mark)
-    escaped = F.when(text.rlike(surrogate), lone).otherwise(F.lit(False)) | marked
-    return F.when(F.contains(text, F.lit("\\")), escaped)  # one look at all of the text, and no more without escapes
+    return F.when(text.rlike(surrogate), lone).otherwise(F.lit(False)) | marked
 
 
 def _coerced_text(schema: StructType, found: Column, text: Column) -> list[Column]:
@@ -213,7 +216,7 @@ def _coerced_text(schema: StructType, found: Column, text: Column) -> list[Colum
     typed = _typed(schema)
     if not isinstance(typed, StructType):
         return []
-    suspect = _in_text(schema, found, lambda item: _could_be_other(item, text))
+    suspect = _any_text(schema, found, lambda item: _deserves_a_look(item, text))
     # `exists` binds the second parse to a name, so that it runs once for all fields.
     parsed_again = F.array(F.from_json(text, typed.add(_CORRUPT, StringType()), _OPTIONS))
     coerced = F.exists(
@@ -244,6 +247,31 @@ def _in_text(kind: DataType, found: Column, test: Callable[[Column], Column]) ->
         element = kind.elementType
         return F.exists(found, lambda item: _in_text(element, item, test))
     return test(found)
+
+
+def _any_text(schema: StructType, found: Column, test: Callable[[Column], Column]) -> Column:
+    """`_in_text` with one test for all text that is in no array: a plan with a test for each is slow to make."""
+    plain, tests = [], []
+    for field in schema.fields:
+        if isinstance(field.dataType, StringType):
+            plain.append(found[field.name])
+        elif _typed(field.dataType):
+            tests.append(_in_text(field.dataType, found[field.name], test))
+    return _any([F.exists(F.array(*plain), test), *tests] if plain else tests)
+
+
+def _deserves_a_look(found: Column, text: Column) -> Column:
+    """`_could_be_other`, after a few comparisons that most text passes."""
+    ordinary = found.between("A", "Z\x7f") | (found.between("a", "z\x7f") & ~found.isin("true", "false"))
+    return F.when(~ordinary, _could_be_other(found, text)).otherwise(F.lit(False))
+
+
+def _rarely(value: Column, test: Callable[[Column], Column]) -> Column:
+    """`test` of a value, for what is evaluated rarely: Spark generates no code for what stands in a lambda.
+
+    Code for all the rare cases would be several times that of the ordinary one, made anew in each task.
+    """
+    return F.exists(F.array(value), test)
 
 
 def _could_be_other(found: Column, text: Column) -> Column:

@@ -44,9 +44,7 @@ class KafkaSource:
             .option("maxOffsetsPerTrigger", max_offsets)
             .load()
         )
-        judged = self._judged(raw).observe(
-            self.observation, F.count_if(F.col("_bad")).alias("bad"), F.count(F.lit(1)).alias("records")
-        )
+        judged = self._judged(raw).observe(self.observation, F.count_if(F.col("_bad")).alias("bad"))
         frame = judged.where(~F.col("_bad")).select("_record.*", self._position().alias(SOURCE_COLUMN))
         if self.topic.event_time and self.lateness is not None:
             frame = frame.withWatermark(self.topic.event_time, f"{milliseconds(self.lateness)} milliseconds")
