@@ -22,7 +22,10 @@ _POLL = 0.05
 
 @dataclass
 class DriverProcess:
-    """One session's process. Its standard input is a pipe of ours: it ends by itself when we are gone."""
+    """One session's process. Its standard input is a pipe of ours: it ends by itself when we are gone.
+
+    Looking for its JVM, or for what is left of it, goes through all processes of the machine: not to be done too often.
+    """
 
     streams: tuple[str, ...]
     process: subprocess.Popen[bytes]

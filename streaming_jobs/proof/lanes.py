@@ -20,6 +20,7 @@ Tell = Callable[[str], None]
 _FAULT_WITHIN = 240.0
 _GONE_WITHIN = 60.0
 _MOST_UNPLANNED = 5
+_LOOK_EVERY = 0.2
 
 
 class ChaosFailed(RecourseError):
@@ -63,6 +64,7 @@ class LaneRunner:
     _due: float | None = None
     _killed: float | None = None
     _planned: str = ""
+    _look_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._queue = deque(self.lane.faults)
@@ -74,10 +76,12 @@ class LaneRunner:
 
     def step(self) -> None:
         """Look after the session: start it, kill it when its time has come, take note of its end."""
-        if self.dying is not None and self.dying.gone:
-            self._account()
-            self.dying.end()
-            self.dying = None
+        if self.dying is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_EVERY
+            if self.dying.gone:
+                self._account()
+                self.dying.end()
+                self.dying = None
         if self.driver is None:
             if self._queue:
                 self._start(self._queue[0])
@@ -154,6 +158,7 @@ class LaneRunner:
 
     def _let_go(self) -> None:
         if self.dying is not None:  # two short lives in a row
+            self._account()
             self.dying.end()
         self.dying, self.driver = self.driver, None
 

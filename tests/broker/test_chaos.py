@@ -16,14 +16,14 @@ from streaming_jobs.proof.chaos import Plan, run
 from streaming_jobs.settings import Settings
 from tests.driver import REPOSITORY, until
 
-SEED = 104
-"""Python alone is killed first, then the driver between the commits of two tables; the broker in between."""
+SEED = 97
+"""The driver is killed between the commits of two tables, later Python alone; the broker in between."""
 
 
 @pytest.mark.timeout(300)
 def test_two_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
-    plan = Plan(kills=2, seed=SEED, rate=400, max_offsets=800, streams=("carrier_totals", "flights_split"))
+    plan = Plan(kills=2, seed=SEED, rate=200, max_offsets=400, streams=("flights_split",))
     report = run(plan, tmp_path / "home", Settings.load(), lines.append)
     assert report.ok, (lines, report.faults, report.verdict, report.truth)
     assert dict(report.tally.points) == {"flights_split:secondary_committed": 1}
@@ -31,10 +31,9 @@ def test_two_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     assert len(report.tally.half) == 1, "one table of two had the batch when the kill came"
     assert report.tally.broker_kills == 1
     assert report.tally.sessions >= 3 and report.tally.unplanned == []
-    assert report.verdict.verified == 2 * report.verdict.records > 0
+    assert report.verdict.verified == report.verdict.records > 0
     # A version a batch, and the one that made the table.
-    assert report.versions_read >= report.batches + 2 > 2
-    assert [check.table for check in report.truth] == ["carrier_totals"] and report.truth[0].found_rows
+    assert report.versions_read >= report.batches + 1 > 1
 
 
 @pytest.mark.timeout(120)
