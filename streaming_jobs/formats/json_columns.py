@@ -216,7 +216,7 @@ def _coerced_text(schema: StructType, found: Column, text: Column) -> list[Colum
     typed = _typed(schema)
     if not isinstance(typed, StructType):
         return []
-    suspect = _any_text(schema, found, lambda item: _deserves_a_look(item, text))
+    suspect = _suspect_text(schema, found, text)
     # `exists` binds the second parse to a name, so that it runs once for all fields.
     parsed_again = F.array(F.from_json(text, typed.add(_CORRUPT, StringType()), _OPTIONS))
     coerced = F.exists(
@@ -249,21 +249,27 @@ def _in_text(kind: DataType, found: Column, test: Callable[[Column], Column]) ->
     return test(found)
 
 
-def _any_text(schema: StructType, found: Column, test: Callable[[Column], Column]) -> Column:
-    """`_in_text` with one test for all text that is in no array: a plan with a test for each is slow to make."""
+def _suspect_text(schema: StructType, found: Column, text: Column) -> Column:
+    """True where text of the record could have been something else.
+
+    Most text passes with a few comparisons. The rest of the test stands once for all text that is in no array: a plan
+    with one for each field is slow to make.
+    """
     plain, tests = [], []
     for field in schema.fields:
         if isinstance(field.dataType, StringType):
             plain.append(found[field.name])
         elif _typed(field.dataType):
-            tests.append(_in_text(field.dataType, found[field.name], test))
-    return _any([F.exists(F.array(*plain), test), *tests] if plain else tests)
+            tests.append(_in_text(field.dataType, found[field.name], lambda item: _could_be_other(item, text)))
+    if plain:
+        look = _any(_deserves_a_look(item) for item in plain)
+        tests.append(F.when(look, F.exists(F.array(*plain), lambda item: _could_be_other(item, text))))
+    return _any(tests)
 
 
-def _deserves_a_look(found: Column, text: Column) -> Column:
-    """`_could_be_other`, after a few comparisons that most text passes."""
-    ordinary = found.between("A", "Z\x7f") | (found.between("a", "z\x7f") & ~found.isin("true", "false"))
-    return F.when(~ordinary, _could_be_other(found, text)).otherwise(F.lit(False))
+def _deserves_a_look(found: Column) -> Column:
+    """False for text that begins with a letter, and is not the name of a boolean."""
+    return (found < "A") | found.startswith("[") | (found >= "{") | found.isin("true", "false")
 
 
 def _rarely(value: Column, test: Callable[[Column], Column]) -> Column:
