@@ -124,4 +124,4 @@ def _removals(log: Path) -> dict[str, float]:
 
 def _names(path: str) -> set[str]:
     """A path of the log as it may stand on disk: writers disagree on how often it is percent-encoded."""
-    return {path, unquote(path), unquote(unquote(path))}
+    return {path, unquote(path), unquote(unquote(path))} if "%" in path else {path}
