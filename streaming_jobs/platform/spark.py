@@ -67,6 +67,8 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.sql.redaction.options.regex": "(?i)secret|password|token|access[.]?key|url|jaas|keystore|truststore",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.sql.variant.allowDuplicateKeys": "true",
+        # A plan is optimised for each batch anew, and inferring filters takes a sixth of that.
+        "spark.sql.constraintPropagation.enabled": "false",
         **settings.spark.extra,
     }
 
