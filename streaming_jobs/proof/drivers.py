@@ -98,8 +98,9 @@ class DriverProcess:
 
     def end(self) -> None:
         """Make sure that nothing of it is left."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if not self.gone:  # the number of a group that has ended may be another's by now
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
