@@ -19,7 +19,10 @@ from streaming_jobs.topology import Topology
 def definitions(settings: Settings, command: Command = session_command) -> dg.Definitions:
     """The code location; raises RecourseError where streams or job YAML cannot be used."""
     topology = Topology.load(settings.flows)
-    bundle = job_yaml.load(job_yaml.find(settings), settings.target)
+    file = job_yaml.find(settings)
+    bundle = job_yaml.load(file, settings.target)
+    if job_yaml.is_shipped(file):
+        bundle = job_yaml.for_streams(bundle, list(topology.streams))
     all_sessions = sessions(bundle, topology, settings, command)
     assets = {session.job.key: session_assets(session) for session in all_sessions}
     keepalives = [

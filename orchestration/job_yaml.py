@@ -8,8 +8,8 @@ task's `--streams` run in one driver. `docs/dagster.md` shows the format.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -124,6 +124,26 @@ def find(settings: Settings) -> Path:
         if path.is_file():
             return path
     raise ConfigurationError(f"no {FILE_NAME} in {candidates[0].parent}", "write one, or set `jobs` to its path")
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether a bundle file is the one that comes with the package, for the shipped streams."""
+    here = Path(__file__).parent
+    return path in (here / "bundle" / FILE_NAME, here.parent / FILE_NAME)
+
+
+def for_streams(bundle: Bundle, declared: Sequence[str]) -> Bundle:
+    """The shipped bundle where other streams are declared: without its jobs for streams that are not there.
+
+    Streams that are then in no job share one that always runs, so that a project needs no bundle to begin with.
+    """
+    jobs = [job for job in bundle.jobs if any(name in declared for name in job.streams)]
+    rest = [name for name in declared if not any(name in job.streams for job in jobs)]
+    if rest and len(jobs) < len(bundle.jobs):
+        task = Task("session", "recourse-streams", "recourse-session", ("--streams", ",".join(rest)))
+        description = "The streams that no job names, in one session. Write a databricks.yml to run them otherwise."
+        jobs.append(Job("streams", "streams", description, {}, (), Continuous(paused=False), 0, task, bundle.file))
+    return replace(bundle, jobs=tuple(jobs))
 
 
 def load(path: Path, target: str = "") -> Bundle:

@@ -33,7 +33,8 @@ def sessions(
             if name not in topology.streams:
                 known = ", ".join(topology.streams) or "none"
                 raise ConfigurationError(
-                    f"{job.file}: resources.jobs.{job.key}: no stream is named '{name}'", f"the streams are: {known}"
+                    f"{job.file}: resources.jobs.{job.key}: no stream is named '{name}'",
+                    f"the streams are: {known}; correct the job, or add its module to the setting `flows`",
                 )
             if name in owner:
                 raise ConfigurationError(

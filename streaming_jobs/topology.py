@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.stream import KafkaTopic, Stream
 
 
@@ -88,12 +89,29 @@ def _block(stream: Stream) -> str:
 
 
 def _with_submodules(name: str) -> Iterator[ModuleType]:
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise
-        raise UsageError(f"no module named '{name}' declares streams", "check the setting `flows`") from error
+    module = _imported(name)
     yield module
     for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
-        yield importlib.import_module(f"{name}.{found.name}")
+        yield _imported(f"{name}.{found.name}")
+
+
+def _imported(name: str) -> ModuleType:
+    """The module; whatever its code raises is a fault in it, and is told with its place."""
+    try:
+        return importlib.import_module(name)
+    except RecourseError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            where = f"looked for in {Path.cwd()} and among the installed packages"
+            raise UsageError(f"there is no module named '{name}'; {where}", "check the setting `flows`") from error
+        raise _unusable(name, error) from error
+    except Exception as error:
+        raise _unusable(name, error) from error
+
+
+def _unusable(name: str, error: Exception) -> UsageError:
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f"{f.filename}:{f.lineno}" for f in frames if "importlib" not in f.filename and f.filename != __file__]
+    place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else next(iter(theirs), "no line")
+    return UsageError(f"module '{name}' cannot be imported: {type(error).__name__}: {error} ({place})", "correct it")

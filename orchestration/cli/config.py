@@ -8,6 +8,7 @@ import typer
 
 from orchestration.cli.invocation import invocation
 from orchestration.cli.output import Output, OutputOption, print_table, say, show
+from streaming_jobs.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Settings and where they come from.", rich_markup_mode=None)
 
@@ -30,8 +31,10 @@ def show_settings(
         for origin in invocation(context).loaded.origins
         if origin.key.startswith(prefix) and not (changed and origin.origin == "default")
     ]
+    if not found and not changed:
+        raise UsageError(f"no setting begins with '{prefix}'", "`recourse config show` prints every setting")
     if not found and output is Output.text:
-        say("no such setting" if not changed else "every setting has its default")
+        say("every setting has its default")
     show(
         output,
         [{"key": o.key, "value": o.value, "origin": o.origin} for o in found],

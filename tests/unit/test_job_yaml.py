@@ -221,6 +221,16 @@ def test_the_bundle_is_found_by_setting_then_folder_then_package(
         job_yaml.find(Settings(jobs=elsewhere / "none.yml"))
 
 
+def test_without_a_bundle_of_ones_own_one_job_runs_all_of_ones_streams() -> None:
+    shipped = job_yaml.load(ROOT / "databricks.yml")
+    assert job_yaml.is_shipped(shipped.file)
+    (job,) = job_yaml.for_streams(shipped, ["orders", "totals"]).jobs
+    assert (job.streams, job.trigger) == (("orders", "totals"), Continuous(paused=False))
+    assert job.arguments() == ["--streams", "orders,totals"]
+    assert job_yaml.for_streams(shipped, list(shipped.jobs[0].streams)) == shipped
+    assert job_yaml.for_streams(shipped, [*shipped.jobs[0].streams, "orders"]) == shipped
+
+
 @pytest.mark.parametrize(
     ("quartz", "cron"),
     [

@@ -61,8 +61,18 @@ def test_a_module_that_is_not_there_is_named_with_the_setting() -> None:
 @pytest.mark.parametrize("name", ["made_topology", "made_topology.three"])
 def test_a_module_that_misses_something_itself_says_what(flows: Path, name: str) -> None:
     (flows / "three.py").write_text("import no_such_library\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+    with pytest.raises(UsageError, match=r"no_such_library.*three\.py:1"):
         Topology.load([name])
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("x = (\n", "SyntaxError"), ("\nKafkaTopic('t', valeu=1)\n", "NameError"), ("\n1 / 0\n", "ZeroDivisionError")],
+)
+def test_a_fault_in_a_module_is_its_author_s_and_is_told_with_its_line(flows: Path, code: str, said: str) -> None:
+    (flows / "four.py").write_text(code)
+    with pytest.raises(UsageError, match=rf"{said}.*four\.py:[12]\)"):
+        Topology.load(["made_topology"])
 
 
 def test_streams_are_in_order_of_their_names_and_selected_in_the_order_asked_for() -> None:
