@@ -149,9 +149,9 @@ def _faults(found: Column, kind: DataType, nullable: bool) -> list[Column]:
     elif type(kind) in _TIMES:
         cast = _value(found, kind)
         usual = found.rlike(rf"^[12]{_TIMES[type(kind)][1:]}\z")
-        faults.append(
-            F.when(usual, cast.isNull()).when(found.isNotNull(), _rarely(found, lambda item: _wrong_time(item, kind)))
-        )
+        # Always evaluated, so that it is the same cast as that of the value.
+        faults.append(cast.isNull() & found.isNotNull())
+        faults.append(F.when(~usual, _rarely(found, lambda item: _wrong_time(item, kind))))
     elif isinstance(kind, DoubleType | FloatType):
         faults.append(F.abs(found) == float("inf"))  # the literal is refused before: this is an overflow
     elif isinstance(kind, ByteType):
