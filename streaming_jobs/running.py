@@ -268,7 +268,9 @@ class RunningStream:
     def _over(self, error: Exception) -> None:
         self.status.error = _told(error)
         self.status.state = "failed"
-        log.error("stream failed", stream=self.stream.name, error=str(error), exc_info=error)
+        # A refusal in our own words needs no traceback; anything else does.
+        told = isinstance(error, RecourseError) and error.__cause__ is None
+        log.error("stream failed", stream=self.stream.name, error=str(error), exc_info=None if told else error)
 
     @property
     def _trigger(self) -> str:

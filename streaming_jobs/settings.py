@@ -111,7 +111,7 @@ class TableSettings(_Section):
     log_retention: Duration = Field(
         timedelta(hours=1), description="of the table's own log (delta.logRetentionDuration)"
     )
-    log_versions: int = Field(1000, ge=0, description="versions kept in the log, however young; 0: no such bound")
+    log_versions: int = Field(500, ge=0, description="versions kept in the log, however young; 0: no such bound")
     deleted_file_retention: Duration = Field(timedelta(hours=1), description="of files no version of the table lists")
     deleted_files_max_mb: int = Field(4096, ge=0, description="of such files, MB; above it the oldest go earlier")
     checkpoint_interval: int = Field(50, gt=0, description="commits between two checkpoints of the table's log")
@@ -246,7 +246,7 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
         key = ".".join(str(part) for part in first["loc"])
         origin = next((name for name, layer in reversed(layers) if _has(layer, first["loc"])), "default")
         raise ConfigurationError(
-            f"{key} ({origin}): {first['msg']}",
+            f"{key} ({origin}): {'no such setting' if first['type'] == 'extra_forbidden' else first['msg']}",
             "correct or remove it; `recourse config show` then prints every setting",
         ) from error
     return Loaded(settings, tuple(_origins(settings, layers)))
