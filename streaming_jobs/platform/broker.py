@@ -225,7 +225,11 @@ class Broker:
         configuration = settings.broker_dir / "log4j2.properties"
         private_folder(settings.logs)
         write_atomic(configuration, logging_properties(self._log), durable=False)
-        return jvm_options(settings.broker.heap_mb, configuration, settings.logs / "broker.crash.log")
+        own = settings.broker_dir / "tmp"
+        shutil.rmtree(own, ignore_errors=True)  # what a killed broker left
+        return jvm_options(
+            settings.broker.heap_mb, configuration, settings.logs / "broker.crash.log", private_folder(own)
+        )
 
     def _format(self, command: list[str], environment: dict[str, str], data: Path) -> None:
         """Give a new data folder its cluster id; the folder gets its name only when it is whole."""

@@ -103,8 +103,10 @@ def start(
         classes = class_data.recording(record_classes)
     else:
         classes = class_data.reading(class_data.archive(settings, "spark", jars))
-    conf.set(_JAVA_OPTIONS, _java_options(settings, name, classes))
-    conf.set("spark.local.dir", str(_scratch(settings)))
+    scratch = _scratch(settings)
+    # What a killed JVM leaves (native libraries that it unpacked, folders of Spark's) then goes with its scratch.
+    conf.set(_JAVA_OPTIONS, _java_options(settings, name, [f"-Djava.io.tmpdir={scratch}", *classes]))
+    conf.set("spark.local.dir", str(scratch))
     popen: dict[str, object] = {"pass_fds": tuple(keep_open)}
     if output is not None:
         popen.update(stdout=output, stderr=output)
@@ -120,14 +122,15 @@ def _cores(master: str) -> int:
     return int(inside) if inside.isdigit() else (os.cpu_count() or 2)
 
 
-def _java_options(settings: Settings, name: str, classes: Sequence[str] = ()) -> str:
+def _java_options(settings: Settings, name: str, further: Sequence[str] = ()) -> str:
     """Ours, and after them the user's own; Spark splits them at blanks outside of quotes."""
     folder = private_folder(settings.logs).absolute()
     file = folder / f"{name}.log4j2.properties"
     file.write_text(_LOG4J.format(path=folder / f"{name}.spark.log"))
     own = settings.spark.extra.get(_JAVA_OPTIONS, "")
     collector = "" if _COLLECTOR.search(own) else "-XX:+UseSerialGC"  # the JVM does not start with two
-    quoted = (f'"{option}"' for option in (f"-Dlog4j2.configurationFile={file.as_uri()}", *classes))
+    own_files = (f"-Dlog4j2.configurationFile={file.as_uri()}", f"-XX:ErrorFile={folder / name}.crash.log")
+    quoted = (f'"{option}"' for option in (*own_files, *further))
     options = (*quoted, collector, "-XX:+ExitOnOutOfMemoryError", own)
     return " ".join(option for option in options if option)
 

@@ -31,8 +31,9 @@ def test_one_node_is_enough_for_every_internal_topic() -> None:
 
 
 def test_the_heap_is_as_set_and_a_full_one_ends_the_broker() -> None:
-    options = jvm_options(96, Path("/home/log4j2.properties"), Path("/home/crash.log"))
+    options = jvm_options(96, Path("/home/log4j2.properties"), Path("/home/crash.log"), Path("/home/tmp"))
     assert {"-Xmx96m", "-XX:+ExitOnOutOfMemoryError", "-XX:ErrorFile=/home/crash.log"} <= set(options)
+    assert "-Djava.io.tmpdir=/home/tmp" in options
     assert "-Dlog4j2.configurationFile=file:///home/log4j2.properties" in options
 
 

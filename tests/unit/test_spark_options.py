@@ -14,10 +14,11 @@ from tests.conftest import SettingsFactory
 
 def test_a_home_with_a_blank_in_its_path_stays_one_option(tmp_path: Path) -> None:
     settings = Settings.load({"home": tmp_path / "my home"})
-    option, *_ = shlex.split(_java_options(settings, "both"))
+    option, crash_report, temporary, *_ = shlex.split(_java_options(settings, "both", ["-Djava.io.tmpdir=/my tmp"]))
     file = settings.logs.absolute() / "both.log4j2.properties"
     assert option == f"-Dlog4j2.configurationFile={file.as_uri()}"
     assert f"fileName = {file.parent}/both.spark.log" in file.read_text()
+    assert crash_report == f"-XX:ErrorFile={file.parent}/both.crash.log" and temporary == "-Djava.io.tmpdir=/my tmp"
 
 
 @pytest.mark.parametrize(("own", "serial"), [("-Dx=1 -Xss4m", True), ("-XX:+UseG1GC", False)])
