@@ -119,6 +119,7 @@ def test_what_died_leaves_goes_and_what_is_not_the_tables_stays(sink: DeltaSink)
     gone = [
         aged(sink.path / "g0001" / "b000000001-dead" / "_temporary" / "0" / "part-0.parquet", 2),
         aged(sink.path / "g0001" / "b000000001-dead" / "k=a" / ".part-0.parquet.crc", 2),
+        aged(sink.path / "g0001" / "b000000001-dead" / "_SUCCESS", 2),
         aged(sink.path / "k=plain" / "part-0.snappy.parquet#1", 2),
         aged(sink.path / "_change_data" / "cdc-0.parquet", 2),
     ]
@@ -163,6 +164,21 @@ def test_removing_files_commits_nothing(upserts: DeltaSink, monkeypatch: pytest.
     put_off(monkeypatch, 3)
     assert upkeep(upserts).remove_unlisted() == 2
     assert DeltaTable(upserts.path).version() == version
+
+
+def test_unlisted_files_are_looked_for_once_a_minute_at_most(
+    upserts: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr(Upkeep, "remove_unlisted", lambda self: looks.append(time.monotonic()))
+    one = upkeep(upserts)
+    for _ in range(100):
+        one.after_commit()
+    assert looks == []  # a session that has just begun is not held up
+    one._sweep_at = 0.0
+    for _ in range(100):
+        one.after_commit()
+    assert len(looks) == 1 and one._sweep_at >= looks[0] + 60
 
 
 def file(age: float, size: int = MB, *, removed: bool = True) -> Unlisted:
