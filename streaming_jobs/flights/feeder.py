@@ -1,7 +1,10 @@
 """Sends the flights to their topic, each once, in order of departure.
 
 The topic itself is the record of what was fed (`content.py`): a feed that was cut off goes on where it
-stopped, and a topic that holds the flights already is left alone unless more is asked for.
+stopped, and a topic that holds the flights already is left alone unless more is asked for. It is asked again when
+the connection is lost while records are on their way: a broker forgets an idempotent producer whose newest record
+timestamp is a day old (`producer.id.expiration.ms`), so one that was killed would take a repetition of ours, of 2013,
+for new records.
 
 Live, no partition runs away from the others: records go in one order, and each `CHUNK` of them has to be
 acknowledged before the next is sent. Whoever reads the topic finds every flight but some of the newest `CHUNK`.
@@ -16,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,14 +87,13 @@ def feed(
     with _only_feeder(settings):
         found = _prepared(settings.kafka, topics, total, again)
         wanted = np.arange(total) if again else found.missing
-        records = dataset.records(share)
         held = 0 if again else found.held
-        sender = _Sender(settings.kafka, topics.bootstrap, records, stop or threading.Event(), min(chunk, CHUNK))
+        sending = _Sending(settings.kafka, topics, dataset.records(share), stop or threading.Event(), min(chunk, CHUNK))
         started = time.monotonic()
-        sent = sender.send(wanted, rate, lambda n: progress(held + n, total) if progress else None)
+        sent = sending.send(wanted, rate, lambda n: progress(held + n, total) if progress else None, repeat=again)
         seconds = time.monotonic() - started
         grown = topics.offsets(TOPIC).total - found.records
-    if grown != sent and not sender.interrupted:
+    if grown != sent and not sending.interrupted:
         raise PermanentError(
             f"topic {TOPIC} grew by {grown:,} records while {sent:,} were sent: somebody else writes to it",
             f"delete the topic {TOPIC} and feed it anew",
@@ -144,16 +147,75 @@ def _only_feeder(settings: Settings) -> Iterator[None]:
         yield
 
 
+class _Lost(Exception):
+    """The connection went while records were on their way: only the topic knows which of them arrived."""
+
+
+class _Sending:
+    """Sends what is wanted, producer after producer: each lost connection ends one, and the topic is asked anew."""
+
+    def __init__(
+        self, kafka: KafkaSettings, topics: Topics, records: dataset.Records, stop: threading.Event, chunk: int
+    ) -> None:
+        self.interrupted = False
+        self._kafka, self._topics, self._records = kafka, topics, records
+        self._stop, self._chunk = stop, chunk
+
+    def send(self, wanted: NDArray[np.int64], rate: float | None, told: Callable[[int], None], *, repeat: bool) -> int:
+        """Send these records in order; the number sent is exact unless Ctrl-C cut into a chunk.
+
+        With `repeat` they are in the topic already, so it cannot tell; the producer's own retries are trusted.
+        """
+        before, left = 0, wanted
+        while True:
+            sender = _Sender(self._kafka, self._topics.bootstrap, self._records, self._stop, self._chunk, repeat)
+            try:
+                sent = sender.send(left, rate, partial(_onward, told, before))
+                self.interrupted = sender.interrupted
+                return before + sent
+            except _Lost:
+                _log.info("connection lost; asking the topic what arrived", topic=TOPIC)
+                left = self._missing()
+                before = len(wanted) - len(left)
+
+    def _missing(self) -> NDArray[np.int64]:
+        began = time.monotonic()
+        while True:
+            try:
+                found = content(self._kafka, self._topics, len(self._records.keys))
+                break
+            except BrokerUnreachable:
+                if time.monotonic() - began > self._kafka.timeout.total_seconds():
+                    raise
+        if found.foreign:
+            raise PermanentError(
+                f"topic {TOPIC} is no longer one feed: {found.foreign}", f"delete topic {TOPIC} and feed it anew"
+            )
+        return found.missing
+
+
+def _onward(told: Callable[[int], None], before: int, sent: int) -> None:
+    told(before + sent)
+
+
 class _Sender:
     """One producer and the loop around it: send a chunk, wait for its acknowledgement, pause, stop."""
 
     def __init__(
-        self, kafka: KafkaSettings, bootstrap: str, records: dataset.Records, stop: threading.Event, chunk: int
+        self,
+        kafka: KafkaSettings,
+        bootstrap: str,
+        records: dataset.Records,
+        stop: threading.Event,
+        chunk: int,
+        retry: bool,
     ) -> None:
+        """With `retry` a lost connection is left to the producer, otherwise it raises _Lost."""
         self.interrupted = False
         self._records = records
         self._stop = stop
         self._chunk = chunk
+        self._retry = retry
         self._patience: timedelta = 2 * kafka.timeout
         self._failures = Failures(bootstrap)
         self._undelivered: KafkaError | None = None
@@ -173,7 +235,7 @@ class _Sender:
         self._producer = Producer(settings)
 
     def send(self, positions: NDArray[np.int64], rate: float | None, told: Callable[[int], None]) -> int:
-        """Send these records in order; the number sent is exact unless Ctrl-C cut into a chunk."""
+        """Send these records in order; raises _Lost, or BrokerUnreachable when the broker takes none for long."""
         sent, started = 0, time.monotonic()
         try:
             while sent < len(positions) and not self._stop.is_set():
@@ -191,6 +253,7 @@ class _Sender:
 
     def _send_chunk(self, positions: list[int]) -> None:
         keys, values, stamps = self._records.keys, self._records.values, self._records.timestamps
+        self._failures.succeeded()  # what was lost while nothing was on its way does not matter
         for at in positions:
             self._producer.produce(TOPIC, value=values[at], key=keys[at], timestamp=stamps[at])
         self._acknowledged()
@@ -198,7 +261,10 @@ class _Sender:
     def _acknowledged(self) -> None:
         self._failures.begin()
         left, moved = len(self._producer), time.monotonic()
-        while still := self._producer.flush(0.2):
+        while still := self._producer.flush(_TICK):
+            if self._failures.disconnected and not self._retry:
+                self._producer.purge()
+                raise _Lost
             if still < left:
                 left, moved = still, time.monotonic()
                 self._failures.succeeded()

@@ -24,6 +24,7 @@ _SPARK_LOGIN = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
+_DISCONNECTED = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 _REFUSAL_HINTS = ("security.protocol", "handshake failed")
 _GRACE = 2.0
 _log = logging.getLogger("recourse.librdkafka")
@@ -97,6 +98,7 @@ class Failures:
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
+        self.disconnected = False
         self._last = ""
         self._refused = ""
         self._begun = time.monotonic()
@@ -104,6 +106,8 @@ class Failures:
     def __call__(self, error: KafkaError) -> None:
         """The `error_cb`: only remember; an exception in here would be lost in librdkafka's callback."""
         self._last = error.str()
+        if error.code() in _DISCONNECTED:
+            self.disconnected = True
         if error.code() in _REFUSALS or any(hint in self._last for hint in _REFUSAL_HINTS):
             self._refused = self._last
 
@@ -114,6 +118,7 @@ class Failures:
     def succeeded(self) -> None:
         """The broker answered: whatever was refused before is over."""
         self._last = self._refused = ""
+        self.disconnected = False
 
     def check(self) -> None:
         """Raise ConfigurationError if a handshake or a log-in is refused."""

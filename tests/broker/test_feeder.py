@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.flights import dataset, feeder
 from streaming_jobs.flights.content import TOPIC
-from streaming_jobs.flights.feeder import feed, survey
+from streaming_jobs.flights.feeder import _Lost, _Sender, feed, survey
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources.connection import client_config
@@ -164,6 +165,27 @@ def test_a_broker_killed_in_the_middle_of_a_feed_gets_every_flight_once(
     report = feed(settings, rate=4_000, share=SHARE, progress=told)
     killer.join()
     assert (report.records, report.stopped) == (COUNT, False)
+    assert read_all(settings, topics) == expected(dataset.records(SHARE))
+
+
+def test_after_a_lost_connection_the_topic_says_what_is_missing(
+    settings: Settings, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk that was written, but whose acknowledgement was lost, is not sent again."""
+    whole, seen = _Sender.send, []
+
+    def lost_after_half(self: _Sender, positions: Any, rate: float | None, told: Any) -> int:
+        seen.append(len(positions))
+        if len(seen) == 1:
+            whole(self, positions[: COUNT // 2], rate, told)
+            raise _Lost
+        return whole(self, positions, rate, told)
+
+    monkeypatch.setattr(_Sender, "send", lost_after_half)
+    told: list[int] = []
+    report = feed(settings, rate=None, share=SHARE, progress=lambda held, _: told.append(held))
+    assert (report.records, seen) == (COUNT, [COUNT, COUNT - COUNT // 2])
+    assert told == sorted(told) and told[-1] == COUNT
     assert read_all(settings, topics) == expected(dataset.records(SHARE))
 
 
