@@ -12,15 +12,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+import structlog
+from deltalake.exceptions import DeltaError
+
 from streaming_jobs import generation as generations
+from streaming_jobs import savepoints
 from streaming_jobs.batch import BatchPipeline, BatchReport
 from streaming_jobs.code_version import code_version
 from streaming_jobs.durations import milliseconds, parse_duration
-from streaming_jobs.errors import ConfigurationError, PreflightRefused, TransientError
+from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError
 from streaming_jobs.generation import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.preflight import World, primary_has
 from streaming_jobs.route import Attempts
+from streaming_jobs.savepoints import Keeper
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
+
+
+log = structlog.get_logger()
 
 
 @dataclass
@@ -192,7 +200,17 @@ class Assembly:
                 "take the change back, or start the stream over: move its state folder and its tables away",
             )
         record = replace(record, state_fingerprint=fingerprint)
-        return record.with_code(code_version(self.stream, self.settings.flows), next_batch(world))
+        changed = record.with_code(code_version(self.stream, self.settings.flows), next_batch(world))
+        if changed is not record and record.code:
+            self._keep_before(changed, next_batch(world) - 1)
+        return changed
+
+    def _keep_before(self, record: StreamRecord, batch: int) -> None:
+        """A savepoint before other code writes its first batch; without one the start goes on, and says so."""
+        try:
+            savepoints.take(self.settings, record, batch, "code", f"before code {record.code[-1].hash}")
+        except (OSError, RecourseError, DeltaError) as error:
+            log.warning("no savepoint before the code changed", stream=record.stream, reason=str(error)[:300])
 
     def _tables(self, record: StreamRecord, outputs: Mapping[str, DataFrame]) -> dict[str, DeltaSink]:
         return {
@@ -244,6 +262,7 @@ class Assembly:
             stop=self.stop,
             before_commit=lambda: self.before_commit(record),
             report=self.report,
+            between=Keeper(self.settings, record).after,
             query=handle,
         )
 

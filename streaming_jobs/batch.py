@@ -86,6 +86,7 @@ class BatchPipeline:
     stop: threading.Event
     before_commit: Callable[[], None]
     report: Callable[[BatchReport], None]
+    between: Callable[[int], None]
     query: Query | None = None
     failure: BaseException | None = None
     stopped_at_border: bool = False
@@ -99,6 +100,7 @@ class BatchPipeline:
             crash_point("batch_committed", self.stream.name, batch - 1)
             if self.stop.is_set():
                 raise StopAtBorder
+            self.between(batch - 1)
             self._run(frame, batch)
         except StopAtBorder:
             self.stopped_at_border = True

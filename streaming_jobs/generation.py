@@ -26,11 +26,16 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Generation:
-    """One life of the checkpoint; `opened_at` in seconds since 1970, `reason` in words."""
+    """One life of the checkpoint; `opened_at` in seconds since 1970, `reason` in words.
+
+    One that a recovery opened begins after `from_batch` (-1: from the very start) of generation `from_generation`.
+    """
 
     number: int
     opened_at: float
     reason: str
+    from_generation: int | None = None
+    from_batch: int = -1
 
 
 @dataclass(frozen=True)

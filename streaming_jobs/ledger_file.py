@@ -12,7 +12,7 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +22,15 @@ from streaming_jobs.files import private_folder
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
 
 _TAIL = 1 << 18
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One whole line: the entry, when it was written (seconds since 1970), and the tables' versions after it."""
+
+    entry: LedgerEntry
+    at: float
+    versions: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,30 @@ class LedgerFile:
                     continue
                 return _entry(stream, line), line["versions"]
         return None
+
+    def lines(self, stream: str) -> Iterator[LedgerLine]:
+        """Every whole line, oldest first, as far back as they are kept."""
+        for path in sorted(self.folder.glob("*.jsonl*")):
+            if path.suffix == ".partial":
+                continue
+            with (
+                gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file
+            ):
+                for text in file:
+                    try:
+                        line = json.loads(text)
+                    except ValueError:  # cut off by a crash
+                        continue
+                    yield LedgerLine(_entry(stream, line), float(line["t"]), line["versions"])
+
+    def adopt(self, other: LedgerFile) -> None:
+        """Add the lines of another folder that are not here yet: its generation has become this stream's."""
+        here = {text for path in self.folder.glob("*.jsonl") for text in path.read_text(encoding="utf-8").splitlines()}
+        for path in sorted(other.folder.glob("*.jsonl")):
+            new = [text for text in path.read_text(encoding="utf-8").splitlines() if text and text not in here]
+            if new:
+                with (private_folder(self.folder) / path.name).open("a", encoding="utf-8") as file:
+                    file.write("\n" + "\n".join(new) + "\n")
 
     def roll(self, now: datetime) -> None:
         """Compress the files of past days and remove those older than the retention; the newest file stays."""

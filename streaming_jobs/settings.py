@@ -120,6 +120,14 @@ class TableSettings(_Section):
     ledger_retention: Duration = Field(timedelta(days=14), description="of the ledger file beside the state")
 
 
+class SavepointSettings(_Section):
+    """Savepoints that a stream's driver takes by itself; those on purpose and of recoveries stay until dropped."""
+
+    every: Duration = Field(timedelta(minutes=15), description="between two of a stream; 0: none by time")
+    keep: Duration = Field(timedelta(hours=48), description="all of them")
+    keep_daily: Duration = Field(timedelta(days=14), description="then the first of each day")
+
+
 class DagsterSettings(_Section):
     """The Dagster processes that `recourse up` starts, and how sessions report to them."""
 
@@ -158,6 +166,7 @@ class Settings(BaseSettings):
     stream: StreamSettings = StreamSettings()
     streams: dict[str, StreamOverrides] = Field(default_factory=dict)
     table: TableSettings = TableSettings()
+    savepoint: SavepointSettings = SavepointSettings()
     dagster: DagsterSettings = DagsterSettings()
 
     @classmethod

@@ -178,6 +178,7 @@ class Driver:
             stop=threading.Event(),
             before_commit=lambda: self.log.append("before_commit"),
             report=self.reports.append,
+            between=lambda batch: self.log.append(f"between {batch}"),
             query=self,
         )
         monkeypatch.setattr(batches, "stage", self.stage)
@@ -248,6 +249,7 @@ def test_a_batch_meets_its_steps_in_the_order_of_the_contract(start: Start) -> N
     driver.run(0)
     assert driver.log == [
         "batch_committed -1",
+        "between -1",
         "batch_started 0",
         "persist",
         f"stage {PRIMARY}",

@@ -1,0 +1,1 @@
+"""A stock of products, for the demonstration of a recovery: its streams, its movements, and the truth about them."""

@@ -1,0 +1,321 @@
+"""Fence, publish, undo and abort on real Delta tables, without Kafka or Spark: the replay is written by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
+
+from reprocessing import audit, workshop
+from reprocessing.journal import Journal
+from reprocessing.plan import Base, Checks, Plan, SawTable, SawTopic, World, folder, load, moved, names, next_id, save
+from reprocessing.planner import tables_folder
+from reprocessing.publish import Content, content_of, fence, publish, same_content
+from streaming_jobs import generation as generations
+from streaming_jobs import savepoints
+from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, UsageError
+from streaming_jobs.ledger import CodeVersion, Txn, newest
+from streaming_jobs.preflight import verdicts
+from streaming_jobs.sinks.delta import open_sink
+from streaming_jobs.world import ledger_file
+from tests.unit.life import STREAM, TOPIC, TOPIC_ID, Life
+
+CODE = CodeVersion("fixed", "1")
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    """Batches 0 to 2 are right, 3 to 5 are wrong."""
+    life = Life(tmp_path)
+    for number in range(6):
+        life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
+    return life
+
+
+def planned(life: Life, batch: int | None = 2) -> Plan:
+    taken = None if batch is None else savepoints.take(life.settings, life.record, batch, "recovery")
+    tables = tuple(
+        SawTable(t.name, t.role, t.table_id, 1, 1, 1, "append")  # type: ignore[arg-type]
+        for t in life.record.tables
+    )
+    plan = Plan(
+        id=next_id(life.settings, STREAM.name),
+        stream=STREAM.name,
+        made_at=1.0,
+        target="batch 2",
+        wanted={TOPIC: {0: 30}},
+        notes=(),
+        saw=World(1, 5, ("fixed", "1"), tables, (SawTopic(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),)),
+        base=Base(taken.id, 1, 2, taken.ends) if taken else Base(None, 1, -1, {TOPIC: {0: 0}}),
+        stateful=False,
+        rate=10.0,
+        checks=Checks(("id >= 0",), 0.6),
+    ).sealed()
+    save(life.settings, plan)
+    return plan
+
+
+def replay(life: Life, plan: Plan, last: int = 5) -> None:
+    """Write the batches after the savepoint into the workshop, as the session would."""
+    own = workshop.settings_of(life.settings, plan)
+    staged = Staged(life, own)
+    for number in range(3, last + 1):
+        staged.batch(number, generation=plan.generation, code="fixed")
+
+
+class Staged(Life):
+    """The same life, in the workshop."""
+
+    def __init__(self, _: Life, own: object) -> None:
+        self.settings = own  # type: ignore[assignment]
+
+
+def published(life: Life, plan: Plan, last: int = 5) -> None:
+    contents = {t.name: content_of(tables_folder(life.settings, plan.id) / t.name) for t in life.record.tables}
+    publish(
+        life.settings,
+        STREAM,
+        contents,
+        plan=plan.id,
+        at=Txn(plan.generation, last),
+        offsets=life.entry(last).offsets,
+        code=CODE,
+    )
+
+
+def test_the_rebuilt_rows_replace_the_wrong_ones_in_one_commit(life: Life) -> None:
+    plan = planned(life)
+    before = DeltaTable(life.table).version()
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    workshop.prepare(
+        life.settings, plan, life.record, savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    )
+    staged = tables_folder(life.settings, plan.id) / "things"
+    assert life.rows(staged) == list(range(30)), "staging begins with the savepoint's rows"
+    replay(life, plan)
+    assert life.rows(staged) == list(range(60))
+    assert min(life.rows()) < 0, "readers still see the old rows"
+    published(life, plan)
+    assert life.rows() == list(range(60))
+    assert DeltaTable(life.table).version() == before + 2, "a fence and one publish"
+    assert life.at() == Txn(2, 5)
+    commit, foreign = newest(life.table, STREAM.name)
+    assert commit is not None and commit.entry is not None and not foreign
+    assert (commit.entry.kind, commit.entry.plan) == ("publish", plan.id)
+    assert commit.entry.txns == {"things_dead_letters": Txn(2, 5).version}
+    kept = {f for f in DeltaTable(life.table).file_uris() if f"r-{plan.id}" not in f}
+    assert kept, "files of the savepoint that the table still had stayed where they were"
+    workshop.clear(life.settings, plan)
+    assert life.rows() == list(range(60)) and not (life.settings.tables / "_staging").exists()
+
+
+def test_publishing_twice_changes_nothing(life: Life) -> None:
+    plan = planned(life)
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    workshop.prepare(
+        life.settings, plan, life.record, savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    )
+    replay(life, plan)
+    published(life, plan)
+    version = DeltaTable(life.table).version()
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    published(life, plan)
+    assert DeltaTable(life.table).version() == version
+
+
+def test_from_the_fence_on_an_old_driver_writes_nothing_and_nobody_else_starts(life: Life) -> None:
+    plan = planned(life)
+    zombie, entry = life.sink(), life.entry(6)
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    rows = pa.table({"id": [1], "place": ["plain"]})
+    with pytest.raises(Fenced):
+        zombie.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
+    from streaming_jobs.preflight import CheckpointWorld, TopicWorld
+    from streaming_jobs.preflight import World as Surroundings
+    from streaming_jobs.world import _checkpoint, _tables
+
+    checkpoint: CheckpointWorld = _checkpoint(generations.checkpoint(life.settings, STREAM.name, 1))
+    world = Surroundings(
+        STREAM.name,
+        life.record,
+        checkpoint,
+        tuple(_tables(life.settings, STREAM)),
+        (TopicWorld(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),),
+    )
+    found = [f for f in verdicts(world) if f.severity == "refuse"]
+    assert any(f"fenced by the recovery plan {plan.id}" in f.found for f in found)
+
+
+def test_a_replay_that_starts_over_replaces_everything(life: Life) -> None:
+    plan = planned(life, None)
+    workshop.prepare(life.settings, plan, life.record, None)
+    own = workshop.settings_of(life.settings, plan)
+    record = generations.load(own, STREAM.name)
+    assert record is not None and record.generation == 2 and record.tables == () and record.topics == life.record.topics
+    assert not generations.checkpoint(own, STREAM.name, 2).folder.exists()
+
+
+def test_a_table_that_somebody_else_changes_meanwhile_is_not_published_over(life: Life) -> None:
+    plan = planned(life)
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    workshop.prepare(
+        life.settings, plan, life.record, savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    )
+    replay(life, plan)
+    contents = {t.name: content_of(tables_folder(life.settings, plan.id) / t.name) for t in life.record.tables}
+    sink = open_sink(life.settings, STREAM.primary, STREAM.name)
+    assert sink is not None
+    write_deltalake(life.table, pa.table({"id": [7], "place": ["plain"]}), mode="append")
+    entry = replace(life.entry(5, generation=2), kind="publish", plan=plan.id)
+    with pytest.raises(ForeignWrite):
+        sink.commit(entry, lambda *_: None)
+    assert same_content(tables_folder(life.settings, plan.id) / "things", contents["things"])
+
+
+def test_what_the_table_holds_afterwards_is_compared(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(life)
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    workshop.prepare(
+        life.settings, plan, life.record, savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    )
+    replay(life, plan)
+    monkeypatch.setattr("reprocessing.publish.same_content", lambda *_: False)
+    with pytest.raises(LedgerConflict, match="does not hold the files"):
+        published(life, plan)
+
+
+def test_a_publish_brings_a_new_column_along(life: Life) -> None:
+    plan = planned(life)
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    workshop.prepare(
+        life.settings, plan, life.record, savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    )
+    staged = tables_folder(life.settings, plan.id) / "things"
+    replay(life, plan)
+    DeltaTable(staged).alter.add_columns(Field("extra", "string"), commit_properties=CommitProperties())
+    published(life, plan)
+    assert [f.name for f in DeltaTable(life.table).schema().fields] == ["id", "place", "extra"]
+    assert life.rows() == list(range(60))
+
+
+def test_an_abort_leaves_the_tables_as_they_were_one_generation_later(life: Life) -> None:
+    plan = planned(life)
+    old = life.rows()
+    kept = savepoints.take(life.settings, life.record, 5, "recovery")
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    files = savepoints.files_of(life.settings, kept)
+    contents = {
+        t.name: Content(
+            {f.path: f for f in files[t.name]}, savepoints.links(life.settings, STREAM.name, t.name, kept.id), t.schema
+        )
+        for t in kept.tables
+    }
+    publish(life.settings, STREAM, contents, plan=plan.id, at=Txn(3, 5), offsets=life.entry(5).offsets, code=CODE)
+    assert life.rows() == old and life.at() == Txn(3, 5)
+    commit, _ = newest(life.table, STREAM.name)
+    assert commit is not None and not commit.changes_data, "nothing was rewritten"
+
+
+def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
+    staged = tmp_path / "staged"
+    rows = pa.table({"id": list(range(60)), "place": ["plain"] * 60})
+    write_deltalake(staged, rows)
+    assert audit.broken(life.table, ["id >= 0", "place IS NOT NULL"]) == {"id >= 0": 30, "place IS NOT NULL": 0}
+    by_row = audit.compare("things", life.table, life.table, ())
+    assert (by_row.only_old, by_row.only_new, by_row.changed, by_row.share) == (0, 0, 0, 0.0)
+    by_key = audit.compare("things", life.table, staged, ("id",))
+    assert (by_key.old_rows, by_key.new_rows, by_key.only_old, by_key.only_new) == (60, 60, 30, 30)
+    assert by_key.changed == 30 - 6, "one place in five is the same"
+    by_row = audit.compare("things", life.table, staged, ())
+    assert (by_row.only_old, by_row.only_new) == (54, 54)
+    assert by_row.totals["id"] == (sum(range(30)) - sum(range(30, 60)), sum(range(60)))
+    assert len(by_row.sample) == len(by_key.sample) == 5
+
+
+@pytest.mark.parametrize("rule", ["nothing > 1", "id >>> 1 (", "'"])
+def test_a_rule_that_cannot_be_asked_is_refused(life: Life, rule: str) -> None:
+    with pytest.raises(UsageError, match="cannot be asked"):
+        audit.broken(life.table, [rule])
+
+
+def test_a_plan_is_read_as_it_was_written_and_not_when_it_was_changed(life: Life) -> None:
+    plan = planned(life)
+    assert load(life.settings, plan.id) == plan and names(life.settings) == [plan.id]
+    assert (plan.records, plan.seconds, plan.generation) == (30, 3.0, 2)
+    path = folder(life.settings, plan.id) / "plan.json"
+    value = json.loads(path.read_text())
+    value["base"]["batch"] = 4
+    path.write_text(json.dumps(value))
+    with pytest.raises(UsageError, match="changed by hand"):
+        load(life.settings, plan.id)
+
+
+@pytest.mark.parametrize("name", ["../things-0001", "things", "things-1", "Things-0001", "things-0009"])
+def test_a_name_that_no_plan_has(life: Life, name: str) -> None:
+    with pytest.raises(UsageError, match="not the name of a plan|there is no plan"):
+        load(life.settings, name)
+
+
+def test_no_two_plans_have_the_same_name(life: Life) -> None:
+    assert [next_id(life.settings, "things") for _ in range(3)] == ["things-0001", "things-0002", "things-0003"]
+    assert next_id(life.settings, "others") == "others-0001"
+
+
+def test_what_moved_is_told_and_the_streams_own_progress_is_not(life: Life) -> None:
+    plan = planned(life)
+    saw = plan.saw
+    further = replace(saw, batch=9, tables=tuple(replace(t, version=t.version + 7) for t in saw.tables))
+    assert moved(plan, saw) == [] == moved(plan, further)
+    topic = saw.topics[0]
+    for now, words in (
+        (replace(saw, generation=2), "in generation 2"),
+        (replace(saw, batch=4), "at batch 4"),
+        (replace(saw, code=("other", "1")), "the code is other"),
+        (replace(saw, tables=(replace(saw.tables[0], table_id="x"), *saw.tables[1:])), "is another table"),
+        (replace(saw, tables=(replace(saw.tables[0], version=0), *saw.tables[1:])), "at version 0"),
+        (replace(saw, topics=(replace(topic, topic_id="y"),)), "deleted or made anew"),
+        (replace(saw, topics=(replace(topic, latest={0: 60, 1: 0}),)), "has 2 partitions"),
+        (replace(saw, topics=(replace(topic, earliest={0: 31}),)), "offsets 30 to 30"),
+    ):
+        assert len(found := moved(plan, now)) == 1 and words in found[0]
+
+
+def test_a_journal_line_that_a_kill_cut_off_counts_as_not_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "plan" / "journal.jsonl")
+    assert journal.outcome == "planned"
+    journal.write("keep", "begun")
+    journal.write("keep", "done", {"savepoint": "x"})
+    with journal.path.open("ab") as file:
+        file.write(b'{"stage":"fence","sta')
+    assert [line.stage for line in journal.lines()] == ["keep", "keep"]
+    journal.write("fence", "begun")
+    assert journal.done("keep") == {"savepoint": "x"} and journal.begun("fence") and journal.done("fence") is None
+    assert journal.outcome == "applying"
+    journal.write("audit", "failed", {"error": "no"})
+    assert journal.outcome == "refused"
+    journal.write("abort", "begun")
+    assert journal.outcome == "aborting"
+    journal.write("abort", "done")
+    assert journal.outcome == "aborted"
+
+
+def test_the_ledger_adopts_lines_once(life: Life) -> None:
+    plan = planned(life)
+    workshop.prepare(
+        life.settings, plan, life.record, savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    )
+    replay(life, plan)
+    mine, other = (
+        ledger_file(life.settings, STREAM.name),
+        ledger_file(workshop.settings_of(life.settings, plan), STREAM.name),
+    )
+    mine.adopt(other)
+    mine.adopt(other)
+    assert [line.entry.txn for line in mine.lines(STREAM.name)] == [
+        *(Txn(1, n) for n in range(6)),
+        *(Txn(2, n) for n in range(3, 6)),
+    ]

@@ -1,0 +1,216 @@
+"""Targets of a recovery: every kind becomes exact offsets and the end of a batch at or before them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reprocessing.history import Batch, History, on_path, path, spans
+from reprocessing.targets import Target, View, parse_offsets, read_offsets, resolve, write_offsets
+from streaming_jobs.errors import UsageError
+from streaming_jobs.generation import BoundTable, BoundTopic, CodeSince, Generation, StreamRecord
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger_file import LedgerLine
+from streaming_jobs.preflight import TopicWorld
+
+NOW = 1_800_000_000.0
+T = "orders"
+
+
+def batch(
+    number: int, ends: Mapping[int, int], starts: Mapping[int, int], generation: int = 1, code: str = "a"
+) -> Batch:
+    records = sum(end - starts[p] for p, end in ends.items())
+    made = NOW - 1000 + number
+    return Batch(
+        Txn(generation, number), made, {T: starts}, {T: ends}, CodeVersion(code, "1"), {T: number + 1}, records
+    )
+
+
+BATCHES = tuple(
+    batch(n, {0: 10 * (n + 1), 1: 5 * (n + 1)}, {0: 10 * n, 1: 5 * n}, code="a" if n < 6 else "b") for n in range(10)
+)
+RECORD = StreamRecord(
+    "orders_clean",
+    (Generation(1, NOW - 2000, "first start"),),
+    (BoundTable(T, "id", "primary"),),
+    (BoundTopic(T, "topic-id", {"0": 0, "1": 0}),),
+    code=(CodeSince("a", "1", 1, 0, NOW), CodeSince("b", "1", 1, 6, NOW)),
+)
+
+
+def view(**changed: Any) -> View:
+    values = {
+        "record": RECORD,
+        "history": History(BATCHES),
+        "topics": [TopicWorld(T, "topic-id", {0: 0, 1: 0}, {0: 130, 1: 70})],
+        "savepoints": [],
+        "for_time": lambda _, ms: {0: min(ms // 1000, 130), 1: min(ms // 2000, 70)},
+        "now": NOW,
+        **changed,
+    }
+    return View(**values)
+
+
+@pytest.mark.parametrize(
+    ("target", "batch_number"),
+    [
+        (Target("batch", "3"), 3),
+        (Target("table-version", "4"), 3),
+        (Target("offsets", "0:40,1:20"), 3),
+        (Target("offsets", "0:49,1:24"), 3),
+        (Target("offsets", "0:100,1:24"), 3),
+        (Target("shift-by", "-1"), 8),
+        (Target("shift-by", "-10"), 7),
+        (Target("code", "b"), 5),
+        (Target("datetime", "1970-01-01T00:00:40+00:00"), 3),
+    ],
+)
+def test_a_target_goes_to_the_last_batch_that_read_nothing_of_it(target: Target, batch_number: int) -> None:
+    assert resolve(target, view()).batch == Txn(1, batch_number)
+
+
+@pytest.mark.parametrize("target", [Target("earliest"), Target("offsets", "0:0,1:0"), Target("batch", "-1")])
+def test_before_the_first_batch_is_the_very_start(target: Target) -> None:
+    assert resolve(target, view()).batch is None
+
+
+def test_a_duration_counts_back_from_now() -> None:
+    found = resolve(
+        Target("duration", "100 seconds"), view(for_time=lambda _, ms: {0: int(NOW * 1000 - ms) // 2000, 1: 70})
+    )
+    assert found.wanted == {T: {0: 50, 1: 50}} and found.batch == Txn(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (Target("latest"), "not before that"),
+        (Target("shift-by", "5"), "not before that"),
+        (Target("batch", "9"), "where the stream is now"),
+        (Target("batch", "17"), "not in the ledger"),
+        (Target("batch", "x"), "not the number of a batch"),
+        (Target("code", "zz"), "never run code"),
+        (Target("savepoint", "g0001-b000000001"), "no savepoint"),
+        (Target("datetime", "2026-11-21T08:00:00"), "names no zone"),
+        (Target("datetime", "soon"), "not a time"),
+        (Target("offsets", "0:1"), "leave out partition 1"),
+        (Target("offsets", "0:1,1:1,2:1"), "no partition 2"),
+        (Target("offsets", "0=1"), "not an offset"),
+        (Target("offsets", "other/0:1,orders/0:1,orders/1:1"), "does not read topic other"),
+        (Target("table-version", "0"), "as old as version 0"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_in_one_line(target: Target, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        resolve(target, view())
+
+
+def test_nothing_can_be_put_right_before_the_first_batch() -> None:
+    with pytest.raises(UsageError, match="not run a batch"):
+        resolve(Target("shift-by", "-1"), view(history=History(())))
+
+
+def test_offsets_outside_the_topic_are_moved_to_its_edge_and_told() -> None:
+    kept = [TopicWorld(T, "topic-id", {0: 25, 1: 12}, {0: 130, 1: 70})]
+    found = resolve(Target("offsets", "0:3,1:20"), view(topics=kept))
+    assert found.wanted == {T: {0: 25, 1: 20}}
+    assert any("3 moved to the topic's first record left, 25" in note for note in found.notes)
+    assert found.batch == Txn(1, 1)
+
+
+def test_a_time_after_the_last_record_means_the_end_of_that_partition() -> None:
+    found = resolve(Target("datetime", "2026-01-01T00:00:00+00:00"), view(for_time=lambda _, __: {0: 130, 1: 20}))
+    assert any("no record of orders at or after" in note for note in found.notes)
+    assert found.batch == Txn(1, 3) and found.wanted == {T: {0: 100, 1: 20}}
+
+
+def test_a_partition_that_is_new_is_told() -> None:
+    topics = [TopicWorld(T, "topic-id", {0: 0, 1: 0, 2: 0}, {0: 130, 1: 70, 2: 9})]
+    found = resolve(Target("earliest"), view(topics=topics))
+    assert any("partition 2 of orders is new" in note for note in found.notes)
+
+
+def test_a_file_is_read_as_kafkas_own_tool_writes_it(tmp_path: Path) -> None:
+    file = tmp_path / "offsets.csv"
+    file.write_text('"orders",0,40\norders,1,20\n')
+    assert read_offsets(file) == {T: {0: 40, 1: 20}}
+    assert resolve(Target("file", str(file)), view()).batch == Txn(1, 3)
+    file.write_text(write_offsets({T: {1: 2, 0: 1}}))
+    assert file.read_text() == "orders,0,1\norders,1,2\n"
+
+
+@pytest.mark.parametrize("text", ["orders,0\n", "orders,zero,1\n", "orders,0,1\norders,0,2\n"])
+def test_a_file_that_is_no_such_thing_names_its_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(UsageError, match=r"x\.csv"):
+        read_offsets(tmp_path / "x.csv")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_offsets(tmp_path / "nothing.csv")
+
+
+def test_a_kind_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match="no target 'yesterday'"):
+        Target("yesterday")  # type: ignore[arg-type]
+
+
+def test_offsets_of_several_topics_name_them() -> None:
+    assert parse_offsets("a/0:1,b/0:2", ["a", "b"]) == {"a": {0: 1}, "b": {0: 2}}
+    with pytest.raises(UsageError):
+        parse_offsets("0:1", ["a", "b"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=30), st.data())
+def test_the_border_is_the_last_one_at_or_before_the_offsets(steps: list[tuple[int, int]], data: st.DataObject) -> None:
+    at = {0: 0, 1: 0}
+    batches = []
+    for number, (a, b) in enumerate(steps):
+        ends = {0: at[0] + a, 1: at[1] + b}
+        batches.append(batch(number, ends, dict(at)))
+        at = ends
+    wanted = {T: {0: data.draw(st.integers(0, at[0])), 1: data.draw(st.integers(0, at[1]))}}
+    found = History(tuple(batches)).last_within(wanted)
+    within = [b for b in batches if all(b.ends[T][p] <= wanted[T][p] for p in (0, 1))]
+    assert found == (within[-1] if within else None)
+
+
+def line(txn: Txn, end: int) -> LedgerLine:
+    offsets = (OffsetRange(T, "id", {0: end - 10}, {0: end}),)
+    return LedgerLine(LedgerEntry("batch", "s", "t", txn.generation, txn.batch, offsets), NOW, {})
+
+
+def test_the_path_leaves_out_what_a_recovery_left_behind() -> None:
+    lives = (
+        Generation(1, 0, "first start"),
+        Generation(2, 1, "recovery", 1, 3),
+        Generation(3, 2, "undo", 1, 5),
+    )
+    lines = [line(Txn(1, n), 10 * (n + 1)) for n in range(6)]
+    lines += [line(Txn(2, n), 10 * (n + 1)) for n in range(4, 8)]
+    lines += [line(Txn(3, n), 10 * (n + 1)) for n in range(6, 8)]
+    assert [b.txn for b in path(lives, lines).batches] == [*(Txn(1, n) for n in range(6)), Txn(3, 6), Txn(3, 7)]
+    assert [b.txn for b in path(lives[:2], lines).batches] == [
+        *(Txn(1, n) for n in range(4)),
+        *(Txn(2, n) for n in range(4, 8)),
+    ]
+    assert list(spans(lives)) == [(1, 0, 5), (3, 6, 1 << 32)]
+    assert on_path(lives, Txn(1, 5)) and not on_path(lives, Txn(2, 5)) and not on_path(lives, Txn(1, 6))
+
+
+def test_a_generation_from_the_very_start_leaves_all_before_it_behind() -> None:
+    lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", None, -1))
+    lines = [line(Txn(1, 0), 10), line(Txn(2, 0), 20)]
+    assert [b.txn for b in path(lives, lines).batches] == [Txn(2, 0)]
+
+
+def test_of_a_batch_written_twice_the_newest_line_counts() -> None:
+    lines = [line(Txn(1, 0), 10), line(Txn(1, 0), 20)]
+    assert [b.ends for b in path((Generation(1, 0, ""),), lines).batches] == [{T: {0: 20}}]
