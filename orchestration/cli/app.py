@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestration.cli import chaos, config, doctor, feed, streams, up
+from orchestration.cli import chaos, config, demo, doctor, feed, recover, savepoints, streams, up
 from orchestration.cli.invocation import Invocation, parse_set
 from orchestration.cli.output import say
 
@@ -56,5 +56,9 @@ app.command("doctor", short_help="Check this machine: a line each, with the fix.
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(feed.feed)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topic, offset by offset.")(chaos.verify)
+app.add_typer(demo.app, name="demo")
 app.add_typer(streams.app, name="streams")
+app.add_typer(recover.app, name="recover")
+app.add_typer(savepoints.app, name="savepoints")
+app.add_typer(savepoints.generations_app, name="generations")
 app.add_typer(config.app, name="config")

@@ -1,0 +1,209 @@
+"""`recourse demo recovery`: a bug, and how it is put right, with real commands on a broker of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestration.cli.invocation import invocation
+from orchestration.cli.output import say
+from streaming_jobs.errors import PermanentError
+
+if TYPE_CHECKING:
+    from streaming_jobs.settings import Settings
+    from streaming_jobs.stock.movements import Movement
+
+app = typer.Typer(no_args_is_help=True, help="Stories that run by themselves.", rich_markup_mode=None)
+
+MOVEMENTS = 60_000
+_MODULE = "stock_flows"
+RIGHT = 'F.when(F.col("kind") == "sold", -F.col("quantity")).otherwise(F.col("quantity"))'
+WRONG = 'F.when(F.col("kind") == "received", F.col("quantity")).otherwise(-F.abs("quantity"))'
+BAD = "quantity < 0"
+_DEADLINE = 300.0
+
+
+@app.callback()
+def demo() -> None:
+    """Stories that run by themselves."""
+
+
+@app.command(short_help="A bug, and how it is put right.")
+def recovery(
+    context: typer.Context,
+    movements: Annotated[int, typer.Option(min=2_000, help="Stock movements in all.")] = MOVEMENTS,
+    home: Annotated[
+        Path | None, typer.Option(help="An empty folder to work in; default: a temporary one.", show_default=False)
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there.")] = False,
+) -> None:
+    """A new version of a stream has a bug and writes impossible rows. Find it, plan, apply, undo, apply again.
+
+    Every step is a command that you could type. The tables are compared with the truth after each.
+    """
+    from orchestration.cli.children import stop_signals_interrupt
+    from orchestration.cli.setup import fetch_jars
+    from streaming_jobs.platform.broker import Broker
+    from streaming_jobs.settings import Settings
+
+    base = invocation(context).settings
+    folder = Path(home or tempfile.mkdtemp(prefix="recourse-demo-")).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = Settings.load({"home": folder, "jars_dir": base.jars_dir} if base.jars_dir else {"home": folder})
+    try:
+        with stop_signals_interrupt():
+            fetch_jars(base, broker=True)
+            with Broker(settings) as broker:
+                Story(folder, settings, broker.start(), movements).tell()
+    finally:
+        if keep:
+            say(f"the home is kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class Story:
+    """The steps, each shown as the command that it is."""
+
+    def __init__(self, folder: Path, settings: Settings, bootstrap: str, count: int) -> None:
+        from streaming_jobs.stock import flows, movements
+
+        self.folder, self.settings, self.bootstrap = folder, settings, bootstrap
+        self.all: Sequence[Movement] = movements.movements(count)
+        self.code = folder / "code" / f"{_MODULE}.py"
+        self.code.parent.mkdir(parents=True, exist_ok=True)
+        self.text = Path(str(flows.__file__)).read_text(encoding="utf-8")
+        self.began = time.monotonic()
+
+    def tell(self) -> None:
+        """The story, from the first movement to the second recovery."""
+        from streaming_jobs.sources.topics import Topics
+        from streaming_jobs.stock.movements import PARTITIONS, TOPIC
+
+        half = len(self.all) // 2
+        Topics.of(self.settings.kafka, self.bootstrap).create(TOPIC, PARTITIONS)
+        self._say(f"{half:,} stock movements come in; the streams inventory and low_stock read them")
+        self.code.write_text(self.text, encoding="utf-8")
+        self.feed(self.all[:half])
+        self.run_streams()
+        self.compare(half, right=True)
+        self._say("a new version of the function is deployed. It takes returns and corrections for sales")
+        self.deploy(WRONG)
+        self.feed(self.all[half:])
+        self.run_streams()
+        bad = self.compare(len(self.all), right=False)
+        self._say(f"the rule `not {BAD}` turns red: {bad} products have an impossible stock. The function is corrected")
+        self.deploy(RIGHT)
+        plan = self.plan()
+        self.recourse("recover", "apply", plan, "--yes")
+        self.compare(len(self.all), right=True)
+        self._say("and back: the old rows, as they were")
+        self.recourse("recover", "undo", plan, "--yes")
+        self.compare(len(self.all), right=False, bad=bad)
+        self._say("and once more, for good")
+        self.recourse("recover", "apply", self.plan(), "--yes")
+        self.compare(len(self.all), right=True)
+        self.recourse("recover", "list")
+        self.recourse("savepoints", "list", "inventory")
+        self._say(f"done in {time.monotonic() - self.began:.0f} s")
+
+    def plan(self) -> str:
+        """Plan the recovery of `inventory`, show it, and return its name."""
+        arguments = ["recover", "plan", "inventory", "--before-first-bad", BAD, "--require", f"not ({BAD})"]
+        plan = str(json.loads(self.recourse(*arguments, "--output", "json", quiet=True))["id"])
+        self.recourse("recover", "show", plan)
+        return plan
+
+    def deploy(self, change: str) -> None:
+        """Put another version of the function where the streams are imported from."""
+        text = self.text.replace(RIGHT, change)
+        if text == self.text and change != RIGHT:
+            raise PermanentError("the line to change is not in the stock flows")
+        self.code.write_text(text, encoding="utf-8")
+        self._say(f"  {self.code.name}: return {change}")
+
+    def feed(self, part: Sequence[Movement]) -> None:
+        """Send movements."""
+        from streaming_jobs.stock.movements import send
+
+        send(self.settings.kafka, self.bootstrap, part)
+
+    def run_streams(self) -> None:
+        """Let both streams read what there is."""
+        self.recourse("streams", "run", "inventory", "low_stock", "--trigger", "available-now", quiet=True)
+
+    def compare(self, count: int, *, right: bool, bad: int | None = None) -> int:
+        """Compare both tables with the truth; products with an impossible stock. Raises when it is not as expected."""
+        from streaming_jobs.stock import movements
+
+        rows = {r["product"]: r for r in self.rows("inventory")}
+        truth = movements.inventory(self.all[:count])
+        same = {p: (r["quantity"], r["movements"], r["last_at"].astimezone(UTC)) for p, r in rows.items()} == truth
+        taken = sorted((r["product"], r["taken"], r["at"].astimezone(UTC)) for r in self.rows("low_stock"))
+        wrong = sum(1 for row in rows.values() if row["quantity"] < 0)
+        self._say(
+            f"  inventory: {len(rows)} products, {'every row equals' if same else 'not equal to'} the truth, "
+            f"{wrong} below nothing; low_stock: {len(taken):,} rows"
+        )
+        if same != right or (bad is not None and wrong != bad) or (not right and not wrong):
+            raise PermanentError("the tables are not what the story says", f"look at them: --keep, {self.folder}")
+        return wrong
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """A table's rows."""
+        from deltalake import DeltaTable
+
+        return list(DeltaTable(self.settings.tables / table).to_pyarrow_table().to_pylist())
+
+    def recourse(self, *arguments: str, quiet: bool = False) -> str:
+        """Run a command as a person would; what it prints is shown, unless `quiet`. Raises when it fails."""
+        self._say(f"$ recourse {' '.join(_shown(a) for a in arguments)}")
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestration.cli", *arguments],
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise PermanentError(f"it ended with {done.returncode}: {done.stderr[-2000:]}{done.stdout[-500:]}")
+        if not quiet:
+            told = [line for line in done.stderr.splitlines() if not line.startswith(("timestamp=", "WARNING"))]
+            for line in (*told, *done.stdout.splitlines()):
+                say(f"  {line}")
+        return done.stdout
+
+    def environment(self) -> dict[str, str]:
+        """What the commands are run with."""
+        source = Path(__file__).resolve().parents[2]
+        paths = [str(self.code.parent), str(source), os.environ.get("PYTHONPATH", "")]
+        own = {
+            "RECOURSE_HOME": str(self.folder),
+            "RECOURSE_FLOWS": json.dumps([_MODULE]),
+            "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap,
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        if self.settings.jars_dir is not None:
+            own["RECOURSE_JARS_DIR"] = str(self.settings.jars_dir)
+        return {**os.environ, **own}
+
+    def _say(self, text: str) -> None:
+        say(f"[{time.monotonic() - self.began:5.1f} s] {text}")
+
+
+def _shown(argument: str) -> str:
+    return f"'{argument}'" if " " in argument else argument

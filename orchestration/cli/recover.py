@@ -1,0 +1,242 @@
+"""`recourse recover`: put a stream right. Plan, look, apply, resume, abort, undo."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestration.cli.invocation import Invocation, invocation
+from orchestration.cli.output import Output, OutputOption, log_to_stderr, print_json, print_table, say, show
+from streaming_jobs.errors import UsageError
+
+if TYPE_CHECKING:
+    from reprocessing.executor import Talk
+    from reprocessing.stages import Work
+    from streaming_jobs.sources.topics import Topics
+    from streaming_jobs.stream import Stream
+
+app = typer.Typer(no_args_is_help=True, help="Put a stream right after a bug.", rich_markup_mode=None)
+
+WOULD_CHANGE = 10
+PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", help="Publish without asking.")]
+
+
+@app.callback()
+def recover() -> None:
+    """Put a stream right after a bug: rewind, rebuild beside the old rows, check, publish; and take it back."""
+
+
+@app.command(short_help="Show what a recovery would do.")
+def plan(
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="The first record that the topic still has.")
+    ] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="The topic's end.")] = False,
+    to_offsets: Annotated[str | None, typer.Option(metavar="0:120,1:98", help="Offsets by partition.")] = None,
+    from_file: Annotated[str | None, typer.Option(metavar="FILE", help="CSV: topic,partition,offset.")] = None,
+    shift_by: Annotated[int | None, typer.Option(metavar="N", help="Records back in each partition: -1000.")] = None,
+    by_duration: Annotated[str | None, typer.Option(metavar="'2 hours'", help="That long before now.")] = None,
+    to_datetime: Annotated[str | None, typer.Option(metavar="TIME", help="ISO time with its zone.")] = None,
+    to_batch: Annotated[int | None, typer.Option(metavar="N", help="The end of a batch; -1: before the first.")] = None,
+    to_table_version: Annotated[int | None, typer.Option(metavar="V", help="A version of the primary table.")] = None,
+    savepoint: Annotated[str | None, typer.Option(metavar="NAME", help="A savepoint.")] = None,
+    before_code: Annotated[str | None, typer.Option(metavar="HASH", help="Before a version of the code.")] = None,
+    before_first_bad: Annotated[
+        str | None, typer.Option(metavar="SQL", help="Before the code that made the first row for which this holds.")
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="With it: only before the row's own batch.")] = False,
+    require: Annotated[
+        list[str] | None, typer.Option(metavar="SQL", help="Must hold for every rebuilt row; may be given again.")
+    ] = None,
+    max_changed: Annotated[
+        str | None, typer.Option(metavar="5%", help="More rows than this may not change, come or go.")
+    ] = None,
+    detailed_exitcode: Annotated[bool, typer.Option("--detailed-exitcode", help="10: something would change.")] = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show what a recovery would do, and keep that as a plan. Nothing of the stream is changed, and it may run on."""
+    from reprocessing.explainer import explain
+    from reprocessing.firstbad import before_first_bad as search
+    from reprocessing.plan import Checks
+    from reprocessing.planner import look, make_plan
+    from reprocessing.targets import Target
+
+    call = invocation(context)
+    selected = call.topology.select([stream])[0]
+    given: list[tuple[str, Any]] = [
+        ("earliest", "" if to_earliest else None),
+        ("latest", "" if to_latest else None),
+        ("offsets", to_offsets),
+        ("file", from_file),
+        ("shift-by", shift_by),
+        ("duration", by_duration),
+        ("datetime", to_datetime),
+        ("batch", to_batch),
+        ("table-version", to_table_version),
+        ("savepoint", savepoint),
+        ("code", before_code),
+        ("first-bad", before_first_bad),
+    ]
+    chosen = [(kind, str(value)) for kind, value in given if value is not None]
+    if len(chosen) != 1:
+        raise UsageError(
+            f"{len(chosen)} targets were given: {', '.join(kind for kind, _ in chosen) or 'none'}", "give exactly one"
+        )
+    kind, value = chosen[0]
+    checks = Checks(tuple(require or ()), _share(max_changed))
+    found = look(call.settings, selected, _topics(call))
+    if kind == "first-bad":
+        target, resolved = search(found, value, exact=exact)
+        made = make_plan(found, target, checks, resolved=resolved)
+    else:
+        made = make_plan(found, Target(kind, value), checks)  # type: ignore[arg-type]
+    show(output, dataclasses.asdict(made), lambda: print(explain(made), end=""))
+    if detailed_exitcode and made.records:
+        raise typer.Exit(WOULD_CHANGE)
+
+
+@app.command("show", short_help="Show a plan, and how far it has come.")
+def show_plan(context: typer.Context, name: PlanName, output: OutputOption = Output.text) -> None:
+    """Show a plan, and how far it has come."""
+    from reprocessing.executor import journal_of
+    from reprocessing.explainer import explain
+    from reprocessing.plan import load
+
+    settings = invocation(context).settings
+    found, journal = load(settings, name), journal_of(settings, name)
+    value = {**dataclasses.asdict(found), "outcome": journal.outcome}
+    value["journal"] = [dataclasses.asdict(line) for line in journal.lines()]
+    done = [line.stage for line in journal.lines() if line.state == "done"]
+
+    def text() -> None:
+        print(explain(found), end="")
+        print(f"\n  It is {journal.outcome}" + (f": {', '.join(done)} done" if done else ""))
+
+    show(output, value, text)
+
+
+@app.command("list", short_help="Print all plans.")
+def list_plans(context: typer.Context, output: OutputOption = Output.text) -> None:
+    """Print all plans, oldest first."""
+    from reprocessing.executor import journal_of
+    from reprocessing.plan import load, names
+    from reprocessing.targets import instant_words
+
+    settings = invocation(context).settings
+    found = [(load(settings, name), journal_of(settings, name).outcome) for name in names(settings)]
+    value = [
+        {"plan": p.id, "stream": p.stream, "target": p.target, "made_at": p.made_at, "outcome": o} for p, o in found
+    ]
+    rows = [[p.id, p.stream, p.target, instant_words(p.made_at), o] for p, o in found]
+    show(output, value, lambda: print_table(["plan", "stream", "target", "made", "outcome"], rows))
+
+
+@app.command(short_help="Carry a plan out.")
+def apply(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
+    """Carry a plan out. It asks before it publishes; a plan whose world has moved is refused."""
+    from reprocessing import executor
+
+    _carry_out(context, name, yes, output, executor.apply)
+
+
+@app.command(short_help="Go on with a plan that was cut off.")
+def resume(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
+    """Go on with the first stage that is not done."""
+    from reprocessing import executor
+
+    _carry_out(context, name, yes, output, executor.resume)
+
+
+@app.command(short_help="Give a plan up before it publishes.")
+def abort(context: typer.Context, name: PlanName, output: OutputOption = Output.text) -> None:
+    """Give a plan up before it has published: the stream goes on as it was, one generation later."""
+    from reprocessing import executor
+
+    _carry_out(context, name, True, output, executor.give_up)
+
+
+@app.command(short_help="Take a published plan back.")
+def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
+    """Take a published plan back: a plan of its own, shown and then applied. Records that came since stay."""
+    from reprocessing import executor
+    from reprocessing.explainer import explain
+    from reprocessing.plan import load
+
+    call = invocation(context)
+    found = load(call.settings, name)
+    selected = call.topology.select([found.stream])[0]
+    made = executor.plan_undo(call.settings, selected, _topics(call), found)
+    if output is Output.text:
+        print(explain(made), end="")
+    _carry_out(context, made.id, yes, output, executor.apply)
+
+
+def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Any) -> None:
+    from reprocessing.executor import journal_of
+    from reprocessing.plan import load
+
+    call = invocation(context)
+    found = load(call.settings, name)
+    selected: Stream = call.topology.select([found.stream])[0]
+    log_to_stderr()
+    work: Work = act(call.settings, selected, _topics(call), found, _talk(yes))
+    outcome = journal_of(call.settings, name).outcome
+    if output is Output.json:
+        print_json({"plan": name, "outcome": outcome, "generation": work.record.generation})
+    else:
+        say(f"plan {name} is {outcome}; stream {found.stream} is in generation {work.record.generation}")
+
+
+def _talk(yes: bool) -> Talk:
+    from reprocessing.executor import Talk
+
+    def confirm(work: Work) -> bool:
+        for difference in work.differences:
+            say(_words(difference))
+            for row in difference.sample:
+                say(f"    {row}")
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            say("nobody to ask: give --yes to publish")
+            return False
+        return typer.confirm(f"publish plan {work.plan.id}?", err=True)
+
+    def progress(done: int, total: int) -> None:
+        say(f"  replay: {done:,} of {total:,} records")
+
+    return Talk(tell=say, progress=progress, confirm=confirm)
+
+
+def _words(difference: Any) -> str:
+    d = difference
+    totals = "".join(f"; sum of {c}: {o} -> {n}" for c, (o, n) in d.totals.items() if o != n)
+    return (
+        f"  {d.table}: {d.old_rows:,} rows published, {d.new_rows:,} rebuilt; {d.changed:,} changed, "
+        f"{d.only_old:,} go, {d.only_new:,} come{totals}"
+    )
+
+
+def _topics(call: Invocation) -> Topics:
+    from streaming_jobs.platform.broker import bootstrap_servers
+    from streaming_jobs.sources.topics import Topics
+
+    return Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
+
+
+def _share(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError as error:
+        raise UsageError(f"--max-changed {text} is not a share", "write 5% or 0.05") from error
+    if not 0 <= value <= 1:
+        raise UsageError(f"--max-changed {text} is not between 0 and 1", "write 5% or 0.05")
+    return value

@@ -1,0 +1,145 @@
+"""Before publishing: do the rebuilt rows keep the rules, and how do they differ from the published ones?
+
+Both tables are read by DataFusion through deltalake, without Spark. A table with keys is compared key by key, any
+other as a bag of rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError
+
+from streaming_jobs.errors import UsageError
+
+_SAMPLE = 5
+_NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a rebuilt table differs from the published one. `totals` by numeric column: (published, rebuilt)."""
+
+    table: str
+    old_rows: int
+    new_rows: int
+    only_old: int
+    only_new: int
+    changed: int
+    totals: Mapping[str, tuple[Any, Any]]
+    sample: Sequence[Mapping[str, Any]]
+
+    @property
+    def share(self) -> float:
+        """Rows that change, go or come, by the published rows."""
+        return (self.only_old + self.only_new + self.changed) / max(self.old_rows, 1)
+
+
+def broken(table: Path, rules: Sequence[str]) -> dict[str, int]:
+    """Rows that break each rule: a SQL condition that has to hold for every row. Unknown (null) counts as broken.
+
+    Raises UsageError for a rule that does not parse or names no column.
+    """
+    name, data = table.name, _query({"t": table})
+    return {
+        rule: int(_one(data, f'SELECT count(*) AS n FROM "t" WHERE ({rule}) IS NOT TRUE', name)["n"]) for rule in rules
+    }
+
+
+def compare(table: str, old: Path, new: Path, keys: Sequence[str]) -> Difference:
+    """The difference of two tables with the same name; columns that only one has are left out."""
+    columns = [f for f in _fields(new) if f["name"] in {g["name"] for g in _fields(old)}]
+    names = [field["name"] for field in columns]
+    data = _query({"old": old, "new": new})
+    counted = _one(data, 'SELECT (SELECT count(*) FROM "old") AS o, (SELECT count(*) FROM "new") AS n', table)
+    totals = {}
+    for field in columns:
+        if field["type"] in _NUMBERS and field["name"] not in keys:
+            q = _quoted(field["name"])
+            each = _one(data, f'SELECT (SELECT sum({q}) FROM "old") AS o, (SELECT sum({q}) FROM "new") AS n', table)
+            totals[field["name"]] = (each["o"], each["n"])
+    gone, came, changed, sample = (_by_key if keys else _by_row)(data, table, names, keys)
+    return Difference(table, counted["o"], counted["n"], gone, came, changed, totals, sample)
+
+
+def _by_key(
+    data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str]
+) -> tuple[int, int, int, list[dict[str, Any]]]:
+    on = " AND ".join(f"o.{_quoted(k)} = n.{_quoted(k)}" for k in keys)
+    first = _quoted(keys[0])
+    rest = [n for n in names if n not in keys]
+    differs = " OR ".join(f"(o.{_quoted(n)} IS DISTINCT FROM n.{_quoted(n)})" for n in rest) or "FALSE"
+    joined = f'FROM "old" o FULL JOIN "new" n ON {on}'
+    both = f"o.{first} IS NOT NULL AND n.{first} IS NOT NULL"
+    found = _one(
+        data,
+        f"SELECT count(*) FILTER (WHERE n.{first} IS NULL) AS gone, count(*) FILTER (WHERE o.{first} IS NULL) AS came, "
+        f"count(*) FILTER (WHERE {both} AND ({differs})) AS changed {joined}",
+        table,
+    )
+    shown = ", ".join(
+        [f"coalesce(o.{_quoted(k)}, n.{_quoted(k)}) AS {_quoted(k)}" for k in keys]
+        + [f"o.{_quoted(n)} AS {_quoted(n + ' published')}, n.{_quoted(n)} AS {_quoted(n + ' rebuilt')}" for n in rest]
+    )
+    order = ", ".join(_quoted(k) for k in keys)
+    rows = _rows(
+        data,
+        f"SELECT {shown} {joined} WHERE o.{first} IS NULL OR n.{first} IS NULL OR {differs} "
+        f"ORDER BY {order} LIMIT {_SAMPLE}",
+        table,
+    )
+    return found["gone"], found["came"], found["changed"], rows
+
+
+def _by_row(
+    data: QueryBuilder, table: str, names: Sequence[str], _: Sequence[str]
+) -> tuple[int, int, int, list[dict[str, Any]]]:
+    columns = ", ".join(_quoted(n) for n in names)
+    net = (
+        f'SELECT {columns}, sum("__w") AS "__net" FROM (SELECT {columns}, 1 AS "__w" FROM "new" UNION ALL '
+        f'SELECT {columns}, -1 AS "__w" FROM "old") u GROUP BY {columns} HAVING sum("__w") <> 0'
+    )
+    found = _one(
+        data,
+        'SELECT coalesce(-sum("__net") FILTER (WHERE "__net" < 0), 0) AS gone, '
+        f'coalesce(sum("__net") FILTER (WHERE "__net" > 0), 0) AS came FROM ({net}) d',
+        table,
+    )
+    rows = _rows(data, f"SELECT * FROM ({net}) d ORDER BY {columns} LIMIT {_SAMPLE}", table)
+    shown = [{("rebuilt" if r["__net"] > 0 else "published"): {n: r[n] for n in names}} for r in rows]
+    return int(found["gone"]), int(found["came"]), 0, shown
+
+
+def _query(tables: Mapping[str, Path]) -> QueryBuilder:
+    data = QueryBuilder()
+    for name, path in tables.items():
+        data = data.register(name, DeltaTable(path))
+    return data
+
+
+def _one(data: QueryBuilder, sql: str, table: str) -> dict[str, Any]:
+    return _rows(data, sql, table)[0]
+
+
+def _rows(data: QueryBuilder, sql: str, table: str) -> list[dict[str, Any]]:
+    try:
+        return list(pa.table(data.execute(sql).read_all()).to_pylist())
+    except (DeltaError, ValueError) as error:
+        raise UsageError(
+            f"table {table} cannot be asked that: {str(error).splitlines()[-1][:300]}",
+            "write a SQL condition on the table's columns",
+        ) from error
+
+
+def _fields(table: Path) -> list[dict[str, Any]]:
+    return list(json.loads(DeltaTable(table).schema().to_json())["fields"])
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,121 @@
+"""Before the first bad row: which batch made it, and which code wrote that batch.
+
+The primary table is asked as it was after each savepoint, oldest first, and between the last clean one and the first
+bad one by halves, as far as the table's own log still shows the versions. The state of a stream may be wrong long
+before a wrong row shows, so the way back goes before the first batch of the code that wrote the bad row's batch;
+`exact` goes before that batch only.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deltalake import DeltaTable, QueryBuilder, Schema
+from deltalake.exceptions import DeltaError
+
+from reprocessing.history import Batch, on_path
+from reprocessing.planner import Situation
+from reprocessing.targets import Resolved, Target
+from reprocessing.workshop import link
+from streaming_jobs import savepoints
+from streaming_jobs.errors import UsageError
+from streaming_jobs.files import private_folder
+from streaming_jobs.ledger import walk
+from streaming_jobs.savepoints import Savepoint
+from streaming_jobs.settings import Settings
+
+
+def before_first_bad(found: Situation, condition: str, *, exact: bool) -> tuple[Target, Resolved]:
+    """Where to rewind to; raises UsageError when no row is bad, and for a condition that the table cannot be asked."""
+    table = found.settings.tables / found.stream.primary.name
+    bad_now = bad_rows(DeltaTable(table), condition)
+    if not bad_now:
+        raise UsageError(f"no row of table {table.name} is bad: {condition}", "there is nothing to put right")
+    batch = _first(found, table, condition)
+    code = _first_of_code(found, batch)
+    start = batch if exact else code
+    before = found.history.before(start)
+    ran = f"written by code {batch.code.hash}, which ran since {code.txn}"
+    notes = [f"{bad_now:,} rows are bad now; the first came with {batch.txn}, {ran}"]
+    if exact and code.txn != batch.txn:
+        notes.append(f"--exact: what code {batch.code.hash} wrote from {code.txn} to {batch.txn} stays as it is")
+    view = found.view()
+    resolved = Resolved(before.txn if before else None, before.ends if before else view.starts, tuple(notes))
+    return Target("batch", f"{before.txn.batch if before else -1} (before the first bad row: {condition})"), resolved
+
+
+def bad_rows(table: DeltaTable, condition: str) -> int:
+    """How many rows meet the condition."""
+    try:
+        data = (
+            QueryBuilder().register("t", table).execute(f'SELECT count(*) AS n FROM "t" WHERE ({condition})').read_all()
+        )
+    except (DeltaError, ValueError) as error:
+        raise UsageError(
+            f"the condition '{condition}' cannot be asked: {str(error).splitlines()[-1][:300]}",
+            "write a SQL condition on the table's columns",
+        ) from error
+    return int(data.column(0)[0].as_py())
+
+
+def _first(found: Situation, table: Path, condition: str) -> Batch:
+    """The first batch after which the table holds a bad row, as near as savepoints and the log can tell."""
+    batches = list(found.history.batches)
+    low, high = -1, len(batches) - 1  # positions in `batches`: clean after `low`, bad after `high`
+    at = {batch.txn: position for position, batch in enumerate(batches)}
+    for savepoint in found.savepoints:
+        position = at.get(savepoint.txn)
+        if position is None or position >= high or not on_path(found.record.generations, savepoint.txn):
+            continue
+        with as_table(found.settings, savepoint, table.name) as path:
+            bad = bad_rows(DeltaTable(path), condition)
+        if bad:
+            high = position
+            break
+        low = position
+    kept = {commit.version for commit in walk(table)}
+    while high - low > 1:
+        seen = [p for p in range(low + 1, high) if batches[p].versions.get(table.name) in kept]
+        if not seen:
+            break
+        middle = seen[len(seen) // 2]
+        if bad_rows(DeltaTable(table, version=batches[middle].versions[table.name]), condition):
+            high = middle
+        else:
+            low = middle
+    # Where nothing shows what lies between, the first batch after the last clean moment may be the one.
+    return batches[low + 1]
+
+
+def _first_of_code(found: Situation, batch: Batch) -> Batch:
+    """The first of the batches in a row, up to this one, that the same code wrote."""
+    first = batch
+    while (earlier := found.history.before(first)) is not None and earlier.code == batch.code:
+        first = earlier
+    return first
+
+
+@contextmanager
+def as_table(settings: Settings, savepoint: Savepoint, name: str) -> Iterator[Path]:
+    """A savepoint's table as an ordinary Delta table, for as long as it is looked at."""
+    saved = next(table for table in savepoint.tables if table.name == name)
+    links = savepoints.links(settings, savepoint.stream, name, savepoint.id)
+    path = private_folder(settings.tables / "_staging") / f"look-{savepoint.stream}-{savepoint.id}-{name}"
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        handle = DeltaTable.create(
+            path, Schema.from_json(saved.schema), partition_by=list(saved.partition_by) or None, name=name
+        )
+        link((f for f in links.rglob("*") if f.is_file()), links, path)
+        handle.create_write_transaction(
+            [file.add() for file in savepoints.files_of(settings, savepoint)[name]],
+            mode="append",
+            schema=handle.schema(),
+            partition_by=list(saved.partition_by) or None,
+        )
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

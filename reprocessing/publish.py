@@ -1,0 +1,164 @@
+"""The commits of a recovery on the stream's own tables: the fence, and the one commit that replaces the rows.
+
+Each is made through `DeltaSink.commit`, so it is there once however often it is tried, and refused when somebody else
+has changed the table. A file that the table has already stays where it is; others come as hard links in the folder
+`r-<plan>`. Secondary tables go first and the primary last; its entry names where the others are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.transaction import AddAction, RemoveAction
+
+from streaming_jobs.errors import LedgerConflict
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import DeltaSink, open_sink
+from streaming_jobs.sinks.table_files import TableFile, on_disk, table_files
+from streaming_jobs.stream import Stream
+from streaming_jobs.world import all_tables
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a table is to hold: files by their paths, where these lie, and the columns (Delta's JSON)."""
+
+    files: Mapping[str, TableFile]
+    root: Path
+    schema: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """One table's publish: its version, files that came, went and stayed, and how long the commit took."""
+
+    table: str
+    version: int
+    came: int
+    went: int
+    stayed: int
+    seconds: float
+
+
+def sinks(settings: Settings, stream: Stream) -> list[DeltaSink]:
+    """The stream's tables in the order in which they are published: the primary last."""
+    primary, *secondary = [open_sink(settings, declared, stream.name) for declared, _ in all_tables(stream)]
+    return [sink for sink in (*secondary, primary) if sink is not None]
+
+
+def fence(settings: Settings, stream: Stream, plan: str, generation: int) -> None:
+    """Open the generation on every table for this plan alone: nobody else starts the stream, no old driver writes."""
+    for sink in sinks(settings, stream):
+        entry = LedgerEntry("fence", stream.name, sink.name, generation, -1, plan=plan)
+        sink.commit(entry, lambda *_: None)
+
+
+def publish(
+    settings: Settings,
+    stream: Stream,
+    contents: Mapping[str, Content],
+    *,
+    plan: str,
+    at: Txn,
+    offsets: Sequence[OffsetRange],
+    code: CodeVersion,
+    between: object = None,
+) -> list[Published]:
+    """Make each table hold what `contents` says, at the position `at`; a table that does already is passed over.
+
+    `between` is called with a table's name after its commit. Raises LedgerConflict when a table holds something else
+    afterwards, ForeignWrite when somebody else changed it.
+    """
+    done = []
+    found = sinks(settings, stream)
+    for sink in found:
+        primary = sink.name == stream.primary.name
+        entry = LedgerEntry(
+            kind="publish",
+            stream=stream.name,
+            table=sink.name,
+            generation=at.generation,
+            batch=at.batch,
+            offsets=tuple(offsets),
+            txns={other.name: at.version for other in found if other is not sink} if primary else {},
+            code=code,
+            plan=plan,
+        )
+        done.append(_publish(sink, contents[sink.name], entry, f"r-{plan}"))
+        if callable(between):
+            between(sink.name)
+    return done
+
+
+def content_of(table: Path) -> Content:
+    """What a table holds now."""
+    handle = DeltaTable(table)
+    return Content(table_files(table, handle.version()), table, handle.schema().to_json())
+
+
+def same_content(table: Path, content: Content) -> bool:
+    """Whether a table holds just these files, told by what they are on disk: a hard link is the same file."""
+    live = table_files(table, DeltaTable(table).version())
+    return sorted(_inodes(table, live)) == sorted(_inodes(content.root, content.files))
+
+
+def _publish(sink: DeltaSink, content: Content, entry: LedgerEntry, place: str) -> Published:
+    began = time.monotonic()
+    if sink.holds(entry):
+        return Published(sink.name, sink.handle.version(), 0, 0, len(content.files), 0.0)
+    _widen(sink, content)
+    live = table_files(sink.path, sink.handle.version())
+    here = dict(zip(_inodes(sink.path, live), live, strict=True))
+    adds: list[AddAction | RemoveAction] = []
+    stayed = set()
+    for inode, (path, file) in zip(_inodes(content.root, content.files), content.files.items(), strict=True):
+        if inode in here:
+            stayed.add(here[inode])
+            continue
+        source = on_disk(content.root, path)
+        name = f"{place}/{source.relative_to(content.root).as_posix()}"
+        (sink.path / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not (sink.path / name).exists():
+            os.link(source, sink.path / name)
+        adds.append(file.add(name))
+    at = int(time.time() * 1000)
+    removes = [file.remove(at) for path, file in live.items() if path not in stayed]
+    began = time.monotonic()
+
+    def write(_: DeltaTable, properties: CommitProperties) -> None:
+        sink.commit_actions([*removes, *adds], properties)
+
+    version = sink.commit(entry, write)
+    seconds = time.monotonic() - began
+    if version is None or not same_content(sink.path, content):
+        raise LedgerConflict(
+            f"table {sink.name} does not hold the files that were published to it",
+            "its rows are not those of the plan: abort or undo the plan",
+        )
+    return Published(sink.name, version, len(adds), len(removes), len(stayed), round(seconds, 3))
+
+
+def _widen(sink: DeltaSink, content: Content) -> None:
+    """Add the columns that the published rows have and the table has not; columns are never taken away."""
+    wanted = json.loads(content.schema)["fields"]
+    here = {field["name"] for field in json.loads(sink.handle.schema().to_json())["fields"]}
+    added = [field for field in wanted if field["name"] not in here]
+    if not added:
+        return
+    entry = LedgerEntry("schema", sink.stream, sink.name, 0, -1, note=f"added {', '.join(f['name'] for f in added)}")
+    fields = Schema.from_json(json.dumps({"type": "struct", "fields": added})).fields
+    sink.handle.alter.add_columns(
+        fields, commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()})
+    )
+    sink.refresh()
+
+
+def _inodes(root: Path, files: Mapping[str, TableFile]) -> list[tuple[int, int]]:
+    return [((status := on_disk(root, path).stat()).st_dev, status.st_ino) for path in files]

@@ -1,0 +1,412 @@
+"""What applying a plan does: one small class a stage, in order. The executor runs them, the explainer reads them.
+
+Each stage may be run again from its beginning after a kill; what it found goes into the journal.
+
+| stage    | what it does                                                        | published rows |
+|----------|---------------------------------------------------------------------|----------------|
+| stop     | the stream stops at a batch border, the plan holds its lease        | old            |
+| keep     | a savepoint of the stream as it is, for abort and undo              | old            |
+| fence    | every table opens the new generation, for this plan alone           | old            |
+| prepare  | the new generation's checkpoint and staging tables                  | old            |
+| replay   | an ordinary session of the stream, into the staging tables          | old            |
+| audit    | rules, and the difference to the published tables                   | old            |
+| publish  | one commit a table                                                  | new            |
+| switch   | the stream's record moves to the new generation                     | new            |
+| finish   | staging goes, the stream may start                                  | new            |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+from reprocessing import workshop
+from reprocessing.audit import Difference, broken, compare
+from reprocessing.journal import Journal
+from reprocessing.plan import Plan, moved
+from reprocessing.planner import look, tables_folder
+from reprocessing.publish import Content, content_of, fence, publish
+from streaming_jobs import generation as generations
+from streaming_jobs import savepoints
+from streaming_jobs.checkpoint_cut import copy
+from streaming_jobs.crash import crash_point
+from streaming_jobs.errors import PermanentError, PreflightRefused, RecourseError, TransientError, UsageError
+from streaming_jobs.generation import StreamRecord
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, entries
+from streaming_jobs.savepoints import Savepoint
+from streaming_jobs.session import Session
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.stream import Stream
+from streaming_jobs.world import all_tables, ledger_file
+
+Found = Mapping[str, Any]
+
+
+class AuditRefused(PermanentError):
+    """The rebuilt rows break a rule, or differ by more than the plan allows; nothing was published."""
+
+    code = "REC-030"
+
+
+@dataclass
+class Work:
+    """What stages work with. `tell` gets a line for people, `progress` (records done, of how many) in a replay."""
+
+    settings: Settings
+    stream: Stream
+    plan: Plan
+    topics: Topics
+    journal: Journal
+    tell: Callable[[str], None]
+    progress: Callable[[int, int], None]
+    confirm: Callable[[str], bool]
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def record(self) -> StreamRecord:
+        """The stream's record as it is now."""
+        record = generations.load(self.settings, self.stream.name)
+        assert record is not None
+        return record
+
+    @property
+    def own(self) -> Settings:
+        """The settings of the replay."""
+        return workshop.settings_of(self.settings, self.plan)
+
+    def base(self) -> Savepoint | None:
+        """The savepoint that the replay starts from; raises PreflightRefused if it was dropped."""
+        return None if self.plan.base.savepoint is None else self.savepoint(self.plan.base.savepoint)
+
+    def kept(self) -> Savepoint:
+        """The savepoint of the stream as the plan found it."""
+        found = self.journal.done("keep")
+        assert found is not None
+        return self.savepoint(found["savepoint"])
+
+    def savepoint(self, name: str) -> Savepoint:
+        """A savepoint that is there."""
+        found = savepoints.find(self.settings, self.stream.name, name)
+        if found is None:
+            raise PreflightRefused(f"savepoint {name} of stream {self.stream.name} is gone", "make a new plan")
+        return found
+
+    def died(self, point: str) -> None:
+        """A place where a test may kill this process."""
+        crash_point(point, self.stream.name, 0)
+
+
+class Stage(Protocol):
+    """One stage: its name, what it will do in words, and doing it."""
+
+    name: ClassVar[str]
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do, as one line of the plan's text."""
+
+    def run(self, work: Work) -> Found:
+        """Do it, from the beginning whatever a kill has left; what it found goes into the journal."""
+
+
+class Keep:
+    """A savepoint of the stream as it is."""
+
+    name: ClassVar[str] = "keep"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        return f"stop {plan.stream} and keep everything in a savepoint, so that abort and undo can bring it back"
+
+    def run(self, work: Work) -> Found:
+        """Look again now that the stream stands still, and take the savepoint."""
+        found = look(work.settings, work.stream, work.topics)
+        if words := moved(work.plan, found.world):
+            raise PreflightRefused(
+                f"plan {work.plan.id} no longer holds: {'; '.join(words)}",
+                "make a new plan; this one did nothing",
+            )
+        committed = found.around.checkpoint.committed
+        if committed is None:
+            raise UsageError(f"stream {work.stream.name} has not finished a batch yet", "there is nothing to put right")
+        taken = savepoints.take(work.settings, found.record, committed, "recovery", f"before {work.plan.id}")
+        return {"savepoint": taken.id, "since": found.world.batch - work.plan.saw.batch}
+
+
+class Fence:
+    """The new generation on every table."""
+
+    name: ClassVar[str] = "fence"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        return f"fence {_tables(plan)} for generation {plan.generation}: only this plan starts the stream from here on"
+
+    def run(self, work: Work) -> Found:
+        """One commit without rows a table."""
+        fence(work.settings, work.stream, work.plan.id, work.plan.generation)
+        return {}
+
+
+class Prepare:
+    """The replay's state folder and tables."""
+
+    name: ClassVar[str] = "prepare"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        if plan.base.savepoint is None:
+            return "staging tables and state start empty"
+        state = "state and tables" if plan.stateful else "tables"
+        return f"{state} start as of savepoint {plan.base.savepoint} (hard links, no copy)"
+
+    def run(self, work: Work) -> Found:
+        """Make them anew."""
+        workshop.prepare(work.settings, work.plan, work.record, work.base())
+        return {}
+
+
+class Replay:
+    """The ordinary session, in the workshop."""
+
+    name: ClassVar[str] = "replay"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        seconds = "" if plan.seconds is None else f", about {plan.seconds:,.0f} s at the stream's own pace"
+        return f"replay {plan.records:,} records with code {plan.saw.code[0]} into staging tables{seconds}"
+
+    def run(self, work: Work) -> Found:
+        """Run to the topic's end, and look whether that is as far as the stream had come."""
+        began = time.monotonic()
+        session = Session(work.own, [work.stream], trigger="available-now")
+        over = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(session, work, over), daemon=True)
+        watcher.start()
+        try:
+            code = session.run()
+        finally:
+            over.set()
+            watcher.join()
+        if code != 0:
+            error = (session.running[0].status.error or {}) if session.running else {}
+            permanent = error.get("permanent") == "true"
+            raise (PermanentError if permanent else TransientError)(
+                f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
+                f"{error.get('next', '')}; then recourse recover resume {work.plan.id}, "
+                f"or give it up: recourse recover abort {work.plan.id}".lstrip("; "),
+            )
+        last = _last(work.own, work.stream)
+        kept = work.kept().ends
+        reached = {r.topic: dict(r.end) for r in last.offsets}
+        for topic, ends in kept.items():
+            for partition, end in ends.items():
+                if reached.get(topic, {}).get(partition, 0) < end:
+                    raise PermanentError(
+                        f"the replay ended at {reached}, before where the stream was, {kept}",
+                        f"records are missing from topic {topic}; abort: recourse recover abort {work.plan.id}",
+                    )
+        return {"batch": last.batch, "seconds": round(time.monotonic() - began, 1), "records": _replayed(work, reached)}
+
+
+class Audit:
+    """Rules and differences."""
+
+    name: ClassVar[str] = "audit"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        rules = "".join(f"; every row: {rule}" for rule in plan.checks.rules)
+        bound = "" if plan.checks.max_changed is None else f"; at most {plan.checks.max_changed:.1%} of the rows change"
+        return f"compare staging with the published tables{rules}{bound}"
+
+    def run(self, work: Work) -> Found:
+        """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
+        plan, staged = work.plan, tables_folder(work.settings, work.plan.id)
+        bad = {
+            rule: count for rule, count in broken(staged / work.stream.primary.name, plan.checks.rules).items() if count
+        }
+        work.differences = [
+            compare(declared.name, work.settings.tables / declared.name, staged / declared.name, declared.keys)
+            for declared, _ in all_tables(work.stream)
+        ]
+        said = [f"{count:,} rows break the rule {rule}" for rule, count in bad.items()]
+        limit = plan.checks.max_changed
+        said += [
+            f"{d.share:.1%} of the rows of {d.table} change, at most {limit:.1%} may"
+            for d in work.differences
+            if limit is not None and d.share > limit
+        ]
+        if said:
+            raise AuditRefused(
+                "; ".join(said), f"correct the function and plan again: recourse recover abort {plan.id}"
+            )
+        if not work.confirm("publish this?"):
+            raise AuditRefused("not confirmed", f"resume or abort it: recourse recover abort {plan.id}")
+        return {"differences": [dataclasses.asdict(replace(d, sample=())) for d in work.differences]}
+
+
+class Publish:
+    """The commits that make the rebuilt rows visible."""
+
+    name: ClassVar[str] = "publish"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        return f"one commit a table makes the rebuilt rows the published ones: {_tables(plan)}"
+
+    def run(self, work: Work) -> Found:
+        """Publish the staging tables' files."""
+        staged = tables_folder(work.settings, work.plan.id)
+        contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(work.stream)}
+        last = _last(work.own, work.stream)
+        done = publish(
+            work.settings,
+            work.stream,
+            contents,
+            plan=work.plan.id,
+            at=last.txn,
+            offsets=last.offsets,
+            code=last.code,
+            between=lambda _: work.died("recover_publish_between"),
+        )
+        return {"tables": [dataclasses.asdict(table) for table in done]}
+
+
+class Switch:
+    """The record, the checkpoint and the ledger of the new generation become the stream's."""
+
+    name: ClassVar[str] = "switch"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        return f"the stream goes on in generation {plan.generation}; generation {plan.saw.generation} stays on disk"
+
+    def run(self, work: Work) -> Found:
+        """Move the checkpoint, adopt the ledger's lines, then write the record."""
+        name, number = work.stream.name, work.plan.generation
+        record = work.record
+        if record.generation == number:
+            return {"generation": number}
+        source = generations.checkpoint(work.own, name, number).folder
+        target = generations.checkpoint(work.settings, name, number).folder
+        if not target.exists():
+            source.rename(target)
+        work.died("recover_switch_between")
+        ledger_file(work.settings, name).adopt(ledger_file(work.own, name))
+        replayed = generations.load(work.own, name)
+        assert replayed is not None
+        generations.save(
+            work.settings,
+            replace(
+                replayed,
+                generations=(*record.generations, workshop.opened_by(work.plan)),
+                tables=record.tables,
+                accepted=record.accepted,
+            ),
+        )
+        return {"generation": number}
+
+
+class Finish:
+    """Staging goes."""
+
+    name: ClassVar[str] = "finish"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        return f"remove staging; start the stream again: recourse streams run {plan.stream}, or Dagster does"
+
+    def run(self, work: Work) -> Found:
+        """Remove the workshop and the stop marker that the plan has set."""
+        workshop.clear(work.settings, work.plan)
+        return {}
+
+
+STAGES: tuple[Stage, ...] = (Keep(), Fence(), Prepare(), Replay(), Audit(), Publish(), Switch(), Finish())
+
+
+def abort(work: Work) -> Found:
+    """Before anything was published: the stream goes on as it was, one generation later."""
+    if work.journal.begun("publish"):
+        raise UsageError(
+            f"plan {work.plan.id} has begun to publish",
+            f"finish it: recourse recover resume {work.plan.id}; then: recourse recover undo {work.plan.id}",
+        )
+    number, record = work.plan.generation + 1, work.record
+    if work.journal.begun("fence") and record.generation != number:
+        kept = work.kept()
+        files = savepoints.files_of(work.settings, kept)
+        contents = {
+            saved.name: Content(
+                {file.path: file for file in files[saved.name]},
+                savepoints.links(work.settings, work.stream.name, saved.name, kept.id),
+                saved.schema,
+            )
+            for saved in kept.tables
+        }
+        target = generations.checkpoint(work.settings, work.stream.name, number).folder
+        if not target.exists():
+            copy(savepoints.checkpoint_of(work.settings, kept), target)
+        offsets = tuple(OffsetRange(t, kept.topic_ids[t], {}, dict(ends)) for t, ends in kept.ends.items())
+        fence(
+            work.settings, work.stream, work.plan.id, work.plan.generation
+        )  # of all tables, or the publish is in part
+        publish(
+            work.settings,
+            work.stream,
+            contents,
+            plan=work.plan.id,
+            at=Txn(number, kept.batch),
+            offsets=offsets,
+            code=CodeVersion(*kept.code),
+        )
+        opened = replace(
+            workshop.opened_by(work.plan, number=number, reason="abort of"),
+            from_generation=kept.generation,
+            from_batch=kept.batch,
+        )
+        generations.save(work.settings, replace(record, generations=(*record.generations, opened)))
+    workshop.clear(work.settings, work.plan)
+    shutil.rmtree(generations.checkpoint(work.own, work.stream.name, work.plan.generation).folder, ignore_errors=True)
+    return {"generation": work.record.generation}
+
+
+def _watch(session: Session, work: Work, over: threading.Event) -> None:
+    """Tell how far the replay is, once a second."""
+    ends = {(topic, p): (begin, end) for topic, p, begin, end in work.plan.ranges()}
+    total = sum(end - begin for begin, end in ends.values())
+    while not over.wait(1.0):
+        for running in list(session.running):
+            pipeline = running.pipeline
+            if pipeline is None or running.status.batch is None:
+                continue
+            try:
+                reached = pipeline.checkpoint.end(running.status.batch)
+            except RecourseError:  # Spark is writing it
+                continue
+            done = sum(
+                offset - ends.get((t, p), (offset, 0))[0] for t, each in reached.items() for p, offset in each.items()
+            )
+            work.progress(done, max(total, done))
+
+
+def _replayed(work: Work, reached: Mapping[str, Mapping[int, int]]) -> int:
+    begins = {(topic, p): begin for topic, p, begin, _ in work.plan.ranges()}
+    return sum(end - begins.get((t, p), 0) for t, each in reached.items() for p, end in each.items())
+
+
+def _last(own: Settings, stream: Stream) -> LedgerEntry:
+    found = entries(own.tables / stream.primary.name, 1)
+    if not found or found[0][1].batch < 0:
+        raise PermanentError("the replay wrote no batch", "the topic holds no records; abort the plan")
+    return found[0][1]
+
+
+def _tables(plan: Plan) -> str:
+    return ", ".join(table.name for table in plan.saw.tables)

@@ -1,0 +1,303 @@
+"""Where to rewind to. Every target becomes exact offsets per partition and the end of one batch at or before them.
+
+    earliest, latest            the topic's first record that is left; its end
+    offsets, file               per partition; the file is the CSV of Kafka's own tool: topic,partition,offset
+    shift-by N                  N records back (negative) from the stream's position, in each partition
+    duration, datetime          the first record at or after a time; a datetime names its zone
+    batch N, table-version V    the end of a batch, or of the batch that made a version of the primary table
+    savepoint, code             a savepoint; before the first batch of a version of the code
+
+Offsets outside of what the topic holds are moved to its edge, and the plan says so.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, get_args
+
+from reprocessing.history import Batch, History, Offsets
+from streaming_jobs.durations import parse_duration
+from streaming_jobs.errors import UsageError
+from streaming_jobs.generation import CodeSince, StreamRecord
+from streaming_jobs.ledger import Txn
+from streaming_jobs.preflight import TopicWorld
+from streaming_jobs.savepoints import Savepoint
+
+Kind = Literal[
+    "earliest",
+    "latest",
+    "offsets",
+    "file",
+    "shift-by",
+    "duration",
+    "datetime",
+    "batch",
+    "table-version",
+    "savepoint",
+    "code",
+]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What was asked for, as text; raises UsageError for a kind that there is not."""
+
+    kind: Kind
+    value: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise UsageError(f"there is no target '{self.kind}'", f"choose one of {', '.join(get_args(Kind))}")
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value}".strip()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A target in the stream's own terms: the batch after which all is replayed (None: from the very start).
+
+    `wanted` are the offsets asked for, `notes` say in words what was moved and why.
+    """
+
+    batch: Txn | None
+    wanted: Offsets
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """What resolving looks at. `now` in seconds since 1970; `for_time` gives offsets for a topic and a time in ms."""
+
+    record: StreamRecord
+    history: History
+    topics: Sequence[TopicWorld]
+    savepoints: Sequence[Savepoint]
+    for_time: Callable[[str, int], Mapping[int, int]]
+    now: float
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def position(self) -> Offsets:
+        """Where the stream's last batch ended."""
+        if not self.history.batches:
+            raise UsageError(f"stream {self.record.stream} has not run a batch yet", "there is nothing to put right")
+        return self.history.batches[-1].ends
+
+    @property
+    def starts(self) -> Offsets:
+        """Where the stream began."""
+        return {t.name: {int(p): o for p, o in t.start.items()} for t in self.record.topics}
+
+
+def resolve(target: Target, view: View) -> Resolved:
+    """The batch that the stream goes back to; raises UsageError for a target that cannot be."""
+    if target.kind == "savepoint":
+        return _savepoint(target.value, view)
+    if target.kind in ("batch", "table-version", "code"):
+        return _batch(target, view)
+    return at_or_before(_clamped(_wanted(target, view), view), view)
+
+
+def at_or_before(wanted: Offsets, view: View) -> Resolved:
+    """The last batch that read nothing from these offsets on."""
+    found = view.history.last_within(wanted)
+    notes = list(view.notes)
+    if found is not None and any(
+        found.ends.get(topic, {}).get(p) != offset for topic, each in wanted.items() for p, offset in each.items()
+    ):
+        notes.append(f"moved back to the border of {found.txn}, which ended at {_words(found.ends)}")
+    if found is None:
+        notes.append(f"moved back to the stream's very start, {_words(view.starts)}")
+    return Resolved(found.txn if found else None, wanted, tuple(notes))
+
+
+def read_offsets(path: Path) -> dict[str, dict[int, int]]:
+    """Offsets by topic and partition from lines `topic,partition,offset`, as kafka-consumer-groups reads and exports.
+
+    Raises UsageError for a file that cannot be read and for a line that is no such thing.
+    """
+    found: dict[str, dict[int, int]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"offsets file {path} cannot be read: {error}", "correct the path") from error
+    for number, row in enumerate(csv.reader(lines), 1):
+        if not row:
+            continue
+        try:
+            topic, partition, offset = row[0].strip().strip('"'), int(row[1]), int(row[2])
+        except (IndexError, ValueError) as error:
+            raise UsageError(
+                f"line {number} of {path.name} is not topic,partition,offset: {','.join(row)}", "correct it"
+            ) from error
+        if partition in found.setdefault(topic, {}):
+            raise UsageError(f"{path.name} names partition {partition} of topic {topic} twice", "keep one of them")
+        found[topic][partition] = offset
+    return found
+
+
+def write_offsets(offsets: Offsets) -> str:
+    """The same as text."""
+    return "".join(f"{t},{p},{o}\n" for t, each in sorted(offsets.items()) for p, o in sorted(each.items()))
+
+
+def parse_offsets(text: str, topics: Sequence[str]) -> dict[str, dict[int, int]]:
+    """`0:120,1:98` for a stream with one topic, `orders/0:120,...` for several; raises UsageError."""
+    found: dict[str, dict[int, int]] = {}
+    for item in text.split(","):
+        place, colon, offset = item.strip().rpartition(":")
+        topic, slash, partition = place.rpartition("/")
+        if not colon or not partition.isdigit() or not offset.isdigit() or (not slash and len(topics) > 1):
+            raise UsageError(f"'{item}' is not an offset", "write partition:offset,... or topic/partition:offset,...")
+        found.setdefault(topic or topics[0], {})[int(partition)] = int(offset)
+    return found
+
+
+def _wanted(target: Target, view: View) -> dict[str, dict[int, int]]:
+    names = [topic.name for topic in view.topics]
+    if target.kind == "earliest":
+        return {topic.name: dict(topic.earliest) for topic in view.topics}
+    if target.kind == "latest":
+        return {topic.name: dict(topic.latest) for topic in view.topics}
+    if target.kind == "offsets":
+        return _complete(parse_offsets(target.value, names), view)
+    if target.kind == "file":
+        return _complete(read_offsets(Path(target.value)), view)
+    if target.kind == "shift-by":
+        shift = _integer(target, "a number of records, such as -1000")
+        return {topic: {p: max(o + shift, 0) for p, o in each.items()} for topic, each in view.position.items()}
+    at = _instant(target, view.now)
+    found = {name: dict(view.for_time(name, int(at * 1000))) for name in names}
+    for topic in view.topics:
+        late = [p for p, offset in found[topic.name].items() if offset >= topic.latest.get(p, 0)]
+        if late:
+            view.notes.append(f"no record of {topic.name} at or after that time in partitions {_list(late)}: their end")
+    return found
+
+
+def _instant(target: Target, now: float) -> float:
+    if target.kind == "duration":
+        return now - parse_duration(target.value).total_seconds()
+    try:
+        at = datetime.fromisoformat(target.value)
+    except ValueError as error:
+        raise UsageError(f"'{target.value}' is not a time", "write 2026-11-21T08:00:00+00:00") from error
+    if at.tzinfo is None:
+        raise UsageError(
+            f"the time {target.value} names no zone", f"write {at.isoformat()}+00:00 for UTC, or the zone that you mean"
+        )
+    return at.timestamp()
+
+
+def _complete(offsets: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
+    """Every partition that the stream reads has to be named, and nothing else."""
+    for topic, position in view.position.items():
+        missing = sorted(set(position) - set(offsets.get(topic, {})))
+        if missing:
+            raise UsageError(
+                f"the offsets leave out partition {_list(missing)} of topic {topic}", "name every partition"
+            )
+        unknown = sorted(set(offsets[topic]) - set(position))
+        if unknown:
+            raise UsageError(f"topic {topic} has no partition {_list(unknown)}", "leave it out")
+    if others := sorted(set(offsets) - set(view.position)):
+        raise UsageError(f"stream {view.record.stream} does not read topic {_list(others)}", "leave it out")
+    return offsets
+
+
+def _clamped(wanted: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
+    """Within what the topic holds and what the stream has read; each move is noted."""
+    known = {topic.name: topic for topic in view.topics}
+    for topic, each in wanted.items():
+        for partition, offset in each.items():
+            first, end = known[topic].earliest.get(partition, 0), known[topic].latest.get(partition, 0)
+            position = view.position.get(topic, {}).get(partition)
+            if position is None:
+                view.notes.append(f"partition {partition} of {topic} is new: the stream has read nothing of it yet")
+                position = first
+            inside = min(max(offset, first), end)
+            if inside != offset:
+                edge = "first record left" if inside == first else "end"
+                view.notes.append(f"{topic} partition {partition}: {offset} moved to the topic's {edge}, {inside}")
+            each[partition] = min(inside, position)
+            if inside > position:
+                view.notes.append(f"{topic} partition {partition}: {inside} is ahead of the stream, at {position}")
+    if all(o == view.position.get(t, {}).get(p, o) for t, each in wanted.items() for p, o in each.items()):
+        raise UsageError(
+            f"stream {view.record.stream} is at {_words(view.position)} and the target is not before that",
+            "choose an earlier one; a recovery goes back",
+        )
+    return wanted
+
+
+def _batch(target: Target, view: View) -> Resolved:
+    history = view.history
+    position = view.position  # raises where there is no batch
+    if target.kind == "code":
+        since = _code(target.value, view)
+        first = Txn(since.generation, since.batch)
+        earlier = [batch for batch in history.batches if batch.txn < first]
+        before = earlier[-1] if earlier else None
+        if first.batch > 0 and before is None:
+            raise UsageError(f"what came before code {since.hash} is no longer in the ledger", "choose a savepoint")
+        return Resolved(before.txn if before else None, before.ends if before else view.starts)
+    if target.kind == "table-version":
+        version = _integer(target, "a version of the table")
+        table = next(t.name for t in view.record.tables if t.role == "primary")
+        made = [b for b in history.batches if b.versions.get(table, 1 << 62) <= version]
+        if not made:
+            raise UsageError(f"no batch in the ledger is as old as version {version} of {table}", "choose a savepoint")
+        found: Batch | None = made[-1]
+    else:
+        number = _integer(target, "the number of a batch")
+        if number == -1:
+            return Resolved(None, view.starts)
+        found = history.numbered(number)
+        if found is None:
+            known = f"{history.batches[0].txn.batch} to {history.batches[-1].txn.batch}"
+            raise UsageError(f"batch {number} is not in the ledger ({known} are)", "choose one of those")
+    assert found is not None
+    if found.ends == position:
+        raise UsageError(f"{found.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
+    return Resolved(found.txn, found.ends)
+
+
+def _code(text: str, view: View) -> CodeSince:
+    found = [c for c in view.record.code if text and c.hash.startswith(text)]
+    if not found:
+        known = _list([c.hash for c in view.record.code])
+        raise UsageError(f"stream {view.record.stream} has never run code '{text}'", f"it ran {known}")
+    return found[-1]
+
+
+def _savepoint(name: str, view: View) -> Resolved:
+    found = next((s for s in view.savepoints if s.id == name), None)
+    if found is None:
+        known = _list([s.id for s in view.savepoints]) or "there are none"
+        raise UsageError(f"stream {view.record.stream} has no savepoint '{name}'", f"choose one: {known}")
+    return Resolved(found.txn, found.ends)
+
+
+def _integer(target: Target, what: str) -> int:
+    try:
+        return int(target.value)
+    except ValueError as error:
+        raise UsageError(f"--{target.kind} {target.value}: not {what}", f"give {what}") from error
+
+
+def _list(items: Iterable[object]) -> str:
+    return ", ".join(str(item) for item in items)
+
+
+def _words(offsets: Offsets) -> str:
+    return "; ".join(f"{t} " + ", ".join(f"{p}:{o}" for p, o in sorted(each.items())) for t, each in offsets.items())
+
+
+def instant_words(at: float) -> str:
+    """A time as the plan shows it, UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,141 @@
+"""Where a recovery replays: a state folder and tables of its own, on which an ordinary session runs.
+
+    <state>/recoveries/<plan>/state/<stream>/     stream.json, the new generation's checkpoint, its ledger
+    <tables>/_staging/<plan>/<table>/             ordinary Delta tables; nobody reads them but the audit
+
+The tables begin with the savepoint's files (hard links), and say in their ledger that they hold everything up to its
+batch; so the replay is nothing but this stream, started again from there, with today's code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+
+from reprocessing.plan import Plan, folder
+from reprocessing.planner import tables_folder
+from streaming_jobs import generation as generations
+from streaming_jobs import savepoints
+from streaming_jobs.checkpoint_cut import copy
+from streaming_jobs.files import private_folder
+from streaming_jobs.generation import BoundTable, Generation, StreamRecord
+from streaming_jobs.ledger import LedgerEntry, OffsetRange, Txn, app_id
+from streaming_jobs.savepoints import SavedTable, Savepoint
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import STREAM_PROPERTY
+from streaming_jobs.sinks.table_files import TableFile
+
+
+def settings_of(settings: Settings, plan: Plan) -> Settings:
+    """The settings under which the replay runs: the stream's own, with the plan's folders."""
+    return settings.model_copy(
+        update={
+            "state_dir": folder(settings, plan.id) / "state",
+            "tables_dir": tables_folder(settings, plan.id),
+            "savepoint": settings.savepoint.model_copy(update={"every": settings.savepoint.every * 0}),
+        }
+    )
+
+
+def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Savepoint | None) -> None:
+    """Make the workshop anew, whatever a kill has left of it."""
+    clear(settings, plan)
+    own = settings_of(settings, plan)
+    opened = replace(
+        record,
+        generations=(*record.generations, opened_by(plan)),
+        tables=(),
+        accepted=(),
+    )
+    if savepoint is None:
+        generations.save(own, replace(opened, state_fingerprint={}))
+        return
+    files = savepoints.files_of(settings, savepoint)
+    roles = {table.name: table.role for table in record.tables}
+    bound = []
+    for saved in savepoint.tables:
+        links = savepoints.links(settings, plan.stream, saved.name, savepoint.id)
+        table_id = _table(own, plan, savepoint, saved, files[saved.name], links, roles[saved.name] == "primary")
+        bound.append(BoundTable(saved.name, table_id, roles[saved.name]))
+    copy(
+        savepoints.checkpoint_of(settings, savepoint),
+        private_folder(generations.folder(own, plan.stream)) / f"g{plan.generation:04d}",
+    )
+    generations.save(own, replace(opened, tables=tuple(bound), state_fingerprint=dict(savepoint.state_fingerprint)))
+
+
+def opened_by(plan: Plan, *, number: int | None = None, reason: str = "recovery") -> Generation:
+    """The generation that a plan opens."""
+    origin = plan.base.generation if plan.base.savepoint else None
+    return Generation(number or plan.generation, time.time(), f"{reason} {plan.id}", origin, plan.base.batch)
+
+
+def clear(settings: Settings, plan: Plan) -> None:
+    """Remove the workshop."""
+    shutil.rmtree(folder(settings, plan.id) / "state", ignore_errors=True)
+    shutil.rmtree(tables_folder(settings, plan.id), ignore_errors=True)
+    staging = tables_folder(settings, plan.id).parent
+    if staging.is_dir() and not any(staging.iterdir()):
+        staging.rmdir()
+
+
+def link(files: Iterable[Path], source: Path, target: Path) -> None:
+    """Hard links in `target` for files below `source`, with the same relative names."""
+    for file in files:
+        to = target / file.relative_to(source)
+        to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            os.link(file, to)
+        except FileExistsError:  # of an attempt that was killed
+            continue
+
+
+def _table(
+    own: Settings,
+    plan: Plan,
+    savepoint: Savepoint,
+    saved: SavedTable,
+    files: list[TableFile],
+    links: Path,
+    primary: bool,
+) -> str:
+    path = private_folder(own.tables) / saved.name
+    at = Txn(plan.generation, savepoint.batch)
+    entry = LedgerEntry(
+        kind="publish",
+        stream=plan.stream,
+        table=saved.name,
+        generation=plan.generation,
+        batch=savepoint.batch,
+        offsets=tuple(OffsetRange(t, savepoint.topic_ids[t], {}, dict(ends)) for t, ends in savepoint.ends.items()),
+        txns={t.name: at.version for t in savepoint.tables if t.name != saved.name} if primary else {},
+        plan=plan.id,
+        note=f"the files of savepoint {savepoint.id}",
+    )
+    properties = CommitProperties(
+        custom_metadata={"userMetadata": entry.encode()},
+        app_transactions=[Transaction(app_id(plan.stream, saved.name), at.version, int(time.time() * 1000))],
+    )
+    handle = DeltaTable.create(
+        path,
+        Schema.from_json(saved.schema),
+        partition_by=list(saved.partition_by) or None,
+        name=saved.name,
+        configuration={STREAM_PROPERTY: plan.stream},
+        raise_if_key_not_exists=False,
+    )
+    link((f for f in links.rglob("*") if f.is_file()), links, path)
+    handle.create_write_transaction(
+        [file.add() for file in files],
+        mode="append",
+        schema=handle.schema(),
+        partition_by=list(saved.partition_by) or None,
+        commit_properties=properties,
+    )
+    return str(DeltaTable(path).metadata().id)

@@ -1,0 +1,204 @@
+"""Recovery as a person does it, with real commands: the story, kills between stages, abort, undo, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
+from streaming_jobs import generation as generations
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.stock.movements import PARTITIONS, TOPIC
+
+COUNT = 4_000
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def bugged(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """Half of the movements read by the right code, half by the wrong one; the right one is deployed again."""
+    home = tmp_path_factory.mktemp("stock")
+    story = Story(home, Settings.load({"home": home}), broker.start(), COUNT)
+    topics = Topics.of(story.settings.kafka, story.bootstrap)
+    topics.create(TOPIC, PARTITIONS)
+    story.deploy(RIGHT)
+    story.feed(story.all[: COUNT // 2])
+    story.run_streams()
+    story.deploy(WRONG)
+    story.feed(story.all[COUNT // 2 :])
+    story.run_streams()
+    story.deploy(RIGHT)
+    yield story
+    topics.delete(TOPIC)
+
+
+@pytest.fixture
+def story(bugged: Story, tmp_path: Path) -> Story:
+    """A copy of that home."""
+    home = tmp_path / "home"
+    subprocess.run(["cp", "-a", str(bugged.folder), str(home)], check=True)  # hard links stay hard links
+    return Story(home, Settings.load({"home": home}), bugged.bootstrap, COUNT)
+
+
+def run(story: Story, *arguments: str, crash: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = story.environment()
+    if crash is not None:
+        environment["RECOURSE_CRASH"] = f"inventory:{crash}:0"
+    return subprocess.run(
+        [sys.executable, "-m", "orchestration.cli", *arguments],
+        cwd=story.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def outcome(story: Story, plan: str) -> str:
+    return str(json.loads(run(story, "recover", "show", plan, "--output", "json").stdout)["outcome"])
+
+
+def generation(story: Story) -> int:
+    record = generations.load(story.settings, "inventory")
+    assert record is not None
+    return record.generation
+
+
+def test_the_story(story: Story) -> None:
+    bad = story.compare(COUNT, right=False)
+    assert bad > 0
+    plan = story.plan()
+    story.recourse("recover", "apply", plan, "--yes")
+    story.compare(COUNT, right=True)
+    assert generation(story) == 2 and outcome(story, plan) == "published"
+    story.run_streams()  # it starts again by itself, with nothing to read
+    story.recourse("recover", "undo", plan, "--yes")
+    story.compare(COUNT, right=False, bad=bad)
+    story.recourse("recover", "apply", story.plan(), "--yes")
+    story.compare(COUNT, right=True)
+    assert generation(story) == 4
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["recover_fence_ran", "recover_prepare_ran", "recover_publish_between", "recover_switch_between"],
+)
+def test_killed_anywhere_it_is_resumed_and_ends_the_same(story: Story, point: str) -> None:
+    plan = story.plan()
+    died = run(story, "recover", "apply", plan, "--yes", crash=point)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert outcome(story, plan) == "applying"
+    started = run(story, "streams", "run", "inventory", "--trigger", "available-now")
+    assert started.returncode == 78 and ("fenced by" in started.stderr or "generation" in started.stderr)
+    story.recourse("recover", "resume", plan, "--yes")
+    story.compare(COUNT, right=True)
+    again = run(story, "recover", "resume", plan, "--yes")
+    assert again.returncode == 0 and generation(story) == 2
+    assert not (story.settings.tables / "_staging").exists()
+
+
+def test_an_audit_that_refuses_publishes_nothing_and_can_be_aborted(story: Story) -> None:
+    story.deploy(WRONG.replace("F.abs", "2 * F.abs"))  # a fix that is none
+    arguments = ["recover", "plan", "inventory", "--before-first-bad", BAD, "--require", f"not ({BAD})"]
+    plan = str(json.loads(run(story, *arguments, "--output", "json").stdout)["id"])
+    bad = story.compare(COUNT, right=False)
+    refused = run(story, "recover", "apply", plan, "--yes")
+    assert refused.returncode == 1 and "REC-030" in refused.stderr and "break the rule" in refused.stderr
+    assert story.compare(COUNT, right=False, bad=bad) == bad
+    story.recourse("recover", "abort", plan)
+    assert generation(story) == 3 and outcome(story, plan) == "aborted"
+    story.compare(COUNT, right=False, bad=bad)
+    story.run_streams()
+    assert run(story, "recover", "resume", plan).returncode == 2
+
+
+def test_nobody_to_ask_means_no(story: Story) -> None:
+    plan = story.plan()
+    asked = run(story, "recover", "apply", plan)
+    assert asked.returncode == 1 and "nobody to ask" in asked.stderr
+    story.recourse("recover", "resume", plan, "--yes")
+    story.compare(COUNT, right=True)
+
+
+def test_a_plan_whose_world_has_moved_is_refused(story: Story) -> None:
+    plan = story.plan()
+    story.deploy(WRONG.replace("F.abs", "3 * F.abs"))
+    moved = run(story, "recover", "apply", plan, "--yes")
+    assert moved.returncode == 2 and "no longer holds: the code is" in moved.stderr
+    assert generation(story) == 1 and outcome(story, plan) == "planned"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing", "--to-earliest"], "nothing"),
+        (["inventory"], "0 targets were given"),
+        (["inventory", "--to-earliest", "--to-batch", "0"], "2 targets were given"),
+        (["inventory", "--to-offsets", "0:1"], "leave out partition 1"),
+        (["inventory", "--to-datetime", "2026-03-02T06:00:00"], "names no zone"),
+        (["inventory", "--before-first-bad", "nope < 0"], "cannot be asked"),
+        (["inventory", "--before-first-bad", "quantity > 100000"], "no row of table inventory is bad"),
+        (["inventory", "--to-batch", "99"], "not in the ledger"),
+        (["inventory", "--savepoint", "g0001-b000000099"], "no savepoint"),
+        (["inventory", "--to-earliest", "--max-changed", "often"], "not a share"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line_and_changes_nothing(bugged: Story, arguments: list[str], words: str) -> None:
+    refused = run(bugged, "recover", "plan", *arguments)
+    assert refused.returncode == 2 and words in refused.stderr, refused.stderr
+    assert len(refused.stderr.strip().splitlines()) <= 3
+    assert not list((bugged.settings.state / "recoveries").glob("*/plan.json"))
+
+
+def test_savepoints_and_generations_are_listed_and_dropped(story: Story) -> None:
+    made = json.loads(run(story, "savepoints", "create", "inventory", "--note", "mine", "--output", "json").stdout)
+    listed = json.loads(run(story, "savepoints", "list", "inventory", "--output", "json").stdout)
+    assert [s["reason"] for s in listed] == ["code", "purpose"] and listed[1]["savepoint"] == made["savepoint"]
+    story.recourse("savepoints", "drop", "inventory", str(made["savepoint"]))
+    assert len(json.loads(run(story, "savepoints", "list", "inventory", "--output", "json").stdout)) == 1
+    lives = json.loads(run(story, "generations", "list", "inventory", "--output", "json").stdout)
+    assert [life["number"] for life in lives] == [1] and lives[0]["kept"]
+
+
+def test_a_driver_that_wakes_up_after_the_recovery_writes_nothing(story: Story) -> None:
+    """It is stopped in the middle of a batch of the old generation; its lease file is taken away, as a crash might."""
+    story.deploy(RIGHT)
+    sleeper = subprocess.Popen(
+        [sys.executable, "-m", "orchestration.cli", "streams", "run", "inventory", "--trigger", "continuous"],
+        cwd=story.folder,
+        env=story.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        status = story.settings.state / "inventory" / "status.json"
+        from tests.driver import until
+
+        until(
+            lambda: status.exists() and json.loads(status.read_text())["state"] in ("running", "idle"), 60, "the driver"
+        )
+        os.killpg(sleeper.pid, signal.SIGSTOP)
+        (story.settings.state / "inventory" / "lease").unlink()
+        plan = story.plan()
+        story.recourse("recover", "apply", plan, "--yes")
+        story.compare(COUNT, right=True)
+        os.killpg(sleeper.pid, signal.SIGCONT)
+        story.feed(story.all[:10])
+        sleeper.wait(60)
+        story.compare(COUNT, right=True)
+    finally:
+        if sleeper.poll() is None:
+            os.killpg(sleeper.pid, signal.SIGKILL)
+        sleeper.wait()
