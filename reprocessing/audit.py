@@ -60,7 +60,7 @@ def compare(table: str, old: Path, new: Path, keys: Sequence[str]) -> Difference
     counted = _one(data, 'SELECT (SELECT count(*) FROM "old") AS o, (SELECT count(*) FROM "new") AS n', table)
     totals = {}
     for field in columns:
-        if field["type"] in _NUMBERS and field["name"] not in keys:
+        if str(field["type"]) in _NUMBERS and field["name"] not in keys:
             q = _quoted(field["name"])
             each = _one(data, f'SELECT (SELECT sum({q}) FROM "old") AS o, (SELECT sum({q}) FROM "new") AS n', table)
             totals[field["name"]] = (each["o"], each["n"])

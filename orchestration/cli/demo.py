@@ -114,6 +114,9 @@ class Story:
         self._say("and once more, for good")
         self.recourse("recover", "apply", self.plan(), "--yes")
         self.compare(len(self.all), right=True)
+        self._say("low_stock was written by the same wrong code; its rows are right before that")
+        self.recourse("recover", "apply", self.plan_low_stock(), "--yes")
+        self.compare(len(self.all), right=True, low_stock=True)
         self.recourse("recover", "list")
         self.recourse("savepoints", "list", "inventory")
         self._say(f"done in {time.monotonic() - self.began:.0f} s")
@@ -124,6 +127,15 @@ class Story:
         plan = str(json.loads(self.recourse(*arguments, "--output", "json", quiet=True))["id"])
         self.recourse("recover", "show", plan)
         return plan
+
+    def plan_low_stock(self) -> str:
+        """Plan the recovery of `low_stock`, before the code that ran second."""
+        from streaming_jobs import generation
+
+        record = generation.load(self.settings, "low_stock")
+        assert record is not None
+        arguments = ["recover", "plan", "low_stock", "--before-code", record.code[1].hash, "--require", "taken >= 5"]
+        return str(json.loads(self.recourse(*arguments, "--output", "json", quiet=True))["id"])
 
     def deploy(self, change: str) -> None:
         """Put another version of the function where the streams are imported from."""
@@ -143,8 +155,11 @@ class Story:
         """Let both streams read what there is."""
         self.recourse("streams", "run", "inventory", "low_stock", "--trigger", "available-now", quiet=True)
 
-    def compare(self, count: int, *, right: bool, bad: int | None = None) -> int:
-        """Compare both tables with the truth; products with an impossible stock. Raises when it is not as expected."""
+    def compare(self, count: int, *, right: bool, bad: int | None = None, low_stock: bool = False) -> int:
+        """Compare `inventory` with the truth; products with an impossible stock. Raises when it is not as expected.
+
+        With `low_stock`, that table too has to equal the truth.
+        """
         from streaming_jobs.stock import movements
 
         rows = {r["product"]: r for r in self.rows("inventory")}
@@ -154,8 +169,11 @@ class Story:
         wrong = sum(1 for row in rows.values() if row["quantity"] < 0)
         self._say(
             f"  inventory: {len(rows)} products, {'every row equals' if same else 'not equal to'} the truth, "
-            f"{wrong} below nothing; low_stock: {len(taken):,} rows"
+            f"{wrong} below nothing; low_stock: {len(taken):,} rows, "
+            f"{'equal' if taken == movements.low_stock(self.all[:count]) else 'not equal'} to the truth"
         )
+        if low_stock and taken != movements.low_stock(self.all[:count]):
+            raise PermanentError("low_stock is not what the story says", f"look at it: --keep, {self.folder}")
         if same != right or (bad is not None and wrong != bad) or (not right and not wrong):
             raise PermanentError("the tables are not what the story says", f"look at them: --keep, {self.folder}")
         return wrong

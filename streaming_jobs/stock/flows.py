@@ -51,8 +51,9 @@ def change() -> Column:
 @stream(source=MOVEMENTS, sink=DeltaTable("inventory", schema=INVENTORY, keys=["product"]))
 def inventory(movements: DataFrame) -> DataFrame:
     """What is in stock of each product."""
-    return movements.groupBy("product").agg(
-        F.sum(change()).alias("quantity"), F.count("*").alias("movements"), F.max("at").alias("last_at")
+    changes = movements.select("product", "at", change().alias("change"))
+    return changes.groupBy("product").agg(
+        F.sum("change").alias("quantity"), F.count("*").alias("movements"), F.max("at").alias("last_at")
     )
 
 

@@ -87,6 +87,8 @@ def test_the_story(story: Story) -> None:
     story.recourse("recover", "apply", story.plan(), "--yes")
     story.compare(COUNT, right=True)
     assert generation(story) == 4
+    story.recourse("recover", "apply", story.plan_low_stock(), "--yes")
+    story.compare(COUNT, right=True, low_stock=True)
 
 
 @pytest.mark.parametrize(
