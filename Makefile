@@ -1,5 +1,6 @@
 # make up      set up, then run everything; Ctrl-C ends it
 # make test    set up, then lint, types, import contracts and all tests
+# make long    what of the tests takes long, such as a kill at every border of a recovery's stages
 # make setup   .venv with `recourse` in it, the jars, and what makes Java start fast; quick when nothing changed
 # make check   the checks without the tests
 # make lock    a maintainer's: resolve the packages anew
@@ -8,7 +9,7 @@
 # Needs Python 3.11 or 3.12, Java 17 or 21 and make. Another interpreter: make setup PYTHON=/path/to/python3.12
 
 .DEFAULT_GOAL := setup
-.PHONY: setup up test check tests lock clean again
+.PHONY: setup up test check tests long lock clean again
 
 BIN := .venv/bin
 STAMP := .venv/.set-up
@@ -39,8 +40,11 @@ check: setup
 tests: setup
 	$(BIN)/pytest -m unit
 	$(BIN)/pytest -m spark
-	$(BIN)/pytest -m broker
-	$(BIN)/pytest -m dagster
+	$(BIN)/pytest -m "broker and not long"
+	$(BIN)/pytest -m "dagster and not long"
+
+long: setup
+	$(BIN)/pytest -m long
 
 # Scripts in a .venv hold its path, so one that was moved, or lost its interpreter, is made again.
 ifneq ($(shell $(BIN)/python -c 'print(open(".venv/.place").read())' 2>/dev/null),$(CURDIR))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -208,8 +209,12 @@ def _talk(yes: bool) -> Talk:
             return False
         return typer.confirm(f"publish plan {work.plan.id}?", err=True)
 
+    began = time.monotonic()
+
     def progress(done: int, total: int) -> None:
-        say(f"  replay: {done:,} of {total:,} records")
+        rate = done / max(time.monotonic() - began, 0.001)
+        left = f", about {(total - done) / rate:,.0f} s left" if rate and done < total else ""
+        say(f"  replay: {done:,} of {total:,} records, {rate:,.0f} a second{left}")
 
     return Talk(tell=say, progress=progress, confirm=confirm)
 

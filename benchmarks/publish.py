@@ -1,0 +1,96 @@
+"""How long a recovery's publish and its savepoint take by the number of the table's files. No Spark, no Kafka.
+
+    python -m benchmarks.publish --files 1000,10000
+
+Half of the files stay, half are replaced. `commit` is the time for which the publish is one commit away from readers:
+from the look at the table to the new version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.transaction import AddAction
+
+from reprocessing.publish import content_of, publish
+from streaming_jobs.ledger import CodeVersion, Txn, app_id
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import STREAM_PROPERTY
+from streaming_jobs.sinks.table_files import table_files
+from streaming_jobs.stream import DeltaTable as Declared
+from streaming_jobs.stream import KafkaTopic, Stream
+
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]})
+
+
+def main() -> None:
+    """Print a line a size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", default="1000,10000", help="sizes of the table, in files")
+    print("| files | publish, all s | its commit s | list of files s |\n| ---: | ---: | ---: | ---: |")
+    for count in (int(text) for text in parser.parse_args().files.split(",")):
+        with tempfile.TemporaryDirectory() as home:
+            total, commit, listed = measured(Settings.load({"home": home}), count)
+        print(f"| {count:,} | {total:.2f} | {commit:.2f} | {listed:.2f} |")
+
+
+def measured(settings: Settings, count: int) -> tuple[float, float, float]:
+    """Seconds of a whole publish, of its commit, and of reading the table's list of files."""
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    from streaming_jobs.formats import Json
+
+    topic = KafkaTopic("t", Json(StructType([StructField("id", LongType())])))
+    stream = Stream("things", lambda value: value, {"value": topic}, {"t": Declared("things")})
+    live, staged = settings.tables / "things", settings.tables / "_staging" / "p" / "things"
+    _table(live, count, range(count))
+    _table(staged, count, range(count // 2, count + count // 2), shared=live)
+    began = time.monotonic()
+    table_files(live, DeltaTable(live).version())
+    listed = time.monotonic() - began
+    began = time.monotonic()
+    done = publish(
+        settings,
+        stream,
+        {"things": content_of(staged)},
+        plan="things-0001",
+        at=Txn(2, 5),
+        offsets=(),
+        code=CodeVersion("x", "1"),
+    )
+    return time.monotonic() - began, done[-1].seconds, listed
+
+
+def _table(path: Path, count: int, numbers: range, shared: Path | None = None) -> None:
+    """A table of small files; those that `shared` has too are the same files."""
+    path.mkdir(parents=True)
+    handle = DeltaTable.create(
+        path, Schema.from_arrow(ROWS.schema), configuration={STREAM_PROPERTY: "things"}, raise_if_key_not_exists=False
+    )
+    actions = []
+    for number in numbers:
+        file = path / f"part-{number:06d}.parquet"
+        if shared is not None and (shared / file.name).exists():
+            os.link(shared / file.name, file)
+        else:
+            pq.write_table(ROWS, file)
+        actions.append(AddAction(file.name, file.stat().st_size, {}, 1, True, '{"numRecords":3}'))
+    assert len(actions) == count
+    transaction = Transaction(app_id("things", "things"), Txn(1, 5).version, 1)
+    handle.create_write_transaction(
+        actions,
+        mode="append",
+        schema=handle.schema(),
+        commit_properties=CommitProperties(app_transactions=[transaction]),
+    )
+
+
+if __name__ == "__main__":
+    main()
