@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from reprocessing.publish import content_of, publish
 from streaming_jobs.ledger import CodeVersion, Txn, app_id
@@ -74,7 +74,7 @@ def _table(path: Path, count: int, numbers: range, shared: Path | None = None) -
     handle = DeltaTable.create(
         path, Schema.from_arrow(ROWS.schema), configuration={STREAM_PROPERTY: "things"}, raise_if_key_not_exists=False
     )
-    actions = []
+    actions: list[AddAction | RemoveAction] = []
     for number in numbers:
         file = path / f"part-{number:06d}.parquet"
         if shared is not None and (shared / file.name).exists():

@@ -18,6 +18,7 @@ from reprocessing.planner import look, make_plan
 from reprocessing.stages import STAGES, Work, abort
 from reprocessing.targets import Resolved, Target, instant_words
 from streaming_jobs import savepoints
+from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.files import private_folder, write_atomic
 from streaming_jobs.lease import acquire, holder
@@ -62,6 +63,7 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
         outcome = work.journal.outcome
         if outcome in ("aborted", "aborting"):
             raise UsageError(f"plan {plan.id} is {outcome}", _next(plan.id, outcome))
+        _same_code(work)
         for stage in STAGES:
             if work.journal.done(stage.name) is not None:
                 continue
@@ -136,6 +138,16 @@ def needed_savepoints(settings: Settings, stream: str) -> dict[str, str]:
     kept = journal_of(settings, plan.id).done("keep")
     found = {plan.base.savepoint: plan.id} if plan.base.savepoint else {}
     return found | ({kept["savepoint"]: plan.id} if kept else {})
+
+
+def _same_code(work: Work) -> None:
+    """Refuse to replay with other code than the plan names, however long the plan has lain."""
+    now = code_version(work.stream, work.settings.flows)
+    if work.journal.done("replay") is None and (now.hash, now.package) != work.plan.saw.code:
+        raise UsageError(
+            f"plan {work.plan.id} no longer holds: the code is {now.hash}, not {work.plan.saw.code[0]}",
+            f"deploy that code again, or give the plan up: recourse recover abort {work.plan.id}",
+        )
 
 
 @contextmanager

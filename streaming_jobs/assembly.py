@@ -201,8 +201,8 @@ class Assembly:
             )
         record = replace(record, state_fingerprint=fingerprint)
         changed = record.with_code(code_version(self.stream, self.settings.flows), next_batch(world))
-        if changed is not record and record.code:
-            self._keep_before(changed, next_batch(world) - 1)
+        if changed is not record and record.code and world.checkpoint.committed is not None:
+            self._keep_before(changed, world.checkpoint.committed)
         return changed
 
     def _keep_before(self, record: StreamRecord, batch: int) -> None:
