@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import UsageError
 
@@ -130,7 +129,7 @@ def _one(data: QueryBuilder, sql: str, table: str) -> dict[str, Any]:
 def _rows(data: QueryBuilder, sql: str, table: str) -> list[dict[str, Any]]:
     try:
         return list(pa.table(data.execute(sql).read_all()).to_pylist())
-    except (DeltaError, ValueError) as error:
+    except Exception as error:  # what a condition meets while it runs, deltalake raises as a plain Exception
         raise UsageError(
             f"table {table} cannot be asked that: {str(error).splitlines()[-1][:300]}",
             "write a SQL condition on the table's columns",

@@ -47,8 +47,6 @@ def journal_of(settings: Settings, plan: str) -> Journal:
 def apply(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: Talk) -> Work:
     """Carry a plan out that was not begun; raises UsageError for one that was, PreflightRefused for a stale one."""
     outcome = journal_of(settings, plan.id).outcome
-    if outcome == "planned" and (other := under_way(settings, stream.name)) is not None:
-        raise UsageError(f"plan {other.id} of stream {stream.name} is under way", _next(other.id, "applying"))
     if outcome != "planned":
         raise UsageError(f"plan {plan.id} was applied already: it is {outcome}", _next(plan.id, outcome))
     words = moved(plan, look(settings, stream, topics).world)
@@ -63,6 +61,8 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
         outcome = work.journal.outcome
         if outcome in ("aborted", "aborting"):
             raise UsageError(f"plan {plan.id} is {outcome}", _next(plan.id, outcome))
+        if outcome == "planned" and (other := under_way(settings, stream.name)) is not None:
+            raise UsageError(f"plan {other.id} of stream {stream.name} is under way", _next(other.id, "applying"))
         _same_code(work)
         for stage in STAGES:
             if work.journal.done(stage.name) is not None:
@@ -109,7 +109,11 @@ def plan_undo(settings: Settings, stream: Stream, topics: Topics, plan: Plan) ->
     if kept is None:
         raise UsageError(f"the savepoint from before plan {plan.id} was dropped", "it can no longer be undone")
     situation = look(settings, stream, topics)
-    if situation.record.generation != plan.generation:
+    lives = {g.number: g for g in situation.record.generations}
+    number: int | None = situation.record.generation
+    while number is not None and lives[number].reason.startswith("abort of "):
+        number = lives[number].from_generation
+    if number != plan.generation:
         raise UsageError(
             f"stream {stream.name} is in generation {situation.record.generation}; plan {plan.id} opened "
             f"{plan.generation}",
@@ -157,9 +161,13 @@ def _working(settings: Settings, stream: Stream, topics: Topics, plan: Plan, tal
     with _only_operator(settings, plan):
         mark = _stop(settings, stream)
         own = settings.for_stream(stream.name)
-        lease = acquire(
-            settings, stream.name, purpose=f"recovery {plan.id}", wait=own.stop_deadline.total_seconds() + _STOP_EXTRA
-        )
+        patience = own.stop_deadline.total_seconds() + _STOP_EXTRA
+        try:
+            lease = acquire(settings, stream.name, purpose=f"recovery {plan.id}", wait=patience)
+        except LeaseBusy:
+            if mark is not None and journal_of(settings, plan.id).outcome == "planned":
+                mark.unlink(missing_ok=True)  # nothing was begun, so the stream goes on
+            raise
         try:
             work = Work(
                 settings=settings,

@@ -14,18 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deltalake import DeltaTable, QueryBuilder, Schema
-from deltalake.exceptions import DeltaError
 
 from reprocessing.history import Batch, on_path
 from reprocessing.planner import Situation
 from reprocessing.targets import Resolved, Target
 from reprocessing.workshop import link
 from streaming_jobs import savepoints
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import private_folder
 from streaming_jobs.ledger import walk
 from streaming_jobs.savepoints import Savepoint
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.table_files import on_disk, table_files
 
 
 def before_first_bad(found: Situation, condition: str, *, exact: bool) -> tuple[Target, Resolved]:
@@ -53,7 +53,7 @@ def bad_rows(table: DeltaTable, condition: str) -> int:
         data = (
             QueryBuilder().register("t", table).execute(f'SELECT count(*) AS n FROM "t" WHERE ({condition})').read_all()
         )
-    except (DeltaError, ValueError) as error:
+    except Exception as error:  # what a condition meets while it runs, deltalake raises as a plain Exception
         raise UsageError(
             f"the condition '{condition}' cannot be asked: {str(error).splitlines()[-1][:300]}",
             "write a SQL condition on the table's columns",
@@ -78,7 +78,7 @@ def _first(found: Situation, table: Path, condition: str) -> Batch:
         low = position
     kept = {commit.version for commit in walk(table)}
     while high - low > 1:
-        seen = [p for p in range(low + 1, high) if batches[p].versions.get(table.name) in kept]
+        seen = [p for p in range(low + 1, high) if _readable(table, batches[p].versions.get(table.name), kept)]
         if not seen:
             break
         middle = seen[len(seen) // 2]
@@ -88,6 +88,18 @@ def _first(found: Situation, table: Path, condition: str) -> Batch:
             low = middle
     # Where nothing shows what lies between, the first batch after the last clean moment may be the one.
     return batches[low + 1]
+
+
+def _readable(table: Path, version: int | None, kept: set[int]) -> bool:
+    """Whether a version is in the log and all of its files are still there."""
+    if version is None or version not in kept:
+        return False
+    try:
+        for path in table_files(table, version):
+            on_disk(table, path)
+    except PreflightRefused:
+        return False
+    return True
 
 
 def _first_of_code(found: Situation, batch: Batch) -> Batch:

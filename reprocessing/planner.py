@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reprocessing.audit import broken
 from reprocessing.history import Batch, History, on_path, path
 from reprocessing.plan import Base, Checks, Plan, SawTable, SawTopic, World, next_id, save
 from reprocessing.targets import Resolved, Target, View, resolve
@@ -132,9 +133,22 @@ def make_plan(
                 "cannot be read again",
                 "nothing can be replayed from it; start the stream over",
             )
+    if {topic.name for topic in found.record.topics} != {topic.name for topic in found.around.topics}:
+        raise PreflightRefused(
+            f"stream {found.stream.name} reads other topics than it did", "declare the topics it began with again"
+        )
     resolved = resolved or resolve(target, found.view())
+    broken(found.settings.tables / found.stream.primary.name, checks.rules)  # a rule that cannot be asked is told now
+    if target.kind == "savepoint" and base is None:
+        base = next(s for s in found.savepoints if s.txn == resolved.batch)
+        if gone := _lost(base.ends, found):
+            raise UsageError(f"savepoint {base.id} cannot be replayed from: {gone}", "choose a later one")
     start, notes = _from_savepoint(found, base, base.txn) if base else _base(found, resolved)
     kept = dict(found.record.state_fingerprint)
+    notes += [
+        f"version {a.version} of table {a.table} was accepted ({a.why}): the replay does not repeat it"
+        for a in found.record.accepted
+    ]
     plan = Plan(
         id=next_id(found.settings, found.stream.name),
         stream=found.stream.name,
@@ -156,9 +170,12 @@ def make_plan(
 def refuse_fenced(found: Situation) -> None:
     """Raise PreflightRefused when another recovery has fenced a table and is not over."""
     for table in found.around.tables:
-        if table.entry is not None and table.entry.kind == "fence":
+        if table.entry is not None and (
+            table.entry.kind == "fence"
+            or (table.entry.kind == "publish" and table.entry.generation > found.record.generation)
+        ):
             raise PreflightRefused(
-                f"table {table.name} is fenced by the recovery plan {table.entry.plan}, which is under way",
+                f"the recovery plan {table.entry.plan} of table {table.name} is under way",
                 f"finish it: recourse recover resume {table.entry.plan}, or abort {table.entry.plan}",
             )
 

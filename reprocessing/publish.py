@@ -17,8 +17,9 @@ from pathlib import Path
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
-from streaming_jobs.errors import LedgerConflict
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
+from streaming_jobs.generation import StreamRecord
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import DeltaSink, open_sink
 from streaming_jobs.sinks.table_files import TableFile, on_disk, table_files
@@ -53,11 +54,21 @@ def sinks(settings: Settings, stream: Stream) -> list[DeltaSink]:
     return [sink for sink in (*secondary, primary) if sink is not None]
 
 
-def fence(settings: Settings, stream: Stream, plan: str, generation: int) -> None:
-    """Open the generation on every table for this plan alone: nobody else starts the stream, no old driver writes."""
+def fence(settings: Settings, stream: Stream, plan: str, generation: int, *, passed: bool = False) -> None:
+    """Open the generation on every table for this plan alone: nobody else starts the stream, no old driver writes.
+
+    With `passed`, a table that is in a later generation is left alone: an abort that was killed has come further there.
+    Raises PreflightRefused for a table that another plan has fenced.
+    """
     for sink in sinks(settings, stream):
+        if passed and (at := sink.position) is not None and at.generation > generation:
+            continue
         entry = LedgerEntry("fence", stream.name, sink.name, generation, -1, plan=plan)
         sink.commit(entry, lambda *_: None)
+        commit, _ = newest(sink.path, stream.name)
+        if commit is not None and commit.entry is not None and commit.entry.plan != plan:
+            other = commit.entry.plan
+            raise PreflightRefused(f"table {sink.name} is fenced by plan {other}", f"resume or abort {other}")
 
 
 def publish(
@@ -95,6 +106,34 @@ def publish(
         if callable(between):
             between(sink.name)
     return done
+
+
+def refuse_foreign(settings: Settings, stream: Stream, record: StreamRecord) -> None:
+    """Raise ForeignWrite when somebody else has changed a table since the stream's newest commit, unaccepted."""
+    for sink in sinks(settings, stream):
+        _, foreign = newest(sink.path, stream.name)
+        for commit in foreign:
+            if commit.version not in record.accepts(sink.name):
+                raise ForeignWrite(
+                    f"version {commit.version} of table {sink.name} ({commit.operation}) changed rows and was not "
+                    f"written by stream {stream.name}",
+                    "a recovery would drop that change: undo it, or accept it with `recourse streams accept`",
+                )
+
+
+def misfit(table: Path, staged: Path) -> list[str]:
+    """Why staged files cannot become the table's, in words: a column that is gone or of another type, partitions."""
+    one, other = DeltaTable(table), DeltaTable(staged)
+    here = {f["name"]: f["type"] for f in json.loads(one.schema().to_json())["fields"]}
+    there = {f["name"]: f["type"] for f in json.loads(other.schema().to_json())["fields"]}
+    said = [
+        f"column {name} of table {table.name} is {kind}, in the rebuilt one {there.get(name, 'gone')}"
+        for name, kind in here.items()
+        if there.get(name) != kind
+    ]
+    if one.metadata().partition_columns != other.metadata().partition_columns:
+        said.append(f"table {table.name} is partitioned by other columns than the rebuilt one")
+    return said
 
 
 def content_of(table: Path) -> Content:

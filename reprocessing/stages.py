@@ -30,7 +30,7 @@ from reprocessing.audit import Difference, broken, compare
 from reprocessing.journal import Journal
 from reprocessing.plan import Plan, moved
 from reprocessing.planner import look, tables_folder
-from reprocessing.publish import Content, content_of, fence, publish
+from reprocessing.publish import Content, content_of, fence, misfit, publish, refuse_foreign
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint_cut import copy
@@ -125,16 +125,20 @@ class Keep:
 
     def run(self, work: Work) -> Found:
         """Look again now that the stream stands still, and take the savepoint."""
+        work.base()
         found = look(work.settings, work.stream, work.topics)
+        refuse_foreign(work.settings, work.stream, found.record)
         if words := moved(work.plan, found.world):
             raise PreflightRefused(
                 f"plan {work.plan.id} no longer holds: {'; '.join(words)}",
-                "make a new plan; this one did nothing",
+                f"give it up, it has done nothing: recourse recover abort {work.plan.id}; then make a new plan",
             )
         committed = found.around.checkpoint.committed
         if committed is None:
             raise UsageError(f"stream {work.stream.name} has not finished a batch yet", "there is nothing to put right")
+        savepoints.drop_outdated(work.settings, found.record, committed)
         taken = savepoints.take(work.settings, found.record, committed, "recovery", f"before {work.plan.id}")
+        savepoints.keep_for_recovery(work.settings, taken)
         return {"savepoint": taken.id, "since": found.world.batch - work.plan.saw.batch}
 
 
@@ -198,8 +202,9 @@ class Replay:
             permanent = error.get("permanent") == "true"
             raise (PermanentError if permanent else TransientError)(
                 f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
-                f"{error.get('next', '')}; then recourse recover resume {work.plan.id}, "
-                f"or give it up: recourse recover abort {work.plan.id}".lstrip("; "),
+                f"recourse recover abort {work.plan.id}, correct it, and plan again"
+                if permanent
+                else f"go on with it: recourse recover resume {work.plan.id}",
             )
         last = _last(work.own, work.stream)
         kept = work.kept().ends
@@ -228,6 +233,7 @@ class Audit:
     def run(self, work: Work) -> Found:
         """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
         plan, staged = work.plan, tables_folder(work.settings, work.plan.id)
+        refuse_foreign(work.settings, work.stream, work.record)
         bad = {
             rule: count for rule, count in broken(staged / work.stream.primary.name, plan.checks.rules).items() if count
         }
@@ -236,6 +242,8 @@ class Audit:
             for declared, _ in all_tables(work.stream)
         ]
         said = [f"{count:,} rows break the rule {rule}" for rule, count in bad.items()]
+        for declared, _ in all_tables(work.stream):
+            said += misfit(work.settings.tables / declared.name, staged / declared.name)
         limit = plan.checks.max_changed
         said += [
             f"{d.share:.1%} of the rows of {d.table} change, at most {limit:.1%} may"
@@ -354,9 +362,8 @@ def abort(work: Work) -> Found:
         if not target.exists():
             copy(savepoints.checkpoint_of(work.settings, kept), target)
         offsets = tuple(OffsetRange(t, kept.topic_ids[t], {}, dict(ends)) for t, ends in kept.ends.items())
-        fence(
-            work.settings, work.stream, work.plan.id, work.plan.generation
-        )  # of all tables, or the publish is in part
+        # Of all tables: a kill may have left some without it.
+        fence(work.settings, work.stream, work.plan.id, work.plan.generation, passed=True)
         publish(
             work.settings,
             work.stream,
@@ -365,7 +372,9 @@ def abort(work: Work) -> Found:
             at=Txn(number, kept.batch),
             offsets=offsets,
             code=CodeVersion(*kept.code),
+            between=lambda _: work.died("recover_abort_between"),
         )
+        work.died("recover_abort_published")
         opened = replace(
             workshop.opened_by(work.plan, number=number, reason="abort of"),
             from_generation=kept.generation,

@@ -156,8 +156,14 @@ class Assembly:
 
     def _starts(self, record: StreamRecord, world: World) -> dict[str, dict[int, int]]:
         """Where each topic begins: what the record says once a batch was planned, else resolved to offsets now."""
+        bound = {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
         if world.checkpoint.planned is not None:
-            return {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
+            return bound
+        if record.generation > 1 and bound:  # a recovery from the very start; Spark wants each partition named
+            return {
+                t.name: {p: bound.get(t.name, {}).get(p, first) for p, first in t.earliest.items()}
+                for t in world.topics
+            }
         return {
             topic.name: resolve_start(self.own.start, self.connection.topics, topic.name)
             for topic in self.stream.sources.values()

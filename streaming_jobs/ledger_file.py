@@ -76,28 +76,37 @@ class LedgerFile:
         return None
 
     def lines(self, stream: str) -> Iterator[LedgerLine]:
-        """Every whole line, oldest first, as far back as they are kept."""
-        for path in sorted(self.folder.glob("*.jsonl*")):
-            if path.suffix == ".partial":
-                continue
-            with (
-                gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file
-            ):
-                for text in file:
-                    try:
-                        line = json.loads(text)
-                    except ValueError:  # cut off by a crash
-                        continue
-                    yield LedgerLine(_entry(stream, line), float(line["t"]), line["versions"])
+        """Every whole line, oldest file first, as far back as they are kept."""
+        for path in _by_day(self.folder):
+            for text in _texts(path):
+                try:
+                    line = json.loads(text)
+                except ValueError:  # cut off by a crash
+                    continue
+                yield LedgerLine(_entry(stream, line), float(line["t"]), line["versions"])
 
     def adopt(self, other: LedgerFile) -> None:
-        """Add the lines of another folder that are not here yet: its generation has become this stream's."""
-        here = {text for path in self.folder.glob("*.jsonl") for text in path.read_text(encoding="utf-8").splitlines()}
-        for path in sorted(other.folder.glob("*.jsonl")):
-            new = [text for text in path.read_text(encoding="utf-8").splitlines() if text and text not in here]
-            if new:
-                with (private_folder(self.folder) / path.name).open("a", encoding="utf-8") as file:
-                    file.write("\n" + "\n".join(new) + "\n")
+        """Add the lines of another folder that are not here yet: its generation has become this stream's.
+
+        They go to the newest file, whatever their day. The versions they name are those of other tables: left out.
+        """
+        here = {text.strip() for path in _by_day(self.folder) for text in _texts(path)}
+        new = []
+        for path in _by_day(other.folder):
+            for text in _texts(path):
+                try:
+                    line = json.dumps({**json.loads(text), "versions": {}}, separators=(",", ":"))
+                except ValueError:  # empty, or cut off by a crash
+                    continue
+                if line not in here:
+                    new.append(line)
+        if new:
+            now = datetime.now(UTC)
+            path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
+            if not path.exists():
+                self.roll(now)
+            with path.open("a", encoding="utf-8") as file:
+                file.write("\n" + "\n".join(new) + "\n")
 
     def roll(self, now: datetime) -> None:
         """Compress the files of past days and remove those older than the retention; the newest file stays."""
@@ -111,6 +120,15 @@ class LedgerFile:
         for path in sorted(self.folder.glob("*.jsonl.gz"))[:-1]:
             if path.name[:10] < f"{now - self.retention:%Y-%m-%d}":
                 path.unlink(missing_ok=True)
+
+
+def _by_day(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])
+
+
+def _texts(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        yield from file
 
 
 def _last_lines(path: Path) -> list[str]:

@@ -181,6 +181,12 @@ def _generations(world: World) -> Iterator[Finding]:
                 f"table {table.name} is fenced by the recovery plan {table.entry.plan}",
                 f"resume or abort it: recourse recover resume {table.entry.plan}",
             )
+        elif table.entry is not None and table.entry.kind == "publish" and table.txn.generation > current:
+            yield Finding(
+                "refuse",
+                f"the recovery plan {table.entry.plan} has published table {table.name} and is not finished",
+                f"finish it: recourse recover resume {table.entry.plan}",
+            )
         elif table.txn.generation > current:
             yield Finding(
                 "refuse",

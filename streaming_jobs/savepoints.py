@@ -155,6 +155,28 @@ def drop(settings: Settings, stream: str, name: str) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
+def drop_outdated(settings: Settings, record: StreamRecord, batch: int) -> None:
+    """Drop the savepoint of a batch if a table has changed since without the stream: an accepted commit came later."""
+    txn = Txn(record.generation, batch)
+    kept = find(settings, record.stream, name_of(txn))
+    if kept is None:
+        return
+    for table in kept.tables:
+        path = settings.tables / table.name
+        now = version_after(path, record.stream, txn)
+        since = [c for c in walk(path) if table.version < c.version <= now]
+        if any(c.changes_data and (c.entry is None or c.entry.stream != record.stream) for c in since):
+            drop(settings, record.stream, kept.id)
+            return
+
+
+def keep_for_recovery(settings: Settings, savepoint: Savepoint) -> None:
+    """Let a savepoint that age would take live as long as those of recoveries."""
+    if savepoint.reason in ("time", "code"):
+        kept = {**asdict(savepoint), "reason": "recovery"}
+        write_json(folder(settings, savepoint.stream) / savepoint.id / "savepoint.json", {"format": _FORMAT, **kept})
+
+
 def prune(settings: Settings, stream: str, *, needed: frozenset[str] = frozenset()) -> list[str]:
     """Drop what is past its age, and what a kill left half made; the names that went. `needed` ones stay."""
     gone = [s.id for s in expired(savepoints(settings, stream), settings.savepoint, time.time()) if s.id not in needed]

@@ -146,6 +146,36 @@ def test_an_audit_that_refuses_publishes_nothing_and_can_be_aborted(story: Story
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "point", ["recover_abort_begun", "recover_abort_between", "recover_abort_published", "recover_abort_ran"]
+)
+def test_killed_while_it_aborts_it_aborts_once_more(story: Story, point: str) -> None:
+    bad = story.compare(COUNT, right=False)
+    plan = story.plan()
+    assert run(story, "recover", "apply", plan, "--yes", crash="recover_prepare_ran").returncode == -signal.SIGKILL
+    assert run(story, "recover", "abort", plan, crash=point).returncode == -signal.SIGKILL
+    assert run(story, "recover", "resume", plan, "--yes").returncode == 2
+    story.recourse("recover", "abort", plan)
+    assert generation(story) == 3 and story.compare(COUNT, right=False, bad=bad) == bad
+    story.run_streams()
+    story.recourse("recover", "apply", story.plan(), "--yes")
+    story.compare(COUNT, right=True)
+
+
+def test_from_the_very_start_it_begins_where_the_stream_began(story: Story) -> None:
+    """Whatever the setting `start` says by now."""
+    plan = str(
+        json.loads(run(story, "recover", "plan", "inventory", "--to-batch", "-1", "--output", "json").stdout)["id"]
+    )
+    applied = run(story, "--set", "stream.start=latest", "recover", "apply", plan, "--yes")
+    assert applied.returncode == 0, applied.stderr
+    story.compare(COUNT, right=True)
+    undone = run(story, "recover", "undo", plan, "--yes")
+    assert undone.returncode == 0, undone.stderr
+    story.compare(COUNT, right=False)
+
+
+@pytest.mark.long
 def test_nobody_to_ask_means_no(story: Story) -> None:
     plan = story.plan()
     asked = run(story, "recover", "apply", plan)
@@ -171,6 +201,7 @@ def test_a_plan_whose_world_has_moved_is_refused(story: Story) -> None:
         (["inventory", "--to-offsets", "0:1"], "leave out partition 1"),
         (["inventory", "--to-datetime", "2026-03-02T06:00:00"], "names no zone"),
         (["inventory", "--before-first-bad", "nope < 0"], "cannot be asked"),
+        (["inventory", "--to-batch", "0", "--require", "nope < 0"], "cannot be asked"),
         (["inventory", "--before-first-bad", "quantity > 100000"], "no row of table inventory is bad"),
         (["inventory", "--to-batch", "99"], "not in the ledger"),
         (["inventory", "--savepoint", "g0001-b000000099"], "no savepoint"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,15 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 
 from reprocessing import audit, workshop
+from reprocessing.firstbad import bad_rows
 from reprocessing.journal import Journal
 from reprocessing.plan import Base, Checks, Plan, SawTable, SawTopic, World, folder, load, moved, names, next_id, save
 from reprocessing.planner import tables_folder
-from reprocessing.publish import Content, content_of, fence, publish, same_content
+from reprocessing.publish import Content, content_of, fence, misfit, publish, refuse_foreign, same_content
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
-from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, UsageError
+from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused, UsageError
+from streaming_jobs.generation import Accepted
 from streaming_jobs.ledger import CodeVersion, Txn, newest
 from streaming_jobs.preflight import verdicts
 from streaming_jobs.sinks.delta import open_sink
@@ -220,6 +223,82 @@ def test_an_abort_leaves_the_tables_as_they_were_one_generation_later(life: Life
     assert commit is not None and not commit.changes_data, "nothing was rewritten"
 
 
+def test_an_abort_that_was_killed_in_the_middle_goes_on(life: Life) -> None:
+    """Its secondary table is a generation further than the fence already."""
+    plan = planned(life)
+    old = life.rows()
+    kept = savepoints.take(life.settings, life.record, 5, "recovery")
+    files = savepoints.files_of(life.settings, kept)
+    contents = {
+        t.name: Content(
+            {f.path: f for f in files[t.name]}, savepoints.links(life.settings, STREAM.name, t.name, kept.id), t.schema
+        )
+        for t in kept.tables
+    }
+
+    def killed(table: str) -> None:
+        raise KeyboardInterrupt(table)
+
+    for between in (killed, None):
+        fence(life.settings, STREAM, plan.id, plan.generation, passed=True)
+        try:
+            publish(
+                life.settings,
+                STREAM,
+                contents,
+                plan=plan.id,
+                at=Txn(3, 5),
+                offsets=life.entry(5).offsets,
+                code=CODE,
+                between=between,
+            )
+        except KeyboardInterrupt as end:
+            assert str(end) == "things_dead_letters" and life.at() == Txn(2, -1)
+    assert life.rows() == old and life.at() == Txn(3, 5)
+
+
+def test_the_fence_of_another_plan_is_not_taken_for_ones_own(life: Life) -> None:
+    fence(life.settings, STREAM, "things-0001", 2)
+    with pytest.raises(PreflightRefused, match="fenced by plan things-0001"):
+        fence(life.settings, STREAM, "things-0002", 2)
+
+
+def test_a_change_by_somebody_else_is_seen_until_it_is_accepted(life: Life) -> None:
+    refuse_foreign(life.settings, STREAM, life.record)
+    write_deltalake(life.table, pa.table({"id": [7], "place": ["plain"]}), mode="append")
+    version = DeltaTable(life.table).version()
+    with pytest.raises(ForeignWrite, match=f"version {version} of table things"):
+        refuse_foreign(life.settings, STREAM, life.record)
+    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    refuse_foreign(life.settings, STREAM, life.record)
+
+
+def test_a_savepoint_from_before_an_accepted_change_is_not_what_an_abort_goes_back_to(life: Life) -> None:
+    kept = savepoints.take(life.settings, life.record, 5, "time")
+    savepoints.drop_outdated(life.settings, life.record, 5)
+    assert savepoints.find(life.settings, STREAM.name, kept.id) == kept
+    DeltaTable(life.table).delete("id = 1")
+    savepoints.drop_outdated(life.settings, life.record, 5)
+    assert savepoints.find(life.settings, STREAM.name, kept.id) is None
+    again = savepoints.take(life.settings, life.record, 5, "time")
+    assert again.tables[0].version > kept.tables[0].version
+    savepoints.keep_for_recovery(life.settings, again)
+    assert savepoints.savepoints(life.settings, STREAM.name)[0].reason == "recovery"
+
+
+def test_files_of_another_schema_do_not_fit(life: Life, tmp_path: Path) -> None:
+    for name, rows, partitions, words in (
+        ("type", pa.table({"id": ["1"], "place": ["plain"]}), ["place"], "column id of table things is long"),
+        ("gone", pa.table({"place": ["plain"], "other": ["x"]}), ["place"], "in the rebuilt one gone"),
+        ("parts", pa.table({"id": [1], "place": ["plain"]}), None, "partitioned by other columns"),
+    ):
+        write_deltalake(tmp_path / name, rows, partition_by=partitions)
+        assert len(found := misfit(life.table, tmp_path / name)) == 1 and words in found[0]
+    more = pa.table({"id": [1], "place": ["plain"], "more": ["x"]})
+    write_deltalake(tmp_path / "more", more, partition_by=["place"])
+    assert misfit(life.table, tmp_path / "more") == []
+
+
 def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
     staged = tmp_path / "staged"
     rows = pa.table({"id": list(range(60)), "place": ["plain"] * 60})
@@ -236,10 +315,12 @@ def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
     assert len(by_row.sample) == len(by_key.sample) == 5
 
 
-@pytest.mark.parametrize("rule", ["nothing > 1", "id >>> 1 (", "'"])
+@pytest.mark.parametrize("rule", ["nothing > 1", "id >>> 1 (", "'", "1 / (id - id) = 1", "CAST(place AS INT) > 0"])
 def test_a_rule_that_cannot_be_asked_is_refused(life: Life, rule: str) -> None:
     with pytest.raises(UsageError, match="cannot be asked"):
         audit.broken(life.table, [rule])
+    with pytest.raises(UsageError, match="cannot be asked"):
+        bad_rows(DeltaTable(life.table), rule)
 
 
 def test_a_plan_is_read_as_it_was_written_and_not_when_it_was_changed(life: Life) -> None:
@@ -303,19 +384,20 @@ def test_a_journal_line_that_a_kill_cut_off_counts_as_not_written(tmp_path: Path
     assert journal.outcome == "aborted"
 
 
-def test_the_ledger_adopts_lines_once(life: Life) -> None:
+def test_the_ledger_adopts_lines_once_and_those_of_packed_days_too(life: Life) -> None:
     plan = planned(life)
-    workshop.prepare(
-        life.settings, plan, life.record, savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
-    )
+    base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    workshop.prepare(life.settings, plan, life.record, base)
     replay(life, plan)
-    mine, other = (
-        ledger_file(life.settings, STREAM.name),
-        ledger_file(workshop.settings_of(life.settings, plan), STREAM.name),
-    )
+    own = workshop.settings_of(life.settings, plan)
+    mine, other = ledger_file(life.settings, STREAM.name), ledger_file(own, STREAM.name)
+    today = next(other.folder.glob("*.jsonl"))
+    text = today.read_text().splitlines()
+    with gzip.open(other.folder / "2026-01-01.jsonl.gz", "wt") as packed:
+        packed.write("\n".join(text[:2]) + "\n")
+    today.write_text("\n".join(text[2:]) + "\n")
     mine.adopt(other)
     mine.adopt(other)
-    assert [line.entry.txn for line in mine.lines(STREAM.name)] == [
-        *(Txn(1, n) for n in range(6)),
-        *(Txn(2, n) for n in range(3, 6)),
-    ]
+    lines = list(mine.lines(STREAM.name))
+    assert [line.entry.txn for line in lines] == [*(Txn(1, n) for n in range(6)), *(Txn(2, n) for n in range(3, 6))]
+    assert [bool(line.versions) for line in lines] == [True] * 6 + [False] * 3, "staging's versions are not the table's"
