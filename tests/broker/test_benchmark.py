@@ -34,6 +34,7 @@ def test_a_backlog_becomes_the_truth_and_gives_figures(broker: Broker, tmp_path:
     assert figures.peak_mb > 100
 
 
+@pytest.mark.long
 def test_live_records_become_the_truth_and_give_latencies(broker: Broker, tmp_path: Path) -> None:
     place = Place(broker.start(), tmp_path)
     figures = live(Recourse(), "stateless", place, seed=3, seconds=1, warm_up=1)

@@ -106,6 +106,7 @@ def test_a_full_disk_of_the_tables_stops_the_streams_loudly_and_a_start_with_spa
     assert_exactly_once(copied(settings, disk, "tables", tmp_path / "copy"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_full_disk_of_the_state_is_waited_for_and_the_same_session_goes_on(
     things: tuple[Settings, str], disk: SmallDisk, run: Run

@@ -41,12 +41,10 @@ KILLS = (
     "plain:batch_started:1",
     "plain:staged:2",  # on the executor path: its files are there and no version lists them
     "plain:batch_committed:3",
-    "totals:staged:1",
     "totals:primary_committed:2",  # the rows are in the table, the state may not be in the checkpoint
-    "windows:primary_committed:2",
     "parity:secondary_committed:1",
-    "parity:primary_committed:2",
 )
+MORE_KILLS = ("totals:staged:1", "windows:staged:1", "windows:primary_committed:2", "parity:primary_committed:2")
 
 
 def test_every_point_of_a_batch_is_killed_at() -> None:
@@ -54,11 +52,14 @@ def test_every_point_of_a_batch_is_killed_at() -> None:
 
 
 @pytest.mark.timeout(1500)
-def test_a_kill_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(fed: tuple[Settings, str]) -> None:
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.long)])
+def test_a_kill_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(
+    fed: tuple[Settings, str], kills: tuple[str, ...]
+) -> None:
     settings, bootstrap = fed
     arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=1000")
     arguments += ("--set", "streams.plain.path=executor", "--streams")
-    for kill in KILLS:
+    for kill in kills:
         stream = kill.partition(":")[0]
         process = driver(settings, bootstrap, *arguments, stream, environment={"RECOURSE_CRASH": kill})
         code, output = finished(process)

@@ -87,7 +87,7 @@ def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_ev
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["SIGTERM", "stdin", "marker"])
+@pytest.mark.parametrize("how", ["SIGTERM", "marker", pytest.param("stdin", marks=pytest.mark.long)])
 def test_a_session_ends_at_a_batch_border(
     things: tuple[Settings, str], drivers: list[subprocess.Popen[str]], how: str
 ) -> None:

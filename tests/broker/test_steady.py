@@ -65,6 +65,7 @@ def test_an_append_stream_stays_small_and_goes_on_from_a_short_log(tight: Bench,
     assert sorted(row["n"] for row in rows(tight.settings, "plain")) == list(range(BATCHES * RECORDS + 50))
 
 
+@pytest.mark.long
 def test_an_upsert_stream_leaves_no_trail_of_files(tight: Bench, topic: str) -> None:
     tight.topics.create(topic, 1)
     produce(tight.bootstrap, topic, map(thing, range(BATCHES * RECORDS)))
