@@ -15,6 +15,7 @@ from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
     from reprocessing.executor import Talk
+    from reprocessing.plan import Plan
     from reprocessing.stages import Work
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.stream import Stream
@@ -97,7 +98,7 @@ def plan(
         made = make_plan(found, target, checks, resolved=resolved)
     else:
         made = make_plan(found, Target(kind, value), checks)  # type: ignore[arg-type]
-    show(output, dataclasses.asdict(made), lambda: print(explain(made), end=""))
+    show(output, _value(made), lambda: print(explain(made), end=""))
     if detailed_exitcode and made.records:
         raise typer.Exit(WOULD_CHANGE)
 
@@ -111,7 +112,7 @@ def show_plan(context: typer.Context, name: PlanName, output: OutputOption = Out
 
     settings = invocation(context).settings
     found, journal = load(settings, name), journal_of(settings, name)
-    value = {**dataclasses.asdict(found), "outcome": journal.outcome}
+    value = {**_value(found), "outcome": journal.outcome}
     value["journal"] = [dataclasses.asdict(line) for line in journal.lines()]
     done = [line.stage for line in journal.lines() if line.state == "done"]
 
@@ -176,6 +177,16 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
     if output is Output.text:
         print(explain(made), end="")
     _carry_out(context, made.id, yes, output, executor.apply)
+
+
+def _value(plan: Plan) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(plan),
+        "generation": plan.generation,
+        "records": plan.records,
+        "seconds": plan.seconds,
+        "ranges": [list(each) for each in plan.ranges()],
+    }
 
 
 def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Any) -> None:

@@ -48,6 +48,7 @@ def data_files(bench: Bench, table: str) -> tuple[set[Path], set[Path]]:
     return there, {Path(uri) for uri in DeltaTable(folder).file_uris()}
 
 
+@pytest.mark.long
 def test_an_append_stream_stays_small_and_goes_on_from_a_short_log(tight: Bench, topic: str) -> None:
     tight.topics.create(topic, 1)
     produce(tight.bootstrap, topic, [(b"k", b"no JSON"), *map(thing, range(BATCHES * RECORDS - 1))])

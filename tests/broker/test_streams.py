@@ -33,7 +33,12 @@ def numbers(bench: Bench, table: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "flags", [{"stream.path": "driver"}, {"stream.path": "executor"}, {"stream.committer": "spark"}]
+    "flags",
+    [
+        {"stream.path": "driver"},
+        {"stream.path": "executor"},
+        pytest.param({"stream.committer": "spark"}, marks=pytest.mark.long),
+    ],
 )
 def test_every_way_into_a_table_writes_the_same_rows(bench: BenchFactory, topic: str, flags: dict[str, object]) -> None:
     topic = topic.replace("[", "-").replace("]", "-")
