@@ -5,8 +5,9 @@
 
 Starts `recourse up` (broker, Dagster, one session with three streams) in a folder of its own and sends the flights at
 a steady rate, year after year: after 2013 the same flights of 2014. Every ten seconds: memory of each process, number
-and bytes of files by kind, batch times. Files that no version lists are kept for a sixth of the run instead of an
-hour, and as many versions of a table's log as that has seconds (500 at most), so that a run shows where they stop. At the end it judges, leaving the first third out:
+and bytes of files by kind, batch times. Files that no version lists are kept for a sixth of the run instead of an hour,
+and as many versions of a table's log as that has seconds (500 at most), so that a run shows where they stop.
+At the end it judges, leaving the first third out:
 
 - memory of a process is flat: the median of the last third is at most 10 % and 16 MB above that of the middle third;
 - a kind of file that is bounded within minutes: its greatest number in the last third is at most a fifth and 100 files
