@@ -27,6 +27,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"  state        {_state(plan)}"
     for table in plan.saw.tables:
         yield f"  table        {table.name} ({table.mode}): version {table.version}, {table.files:,} files, restored"
+    yield "  downstream   no declared stream reads these tables; other readers see one commit that changes rows"
     yield from (f"  note         {note}" for note in plan.notes)
 
 
@@ -59,5 +60,6 @@ def _after(plan: Plan) -> Iterator[str]:
     yield f"  Apply:  recourse recover apply {plan.id}"
     yield f"  Before it is published it can be given up: recourse recover abort {plan.id}"
     yield f"  After that it can be taken back, as long as its savepoint is kept: recourse recover undo {plan.id}"
+    yield "  Lost for good: nothing, as long as the savepoints are kept"
     if plan.undoes:
         yield f"  What {plan.undoes} published vanishes; records that came since are replayed with the code above"

@@ -72,7 +72,14 @@ def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> No
     assert (plan.base.savepoint, plan.base.batch, plan.records) == ("g0001-b000000003", 3, 50)
     assert savepoints.find(life.settings, STREAM.name, "g0001-b000000003") is not None
     text = explain(plan)
-    for words in ("rewind to batch 3", "starts from  savepoint g0001-b000000003", "50 records to replay", "8. finish"):
+    for words in (
+        "rewind to batch 3",
+        "starts from  savepoint g0001-b000000003",
+        "50 records to replay",
+        "8. finish",
+        "downstream",
+        "Lost for good",
+    ):
         assert words in text
 
 
