@@ -84,6 +84,7 @@ def batch(settings: Settings, stream: str) -> int:
     return -1 if status is None or status.batch is None else status.batch
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_full_disk_of_the_tables_stops_the_streams_loudly_and_a_start_with_space_goes_on(
     things: tuple[Settings, str], disk: SmallDisk, run: Run, tmp_path: Path
