@@ -9,34 +9,26 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from reprocessing.abort import abort
 from reprocessing.journal import Journal, Outcome
 from reprocessing.plan import Checks, Plan, folder, load, moved, names
 from reprocessing.planner import look, make_plan
-from reprocessing.stages import STAGES, Work, abort
+from reprocessing.stages import STAGES
 from reprocessing.targets import Resolved, Target, instant_words
+from reprocessing.work import Talk, Work
 from streaming_jobs import savepoints
 from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.files import private_folder, write_atomic
-from streaming_jobs.lease import acquire, holder
+from streaming_jobs.lease import holder, take
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
 
 _STOP_EXTRA = 30.0
 _MARK = "stopped for recovery plan "
-
-
-@dataclass(frozen=True)
-class Talk:
-    """How a recovery speaks: lines, the progress of a replay, and the question before publishing."""
-
-    tell: Callable[[str], None] = lambda _: None
-    progress: Callable[[int, int], None] = lambda *_: None
-    confirm: Callable[[Work], bool] = lambda _: True
 
 
 def journal_of(settings: Settings, plan: str) -> Journal:
@@ -56,44 +48,58 @@ def apply(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: 
 
 
 def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: Talk) -> Work:
-    """Go on with the first stage that is not done; nothing is done twice. A plan that is over is left alone."""
-    with _working(settings, stream, topics, plan, talk) as work:
-        outcome = work.journal.outcome
-        if outcome in ("aborted", "aborting"):
+    """Go on with the first stage that is not done; nothing is done twice. A plan that is over is left alone.
+
+    Raises UsageError when it was aborted, when another plan of the stream is under way, or when the code is another.
+    """
+    work = Work(settings, stream, plan, topics, journal_of(settings, plan.id), talk)
+
+    def check() -> None:
+        if (outcome := work.journal.outcome) in ("aborted", "aborting"):
             raise UsageError(f"plan {plan.id} is {outcome}", _next(plan.id, outcome))
         if outcome == "planned" and (other := under_way(settings, stream.name)) is not None:
             raise UsageError(f"plan {other.id} of stream {stream.name} is under way", _next(other.id, "applying"))
         _same_code(work)
+
+    if work.journal.outcome == "published":
+        return work
+    with _working(work, check):
         for stage in STAGES:
             if work.journal.done(stage.name) is not None:
                 continue
             talk.tell(f"{stage.name}: {stage.explain(plan)}")
             work.journal.write(stage.name, "begun")
-            work.died(f"recover_{stage.name}_begun")
+            work.crash_point(f"recover_{stage.name}_begun")
             try:
                 found = stage.run(work)
             except Exception as error:
                 work.journal.write(stage.name, "failed", {"error": str(error)[:500]})
                 raise
-            work.died(f"recover_{stage.name}_ran")
+            work.crash_point(f"recover_{stage.name}_ran")
             work.journal.write(stage.name, "done", found)
-        return work
+    return work
 
 
 def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: Talk) -> Work:
     """Abort a plan that has published nothing: the stream goes on as it was, one generation later."""
-    with _working(settings, stream, topics, plan, talk) as work:
-        outcome = work.journal.outcome
-        if outcome in ("aborted", "published"):
+    work = Work(settings, stream, plan, topics, journal_of(settings, plan.id), talk)
+
+    def check() -> None:
+        if (outcome := work.journal.outcome) in ("aborted", "published"):
             raise UsageError(f"plan {plan.id} is {outcome}", _next(plan.id, outcome))
         if work.journal.begun("publish"):
-            abort(work)  # says why not
+            raise UsageError(
+                f"plan {plan.id} has begun to publish",
+                f"finish it: recourse recover resume {plan.id}; then: recourse recover undo {plan.id}",
+            )
+
+    with _working(work, check):
         work.journal.write("abort", "begun")
-        work.died("recover_abort_begun")
+        work.crash_point("recover_abort_begun")
         found = abort(work)
-        work.died("recover_abort_ran")
+        work.crash_point("recover_abort_ran")
         work.journal.write("abort", "done", found)
-        return work
+    return work
 
 
 def plan_undo(settings: Settings, stream: Stream, topics: Topics, plan: Plan) -> Plan:
@@ -155,35 +161,25 @@ def _same_code(work: Work) -> None:
 
 
 @contextmanager
-def _working(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: Talk) -> Iterator[Work]:
-    if plan.stream != stream.name:
-        raise UsageError(f"plan {plan.id} is of stream {plan.stream}", "name that stream's plan")
-    with _only_operator(settings, plan):
-        mark = _stop(settings, stream)
-        own = settings.for_stream(stream.name)
-        patience = own.stop_deadline.total_seconds() + _STOP_EXTRA
+def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
+    """Hold the plan and the stream. `check` refuses before the stream is stopped, and again once nobody else can act.
+
+    The stream may start again, if the plan has stopped it, when nothing was begun or the plan is over.
+    """
+    if work.plan.stream != work.stream.name:
+        raise UsageError(f"plan {work.plan.id} is of stream {work.plan.stream}", "name that stream's plan")
+    name = work.stream.name
+    patience = work.settings.for_stream(name).stop_deadline.total_seconds() + _STOP_EXTRA
+    with _only_operator(work.settings, work.plan):
+        check()
+        mark = _stop(work.settings, work.stream)
         try:
-            lease = acquire(settings, stream.name, purpose=f"recovery {plan.id}", wait=patience)
-        except LeaseBusy:
-            if mark is not None and journal_of(settings, plan.id).outcome == "planned":
-                mark.unlink(missing_ok=True)  # nothing was begun, so the stream goes on
-            raise
-        try:
-            work = Work(
-                settings=settings,
-                stream=stream,
-                plan=plan,
-                topics=topics,
-                journal=journal_of(settings, plan.id),
-                tell=talk.tell,
-                progress=talk.progress,
-                confirm=lambda _: talk.confirm(work),
-            )
-            yield work
-            if mark is not None and work.journal.outcome in ("published", "aborted"):
-                mark.unlink(missing_ok=True)
+            with take(work.settings, name, purpose=f"recovery {work.plan.id}", wait=patience):
+                check()
+                yield
         finally:
-            lease.release()
+            if mark is not None and work.journal.outcome in ("planned", "published", "aborted"):
+                mark.unlink(missing_ok=True)
 
 
 @contextmanager

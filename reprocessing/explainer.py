@@ -26,9 +26,14 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"  starts from  savepoint {plan.base.savepoint}"
     yield f"  state        {_state(plan)}"
     for table in plan.saw.tables:
-        yield f"  table        {table.name} ({table.mode}): version {table.version}, {table.files:,} files, restored"
+        size = f"{table.files:,} files, {_mb(table.size)}"
+        yield f"  table        {table.name} ({table.mode}): version {table.version}, {size}"
     yield "  downstream   no declared stream reads these tables; other readers see one commit that changes rows"
     yield from (f"  note         {note}" for note in plan.notes)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 2**20:,.1f} MB"
 
 
 def _state(plan: Plan) -> str:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deltalake import DeltaTable, QueryBuilder, Schema
+from deltalake import CommitProperties, DeltaTable, QueryBuilder
 
 from reprocessing.history import Batch, on_path
 from reprocessing.planner import Situation
 from reprocessing.targets import Resolved, Target
-from reprocessing.workshop import link
+from reprocessing.workshop import table_of
 from streaming_jobs import savepoints
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import private_folder
@@ -118,16 +118,8 @@ def as_table(settings: Settings, savepoint: Savepoint, name: str) -> Iterator[Pa
     path = private_folder(settings.tables / "_staging") / f"look-{savepoint.stream}-{savepoint.id}-{name}"
     shutil.rmtree(path, ignore_errors=True)
     try:
-        handle = DeltaTable.create(
-            path, Schema.from_json(saved.schema), partition_by=list(saved.partition_by) or None, name=name
-        )
-        link((f for f in links.rglob("*") if f.is_file()), links, path)
-        handle.create_write_transaction(
-            [file.add() for file in savepoints.files_of(settings, savepoint)[name]],
-            mode="append",
-            schema=handle.schema(),
-            partition_by=list(saved.partition_by) or None,
-        )
+        files = savepoints.files_of(settings, savepoint)[name]
+        table_of(path, saved, files, links, stream=savepoint.stream, how=CommitProperties())
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)

@@ -40,18 +40,22 @@ class History:
 
     def last_within(self, wanted: Offsets) -> Batch | None:
         """The last batch that read nothing from `wanted` on; None when already the first one did."""
-        keys = [not _within(batch.ends, wanted) for batch in self.batches]
-        at = bisect.bisect_left(keys, True)
+        at = bisect.bisect_left(self.batches, True, key=lambda batch: not _within(batch.ends, wanted))
         return self.batches[at - 1] if at else None
 
     def find(self, txn: Txn) -> Batch | None:
         """The batch at a position, if it is on the path."""
-        return next((batch for batch in self.batches if batch.txn == txn), None)
+        at = self._position(txn)
+        return self.batches[at] if at < len(self.batches) and self.batches[at].txn == txn else None
 
     def before(self, batch: Batch) -> Batch | None:
         """The batch before another one."""
-        at = self.batches.index(batch)
+        at = self._position(batch.txn)
         return self.batches[at - 1] if at else None
+
+    def _position(self, txn: Txn) -> int:
+        """Where a position is on the path, or would be: along it, positions only grow."""
+        return bisect.bisect_left(self.batches, txn, key=lambda batch: batch.txn)
 
     def numbered(self, number: int) -> Batch | None:
         """The newest batch of that number."""

@@ -72,7 +72,6 @@ class Base:
     generation: int
     batch: int
     ends: Mapping[str, Mapping[int, int]]
-    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,11 @@ def folder(settings: Settings, plan: str) -> Path:
     if not _ID.fullmatch(plan):
         raise UsageError(f"'{plan}' is not the name of a plan", "see `recourse recover list`")
     return settings.state / "recoveries" / plan
+
+
+def staging(settings: Settings, plan: str) -> Path:
+    """Where a plan's staging tables lie: beside the tables, on the same file system."""
+    return settings.tables / "_staging" / plan
 
 
 def next_id(settings: Settings, stream: str) -> str:

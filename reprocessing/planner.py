@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from reprocessing.audit import broken
-from reprocessing.history import Batch, History, on_path, path
+from reprocessing.history import Batch, History, Offsets, on_path, path
 from reprocessing.plan import Base, Checks, Plan, SawTable, SawTopic, World, next_id, save
 from reprocessing.targets import Resolved, Target, View, resolve
 from streaming_jobs import generation as generations
@@ -143,8 +142,7 @@ def make_plan(
         base = next(s for s in found.savepoints if s.txn == resolved.batch)
         if gone := _lost(base.ends, found):
             raise UsageError(f"savepoint {base.id} cannot be replayed from: {gone}", "choose a later one")
-    start, notes = _from_savepoint(found, base, base.txn) if base else _base(found, resolved)
-    kept = dict(found.record.state_fingerprint)
+    start, notes = _from_savepoint(base, base.txn) if base else _base(found, resolved)
     notes += [
         f"version {a.version} of table {a.table} was accepted ({a.why}): the replay does not repeat it"
         for a in found.record.accepted
@@ -158,7 +156,7 @@ def make_plan(
         notes=(*resolved.notes, *notes),
         saw=world,
         base=start,
-        stateful=bool(kept),
+        stateful=bool(found.record.state_fingerprint),
         rate=found.history.rate(),
         checks=checks,
         undoes=undoes,
@@ -189,7 +187,7 @@ def _base(found: Situation, resolved: Resolved) -> tuple[Base, list[str]]:
         if (not kept or kept[-1].txn < wanted) and (taken := _take(found, wanted)) is not None:
             kept.append(taken)
         if kept:
-            return _from_savepoint(found, kept[-1], wanted)
+            return _from_savepoint(kept[-1], wanted)
     starts = {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
     gone = _lost(starts, found)
     if not gone:
@@ -202,12 +200,11 @@ def _base(found: Situation, resolved: Resolved) -> tuple[Base, list[str]]:
     )
 
 
-def _from_savepoint(found: Situation, savepoint: Savepoint, wanted: Txn) -> tuple[Base, list[str]]:
-    size = savepoints.cost(found.settings, savepoint).size
+def _from_savepoint(savepoint: Savepoint, wanted: Txn) -> tuple[Base, list[str]]:
     notes = []
     if savepoint.txn < wanted:
         notes.append(f"the nearest savepoint before {wanted} is {savepoint.id}: the replay starts there")
-    return Base(savepoint.id, savepoint.generation, savepoint.batch, savepoint.ends, size), notes
+    return Base(savepoint.id, savepoint.generation, savepoint.batch, savepoint.ends), notes
 
 
 def _take(found: Situation, wanted: Txn) -> Savepoint | None:
@@ -222,9 +219,8 @@ def _take(found: Situation, wanted: Txn) -> Savepoint | None:
         return None
 
 
-def _lost(ends: object, found: Situation) -> str:
+def _lost(ends: Offsets, found: Situation) -> str:
     """What a replay from these offsets would miss, in words; empty if nothing."""
-    assert isinstance(ends, dict) or hasattr(ends, "get")
     for topic in found.around.topics:
         for partition, first in topic.earliest.items():
             begin = ends.get(topic.name, {}).get(partition)
@@ -247,8 +243,3 @@ def _batch(entry: LedgerEntry) -> Batch:
         versions={},
         records=sum(r.records for r in entry.offsets),
     )
-
-
-def tables_folder(settings: Settings, plan: str) -> Path:
-    """Where a plan's staging tables lie: beside the tables, on the same file system."""
-    return settings.tables / "_staging" / plan

@@ -8,18 +8,20 @@ has changed the table. A file that the table has already stays where it is; othe
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
+from streaming_jobs import savepoints
 from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
+from streaming_jobs.files import hard_link
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
+from streaming_jobs.savepoints import Savepoint
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import DeltaSink, open_sink
 from streaming_jobs.sinks.table_files import TableFile, on_disk, table_files
@@ -80,12 +82,12 @@ def publish(
     at: Txn,
     offsets: Sequence[OffsetRange],
     code: CodeVersion,
-    between: object = None,
+    between: Callable[[str], None] = lambda _: None,
 ) -> list[Published]:
     """Make each table hold what `contents` says, at the position `at`; a table that does already is passed over.
 
     `between` is called with a table's name after its commit. Raises LedgerConflict when a table holds something else
-    afterwards, ForeignWrite when somebody else changed it.
+    afterwards, ForeignWrite when somebody else has changed it since this call began (before: `refuse_foreign`).
     """
     done = []
     found = sinks(settings, stream)
@@ -103,8 +105,7 @@ def publish(
             plan=plan,
         )
         done.append(_publish(sink, contents[sink.name], entry, f"r-{plan}"))
-        if callable(between):
-            between(sink.name)
+        between(sink.name)
     return done
 
 
@@ -142,6 +143,19 @@ def content_of(table: Path) -> Content:
     return Content(table_files(table, handle.version()), table, handle.schema().to_json())
 
 
+def contents_of(settings: Settings, savepoint: Savepoint) -> dict[str, Content]:
+    """What each table held at a savepoint."""
+    files = savepoints.files_of(settings, savepoint)
+    return {
+        saved.name: Content(
+            {file.path: file for file in files[saved.name]},
+            savepoints.links(settings, savepoint.stream, saved.name, savepoint.id),
+            saved.schema,
+        )
+        for saved in savepoint.tables
+    }
+
+
 def same_content(table: Path, content: Content) -> bool:
     """Whether a table holds just these files, told by what they are on disk: a hard link is the same file."""
     live = table_files(table, DeltaTable(table).version())
@@ -149,7 +163,6 @@ def same_content(table: Path, content: Content) -> bool:
 
 
 def _publish(sink: DeltaSink, content: Content, entry: LedgerEntry, place: str) -> Published:
-    began = time.monotonic()
     if sink.holds(entry):
         return Published(sink.name, sink.handle.version(), 0, 0, len(content.files), 0.0)
     _widen(sink, content)
@@ -163,9 +176,7 @@ def _publish(sink: DeltaSink, content: Content, entry: LedgerEntry, place: str) 
             continue
         source = on_disk(content.root, path)
         name = f"{place}/{source.relative_to(content.root).as_posix()}"
-        (sink.path / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not (sink.path / name).exists():
-            os.link(source, sink.path / name)
+        hard_link(source, sink.path / name)
         adds.append(file.add(name))
     at = int(time.time() * 1000)
     removes = [file.remove(at) for path, file in live.items() if path not in stayed]

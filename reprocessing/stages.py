@@ -4,8 +4,7 @@ Each stage may be run again from its beginning after a kill; what it found goes 
 
 | stage    | what it does                                                        | published rows |
 |----------|---------------------------------------------------------------------|----------------|
-| stop     | the stream stops at a batch border, the plan holds its lease        | old            |
-| keep     | a savepoint of the stream as it is, for abort and undo              | old            |
+| keep     | the stream has stopped; a savepoint of it, for abort and undo       | old            |
 | fence    | every table opens the new generation, for this plan alone           | old            |
 | prepare  | the new generation's checkpoint and staging tables                  | old            |
 | replay   | an ordinary session of the stream, into the staging tables          | old            |
@@ -18,30 +17,24 @@ Each stage may be run again from its beginning after a kill; what it found goes 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from reprocessing import workshop
-from reprocessing.audit import Difference, broken, compare
-from reprocessing.journal import Journal
-from reprocessing.plan import Plan, moved
-from reprocessing.planner import look, tables_folder
-from reprocessing.publish import Content, content_of, fence, misfit, publish, refuse_foreign
+from reprocessing.audit import broken, compare
+from reprocessing.plan import Plan, moved, staging
+from reprocessing.planner import look
+from reprocessing.publish import content_of, fence, misfit, publish, refuse_foreign
+from reprocessing.work import Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
-from streaming_jobs.checkpoint_cut import copy
-from streaming_jobs.crash import crash_point
 from streaming_jobs.errors import PermanentError, PreflightRefused, RecourseError, TransientError, UsageError
-from streaming_jobs.generation import StreamRecord
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, entries
-from streaming_jobs.savepoints import Savepoint
+from streaming_jobs.ledger import LedgerEntry, entries
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
 from streaming_jobs.world import all_tables, ledger_file
 
@@ -52,54 +45,6 @@ class AuditRefused(PermanentError):
     """The rebuilt rows break a rule, or differ by more than the plan allows; nothing was published."""
 
     code = "REC-030"
-
-
-@dataclass
-class Work:
-    """What stages work with. `tell` gets a line for people, `progress` (records done, of how many) in a replay."""
-
-    settings: Settings
-    stream: Stream
-    plan: Plan
-    topics: Topics
-    journal: Journal
-    tell: Callable[[str], None]
-    progress: Callable[[int, int], None]
-    confirm: Callable[[str], bool]
-    differences: list[Difference] = field(default_factory=list)
-
-    @property
-    def record(self) -> StreamRecord:
-        """The stream's record as it is now."""
-        record = generations.load(self.settings, self.stream.name)
-        assert record is not None
-        return record
-
-    @property
-    def own(self) -> Settings:
-        """The settings of the replay."""
-        return workshop.settings_of(self.settings, self.plan)
-
-    def base(self) -> Savepoint | None:
-        """The savepoint that the replay starts from; raises PreflightRefused if it was dropped."""
-        return None if self.plan.base.savepoint is None else self.savepoint(self.plan.base.savepoint)
-
-    def kept(self) -> Savepoint:
-        """The savepoint of the stream as the plan found it."""
-        found = self.journal.done("keep")
-        assert found is not None
-        return self.savepoint(found["savepoint"])
-
-    def savepoint(self, name: str) -> Savepoint:
-        """A savepoint that is there."""
-        found = savepoints.find(self.settings, self.stream.name, name)
-        if found is None:
-            raise PreflightRefused(f"savepoint {name} of stream {self.stream.name} is gone", "make a new plan")
-        return found
-
-    def died(self, point: str) -> None:
-        """A place where a test may kill this process."""
-        crash_point(point, self.stream.name, 0)
 
 
 class Stage(Protocol):
@@ -232,7 +177,7 @@ class Audit:
 
     def run(self, work: Work) -> Found:
         """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
-        plan, staged = work.plan, tables_folder(work.settings, work.plan.id)
+        plan, staged = work.plan, staging(work.settings, work.plan.id)
         refuse_foreign(work.settings, work.stream, work.record)
         bad = {
             rule: count for rule, count in broken(staged / work.stream.primary.name, plan.checks.rules).items() if count
@@ -254,7 +199,7 @@ class Audit:
             raise AuditRefused(
                 "; ".join(said), f"correct the function and plan again: recourse recover abort {plan.id}"
             )
-        if not work.confirm("publish this?"):
+        if not work.talk.confirm(work):
             raise AuditRefused("not confirmed", f"resume or abort it: recourse recover abort {plan.id}")
         return {"differences": [dataclasses.asdict(replace(d, sample=())) for d in work.differences]}
 
@@ -270,7 +215,7 @@ class Publish:
 
     def run(self, work: Work) -> Found:
         """Publish the staging tables' files."""
-        staged = tables_folder(work.settings, work.plan.id)
+        staged = staging(work.settings, work.plan.id)
         contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(work.stream)}
         last = _last(work.own, work.stream)
         done = publish(
@@ -281,7 +226,7 @@ class Publish:
             at=last.txn,
             offsets=last.offsets,
             code=last.code,
-            between=lambda _: work.died("recover_publish_between"),
+            between=lambda _: work.crash_point("recover_publish_between"),
         )
         return {"tables": [dataclasses.asdict(table) for table in done]}
 
@@ -305,7 +250,7 @@ class Switch:
         target = generations.checkpoint(work.settings, name, number).folder
         if not target.exists():
             source.rename(target)
-        work.died("recover_switch_between")
+        work.crash_point("recover_switch_between")
         ledger_file(work.settings, name).adopt(ledger_file(work.own, name))
         replayed = generations.load(work.own, name)
         assert replayed is not None
@@ -339,53 +284,6 @@ class Finish:
 STAGES: tuple[Stage, ...] = (Keep(), Fence(), Prepare(), Replay(), Audit(), Publish(), Switch(), Finish())
 
 
-def abort(work: Work) -> Found:
-    """Before anything was published: the stream goes on as it was, one generation later."""
-    if work.journal.begun("publish"):
-        raise UsageError(
-            f"plan {work.plan.id} has begun to publish",
-            f"finish it: recourse recover resume {work.plan.id}; then: recourse recover undo {work.plan.id}",
-        )
-    number, record = work.plan.generation + 1, work.record
-    if work.journal.begun("fence") and record.generation != number:
-        kept = work.kept()
-        files = savepoints.files_of(work.settings, kept)
-        contents = {
-            saved.name: Content(
-                {file.path: file for file in files[saved.name]},
-                savepoints.links(work.settings, work.stream.name, saved.name, kept.id),
-                saved.schema,
-            )
-            for saved in kept.tables
-        }
-        target = generations.checkpoint(work.settings, work.stream.name, number).folder
-        if not target.exists():
-            copy(savepoints.checkpoint_of(work.settings, kept), target)
-        offsets = tuple(OffsetRange(t, kept.topic_ids[t], {}, dict(ends)) for t, ends in kept.ends.items())
-        # Of all tables: a kill may have left some without it.
-        fence(work.settings, work.stream, work.plan.id, work.plan.generation, passed=True)
-        publish(
-            work.settings,
-            work.stream,
-            contents,
-            plan=work.plan.id,
-            at=Txn(number, kept.batch),
-            offsets=offsets,
-            code=CodeVersion(*kept.code),
-            between=lambda _: work.died("recover_abort_between"),
-        )
-        work.died("recover_abort_published")
-        opened = replace(
-            workshop.opened_by(work.plan, number=number, reason="abort of"),
-            from_generation=kept.generation,
-            from_batch=kept.batch,
-        )
-        generations.save(work.settings, replace(record, generations=(*record.generations, opened)))
-    workshop.clear(work.settings, work.plan)
-    shutil.rmtree(generations.checkpoint(work.own, work.stream.name, work.plan.generation).folder, ignore_errors=True)
-    return {"generation": work.record.generation}
-
-
 def _watch(session: Session, work: Work, over: threading.Event) -> None:
     """Tell how far the replay is, once a second."""
     ends = {(topic, p): (begin, end) for topic, p, begin, end in work.plan.ranges()}
@@ -402,7 +300,7 @@ def _watch(session: Session, work: Work, over: threading.Event) -> None:
             done = sum(
                 offset - ends.get((t, p), (offset, 0))[0] for t, each in reached.items() for p, offset in each.items()
             )
-            work.progress(done, max(total, done))
+            work.talk.progress(done, max(total, done))
 
 
 def _replayed(work: Work, reached: Mapping[str, Mapping[int, int]]) -> int:

@@ -9,27 +9,25 @@ batch; so the replay is nothing but this stream, started again from there, with 
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 
-from reprocessing.plan import Plan, folder
-from reprocessing.planner import tables_folder
+from reprocessing.plan import Plan, folder, staging
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint_cut import copy
-from streaming_jobs.files import private_folder
+from streaming_jobs.files import hard_link, private_folder
 from streaming_jobs.generation import BoundTable, Generation, StreamRecord
-from streaming_jobs.ledger import LedgerEntry, OffsetRange, Txn, app_id
+from streaming_jobs.ledger import LedgerEntry, Txn, app_id
 from streaming_jobs.savepoints import SavedTable, Savepoint
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import STREAM_PROPERTY
-from streaming_jobs.sinks.table_files import TableFile
+from streaming_jobs.sinks.table_files import TableFile, on_disk
 
 
 def settings_of(settings: Settings, plan: Plan) -> Settings:
@@ -37,7 +35,7 @@ def settings_of(settings: Settings, plan: Plan) -> Settings:
     return settings.model_copy(
         update={
             "state_dir": folder(settings, plan.id) / "state",
-            "tables_dir": tables_folder(settings, plan.id),
+            "tables_dir": staging(settings, plan.id),
             "savepoint": settings.savepoint.model_copy(update={"every": settings.savepoint.every * 0}),
         }
     )
@@ -60,8 +58,14 @@ def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Sav
     roles = {table.name: table.role for table in record.tables}
     bound = []
     for saved in savepoint.tables:
-        links = savepoints.links(settings, plan.stream, saved.name, savepoint.id)
-        table_id = _table(own, plan, savepoint, saved, files[saved.name], links, roles[saved.name] == "primary")
+        table_id = table_of(
+            private_folder(own.tables) / saved.name,
+            saved,
+            files[saved.name],
+            savepoints.links(settings, plan.stream, saved.name, savepoint.id),
+            stream=plan.stream,
+            how=_up_to(plan, savepoint, saved.name, primary=roles[saved.name] == "primary"),
+        )
         bound.append(BoundTable(saved.name, table_id, roles[saved.name]))
     copy(
         savepoints.checkpoint_of(settings, savepoint),
@@ -79,63 +83,52 @@ def opened_by(plan: Plan, *, number: int | None = None, reason: str = "recovery"
 def clear(settings: Settings, plan: Plan) -> None:
     """Remove the workshop."""
     shutil.rmtree(folder(settings, plan.id) / "state", ignore_errors=True)
-    shutil.rmtree(tables_folder(settings, plan.id), ignore_errors=True)
-    staging = tables_folder(settings, plan.id).parent
-    if staging.is_dir() and not any(staging.iterdir()):
-        staging.rmdir()
+    shutil.rmtree(staging(settings, plan.id), ignore_errors=True)
+    parent = staging(settings, plan.id).parent
+    if parent.is_dir() and not any(parent.iterdir()):
+        parent.rmdir()
 
 
-def link(files: Iterable[Path], source: Path, target: Path) -> None:
-    """Hard links in `target` for files below `source`, with the same relative names."""
-    for file in files:
-        to = target / file.relative_to(source)
-        to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            os.link(file, to)
-        except FileExistsError:  # of an attempt that was killed
-            continue
-
-
-def _table(
-    own: Settings,
-    plan: Plan,
-    savepoint: Savepoint,
-    saved: SavedTable,
-    files: list[TableFile],
-    links: Path,
-    primary: bool,
+def table_of(
+    path: Path, saved: SavedTable, files: Sequence[TableFile], links: Path, *, stream: str, how: CommitProperties
 ) -> str:
-    path = private_folder(own.tables) / saved.name
-    at = Txn(plan.generation, savepoint.batch)
-    entry = LedgerEntry(
-        kind="publish",
-        stream=plan.stream,
-        table=saved.name,
-        generation=plan.generation,
-        batch=savepoint.batch,
-        offsets=tuple(OffsetRange(t, savepoint.topic_ids[t], {}, dict(ends)) for t, ends in savepoint.ends.items()),
-        txns={t.name: at.version for t in savepoint.tables if t.name != saved.name} if primary else {},
-        plan=plan.id,
-        note=f"the files of savepoint {savepoint.id}",
-    )
-    properties = CommitProperties(
-        custom_metadata={"userMetadata": entry.encode()},
-        app_transactions=[Transaction(app_id(plan.stream, saved.name), at.version, int(time.time() * 1000))],
-    )
+    """Make a Delta table at `path` of a savepoint's files (hard links), in one commit as `how` says; its Delta id."""
     handle = DeltaTable.create(
         path,
         Schema.from_json(saved.schema),
         partition_by=list(saved.partition_by) or None,
         name=saved.name,
-        configuration={STREAM_PROPERTY: plan.stream},
+        configuration={STREAM_PROPERTY: stream},
         raise_if_key_not_exists=False,
     )
-    link((f for f in links.rglob("*") if f.is_file()), links, path)
+    for file in files:
+        source = on_disk(links, file.path)
+        hard_link(source, path / source.relative_to(links))
     handle.create_write_transaction(
         [file.add() for file in files],
         mode="append",
         schema=handle.schema(),
         partition_by=list(saved.partition_by) or None,
-        commit_properties=properties,
+        commit_properties=how,
     )
-    return str(DeltaTable(path).metadata().id)
+    return str(handle.metadata().id)
+
+
+def _up_to(plan: Plan, savepoint: Savepoint, table: str, *, primary: bool) -> CommitProperties:
+    """A commit that says: this table holds everything up to the savepoint's batch, in the plan's generation."""
+    at = Txn(plan.generation, savepoint.batch)
+    entry = LedgerEntry(
+        kind="publish",
+        stream=plan.stream,
+        table=table,
+        generation=plan.generation,
+        batch=savepoint.batch,
+        offsets=savepoint.offsets,
+        txns={other.name: at.version for other in savepoint.tables if other.name != table} if primary else {},
+        plan=plan.id,
+        note=f"the files of savepoint {savepoint.id}",
+    )
+    return CommitProperties(
+        custom_metadata={"userMetadata": entry.encode()},
+        app_transactions=[Transaction(app_id(plan.stream, table), at.version, int(time.time() * 1000))],
+    )

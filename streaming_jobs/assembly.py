@@ -12,15 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-import structlog
-from deltalake.exceptions import DeltaError
-
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.batch import BatchPipeline, BatchReport
 from streaming_jobs.code_version import code_version
 from streaming_jobs.durations import milliseconds, parse_duration
-from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError
+from streaming_jobs.errors import ConfigurationError, PreflightRefused, TransientError
 from streaming_jobs.generation import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.preflight import World, primary_has
@@ -40,9 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
-
-
-log = structlog.get_logger()
 
 
 @dataclass
@@ -208,15 +202,9 @@ class Assembly:
         record = replace(record, state_fingerprint=fingerprint)
         changed = record.with_code(code_version(self.stream, self.settings.flows), next_batch(world))
         if changed is not record and record.code and world.checkpoint.committed is not None:
-            self._keep_before(changed, world.checkpoint.committed)
+            note = f"before code {changed.code[-1].hash}"
+            savepoints.try_take(self.settings, changed, world.checkpoint.committed, "code", note)
         return changed
-
-    def _keep_before(self, record: StreamRecord, batch: int) -> None:
-        """A savepoint before other code writes its first batch; without one the start goes on, and says so."""
-        try:
-            savepoints.take(self.settings, record, batch, "code", f"before code {record.code[-1].hash}")
-        except (OSError, RecourseError, DeltaError) as error:
-            log.warning("no savepoint before the code changed", stream=record.stream, reason=str(error)[:300])
 
     def _tables(self, record: StreamRecord, outputs: Mapping[str, DataFrame]) -> dict[str, DeltaSink]:
         return {

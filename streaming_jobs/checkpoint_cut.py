@@ -18,6 +18,7 @@ from pathlib import Path
 
 from streaming_jobs.checkpoint import Checkpoint
 from streaming_jobs.errors import UsageError
+from streaming_jobs.files import hard_link
 
 _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(changelog|zip|delta|snapshot)(?:\.crc)?")
 _FULL = ("zip", "snapshot")
@@ -61,9 +62,7 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
     (partial / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
     state = checkpoint.folder / "state"
     for file in needed_state(state, batch + 1):
-        to = partial / "state" / file.relative_to(state)
-        to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.link(file, to)
+        hard_link(file, partial / "state" / file.relative_to(state))
     partial.replace(target)
 
 
@@ -73,10 +72,10 @@ def copy(source: Path, target: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     for file in (f for f in source.rglob("*") if f.is_file()):
         to = partial / file.relative_to(source)
-        to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if file.is_relative_to(source / "state"):
-            os.link(file, to)
+            hard_link(file, to)
         else:
+            to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             shutil.copy2(file, to)
     partial.replace(target)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """`write_atomic` for a JSON value."""
     write_atomic(path, json.dumps(value, indent=1, sort_keys=False), durable=durable)
+
+
+def hard_link(source: Path, target: Path) -> None:
+    """A second name for a file, below folders that are made; one that an attempt that was killed has made stays."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError):
+        os.link(source, target)
 
 
 def private_folder(path: Path) -> Path:

@@ -90,16 +90,17 @@ class LedgerFile:
 
         They go to the newest file, whatever their day. The versions they name are those of other tables: left out.
         """
-        here = {text.strip() for path in _by_day(self.folder) for text in _texts(path)}
-        new = []
+        new: dict[str, None] = {}
         for path in _by_day(other.folder):
             for text in _texts(path):
                 try:
                     line = json.dumps({**json.loads(text), "versions": {}}, separators=(",", ":"))
                 except ValueError:  # empty, or cut off by a crash
                     continue
-                if line not in here:
-                    new.append(line)
+                new[line] = None
+        for path in _by_day(self.folder):
+            for text in _texts(path):
+                new.pop(text.strip(), None)
         if new:
             now = datetime.now(UTC)
             path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,15 +30,16 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs import generation as generations
 from streaming_jobs.checkpoint_cut import cut
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
-from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.files import hard_link, private_folder, write_json
 from streaming_jobs.generation import StreamRecord
-from streaming_jobs.ledger import Txn, walk
+from streaming_jobs.ledger import OffsetRange, Txn, walk
 from streaming_jobs.settings import SavepointSettings, Settings
 from streaming_jobs.sinks.table_files import TableFile, on_disk, table_files
 
 Reason = Literal["time", "code", "purpose", "recovery"]
 log = structlog.get_logger()
 _FORMAT = 1
+_NAME = re.compile(r"g\d{4,}-b\d{9,}")
 _DAY = 86_400.0
 _ATTEMPTS = 3
 
@@ -80,6 +81,11 @@ class Savepoint:
     def txn(self) -> Txn:
         """The batch it was taken after."""
         return Txn(self.generation, self.batch)
+
+    @property
+    def offsets(self) -> tuple[OffsetRange, ...]:
+        """Where that batch ended, as a ledger entry names it."""
+        return tuple(OffsetRange(topic, self.topic_ids[topic], {}, dict(ends)) for topic, ends in self.ends.items())
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ def savepoints(settings: Settings, stream: str) -> list[Savepoint]:
 
 def find(settings: Settings, stream: str, name: str) -> Savepoint | None:
     """The savepoint of that name."""
-    return next((s for s in savepoints(settings, stream) if s.id == name), None)
+    return _load(folder(settings, stream) / name / "savepoint.json") if _NAME.fullmatch(name) else None
 
 
 def files_of(settings: Settings, savepoint: Savepoint) -> dict[str, list[TableFile]]:
@@ -177,10 +183,11 @@ def keep_for_recovery(settings: Settings, savepoint: Savepoint) -> None:
         write_json(folder(settings, savepoint.stream) / savepoint.id / "savepoint.json", {"format": _FORMAT, **kept})
 
 
-def prune(settings: Settings, stream: str, *, needed: frozenset[str] = frozenset()) -> list[str]:
-    """Drop what is past its age, and what a kill left half made; the names that went. `needed` ones stay."""
-    gone = [s.id for s in expired(savepoints(settings, stream), settings.savepoint, time.time()) if s.id not in needed]
-    whole = {s.id for s in savepoints(settings, stream)}
+def prune(settings: Settings, stream: str) -> list[str]:
+    """Drop what is past its age, and what a kill left half made; the names that went."""
+    kept = savepoints(settings, stream)
+    gone = [s.id for s in expired(kept, settings.savepoint, time.time())]
+    whole = {s.id for s in kept}
     begun = [path for path in folder(settings, stream).glob("g*-b*") if path.name not in whole]
     gone += [path.name for path in begun if time.time() - path.stat().st_mtime > _DAY / 24]
     for name in gone:
@@ -226,15 +233,20 @@ class Keeper:
         every = self._settings.savepoint.every.total_seconds()
         if batch < 0 or not every or time.time() - self._last < every:
             return
-        began = self._last = time.time()
-        try:
-            taken = take(self._settings, self._record, batch, "time")
-            gone = prune(self._settings, self._record.stream)
-        except (OSError, RecourseError, DeltaError, ValueError, KeyError) as error:
-            log.warning("no savepoint was taken", stream=self._record.stream, batch=batch, reason=str(error)[:300])
-            return
-        seconds = round(time.time() - began, 2)
-        log.info("savepoint", stream=self._record.stream, savepoint=taken.id, seconds=seconds, dropped=len(gone))
+        self._last = time.time()
+        try_take(self._settings, self._record, batch, "time")
+
+
+def try_take(settings: Settings, record: StreamRecord, batch: int, reason: Reason, note: str = "") -> Savepoint | None:
+    """Take one, and drop what is past its age; the stream goes on without it, so a failure is told in the log."""
+    try:
+        taken = take(settings, record, batch, reason, note)
+        prune(settings, record.stream)
+    except (OSError, RecourseError, DeltaError, ValueError, KeyError) as error:
+        log.warning("no savepoint was taken", stream=record.stream, batch=batch, reason=str(error)[:300])
+        return None
+    log.info("savepoint", stream=record.stream, savepoint=taken.id, reason=reason)
+    return taken
 
 
 def version_after(table: Path, stream: str, txn: Txn) -> int:
@@ -307,12 +319,7 @@ def _take(settings: Settings, record: StreamRecord, txn: Txn, reason: Reason, no
 def _link(table: Path, files: Iterable[TableFile], target: Path) -> None:
     for file in files:
         source = on_disk(table, file.path)
-        to = target / source.relative_to(table)
-        to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            os.link(source, to)
-        except FileExistsError:  # an attempt that was killed
-            continue
+        hard_link(source, target / source.relative_to(table))
 
 
 def _linked_tables(settings: Settings, stream: str, name: str) -> Iterator[Path]:

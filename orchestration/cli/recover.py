@@ -14,9 +14,8 @@ from orchestration.cli.output import Output, OutputOption, log_to_stderr, print_
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
-    from reprocessing.executor import Talk
     from reprocessing.plan import Plan
-    from reprocessing.stages import Work
+    from reprocessing.work import Talk, Work
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.stream import Stream
 
@@ -206,7 +205,7 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
 
 
 def _talk(yes: bool) -> Talk:
-    from reprocessing.executor import Talk
+    from reprocessing.work import Talk
 
     def confirm(work: Work) -> bool:
         for difference in work.differences:
