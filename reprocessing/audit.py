@@ -1,14 +1,15 @@
 """Before publishing: do the rebuilt rows keep the rules, and how do they differ from the published ones?
 
 Both tables are read by DataFusion through deltalake, without Spark. A table with keys is compared key by key, any
-other as a bag of rows.
+other as a bag of rows. What differs is counted by time too, where the table has a column of times.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,18 @@ from deltalake import DeltaTable, QueryBuilder
 from streaming_jobs.errors import UsageError
 
 _SAMPLE = 5
+_PERIODS = 10
+_TIMES = {"timestamp", "timestamp_ntz", "date"}
 _NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How a rebuilt table differs from the published one. `totals` by numeric column: (published, rebuilt)."""
+    """How a rebuilt table differs from the published one. `totals` by numeric column: (published, rebuilt).
+
+    `by_time`: from when on (text), rows that go, come and change; the periods are equally long, in order, and only
+    those with differences are named.
+    """
 
     table: str
     old_rows: int
@@ -33,6 +40,8 @@ class Difference:
     changed: int
     totals: Mapping[str, tuple[Any, Any]]
     sample: Sequence[Mapping[str, Any]]
+    time_column: str = ""
+    by_time: Sequence[tuple[str, int, int, int]] = ()
 
     @property
     def share(self) -> float:
@@ -64,16 +73,92 @@ def compare(table: str, old: Path, new: Path, keys: Sequence[str]) -> Difference
             each = _one(data, f'SELECT (SELECT sum({q}) FROM "old") AS o, (SELECT sum({q}) FROM "new") AS n', table)
             totals[field["name"]] = (each["o"], each["n"])
     gone, came, changed, sample = (_by_key if keys else _by_row)(data, table, names, keys)
-    return Difference(table, counted["o"], counted["n"], gone, came, changed, totals, sample)
+    found = Difference(table, counted["o"], counted["n"], gone, came, changed, totals, sample)
+    when = next((str(f["name"]) for f in columns if f["type"] in _TIMES), None)
+    if when is None or not (gone or came or changed):
+        return found
+    return replace(found, time_column=when, by_time=_by_time(data, table, names, keys, when))
+
+
+def _by_time(
+    data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], when: str
+) -> list[tuple[str, int, int, int]]:
+    """What differs in at most `_PERIODS` periods; a changed row counts where it was published."""
+    differing = _differing_by_key(names, keys, when) if keys else _differing_by_row(names, when)
+    seconds = f"SELECT CAST(extract(epoch FROM CAST(at AS TIMESTAMP)) AS BIGINT) AS s, gone, came, changed {differing}"
+    ends = _one(data, f"SELECT min(s) AS a, max(s) AS b FROM ({seconds}) x WHERE s IS NOT NULL", table)
+    if ends["a"] is None:
+        return []
+    width = _width(ends["b"] - ends["a"])
+    rows = _rows(
+        data,
+        f"SELECT s - s % {width} AS p, sum(gone) AS gone, sum(came) AS came, sum(changed) AS changed "
+        f"FROM ({seconds}) x WHERE s IS NOT NULL GROUP BY s - s % {width} ORDER BY p",
+        table,
+    )
+    return [
+        (
+            datetime.fromtimestamp(r["p"], UTC).strftime("%Y-%m-%d %H:%M"),
+            int(r["gone"]),
+            int(r["came"]),
+            int(r["changed"]),
+        )
+        for r in rows
+    ]
+
+
+def _width(seconds: int) -> int:
+    """The shortest period, in seconds, of which not too many cover that long."""
+    for width in (60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 28 * 86_400, 364 * 86_400):
+        if seconds <= width * (_PERIODS - 1):
+            return width
+    return 3_640 * 86_400
+
+
+def _differing_by_key(names: Sequence[str], keys: Sequence[str], when: str) -> str:
+    on, first, differs = _joined(names, keys)
+    at = f"coalesce(o.{_quoted(when)}, n.{_quoted(when)})"
+    gone, came = f"n.{first} IS NULL", f"o.{first} IS NULL"
+    return (
+        f"FROM (SELECT {at} AS at, CASE WHEN {gone} THEN 1 ELSE 0 END AS gone, "
+        f"CASE WHEN {came} THEN 1 ELSE 0 END AS came, "
+        f"CASE WHEN {gone} OR {came} THEN 0 ELSE 1 END AS changed "
+        f'FROM "old" o FULL JOIN "new" n ON {on} WHERE {gone} OR {came} OR {differs}) d'
+    )
+
+
+def _differing_by_row(names: Sequence[str], when: str) -> str:
+    return (
+        f'FROM (SELECT {_quoted(when)} AS at, CASE WHEN "__net" < 0 THEN -"__net" ELSE 0 END AS gone, '
+        f'CASE WHEN "__net" > 0 THEN "__net" ELSE 0 END AS came, 0 AS changed FROM ({_net(names)}) n) d'
+    )
+
+
+def _joined(names: Sequence[str], keys: Sequence[str]) -> tuple[str, str, str]:
+    """For a join of both tables by their keys: its condition, the first key, and whether two rows differ."""
+    on = " AND ".join(f"o.{_quoted(k)} = n.{_quoted(k)}" for k in keys)
+    rest = [n for n in names if n not in keys]
+    return (
+        on,
+        _quoted(keys[0]),
+        " OR ".join(f"(o.{_quoted(n)} IS DISTINCT FROM n.{_quoted(n)})" for n in rest) or "FALSE",
+    )
+
+
+def _net(names: Sequence[str]) -> str:
+    """Each row that one table has more often, and how much more often the rebuilt one has it."""
+    columns = ", ".join(_quoted(n) for n in names)
+    return (
+        f'SELECT {columns}, sum("__w") AS "__net" FROM (SELECT {columns}, 1 AS "__w" FROM "new" UNION ALL '
+        f'SELECT {columns}, -1 AS "__w" FROM "old") u GROUP BY {columns} HAVING sum("__w") <> 0'
+    )
 
 
 def _by_key(
     data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str]
 ) -> tuple[int, int, int, list[dict[str, Any]]]:
-    on = " AND ".join(f"o.{_quoted(k)} = n.{_quoted(k)}" for k in keys)
-    first = _quoted(keys[0])
+    on, first, differs = _joined(names, keys)
     rest = [n for n in names if n not in keys]
-    differs = " OR ".join(f"(o.{_quoted(n)} IS DISTINCT FROM n.{_quoted(n)})" for n in rest) or "FALSE"
     joined = f'FROM "old" o FULL JOIN "new" n ON {on}'
     both = f"o.{first} IS NOT NULL AND n.{first} IS NOT NULL"
     found = _one(
@@ -100,10 +185,7 @@ def _by_row(
     data: QueryBuilder, table: str, names: Sequence[str], _: Sequence[str]
 ) -> tuple[int, int, int, list[dict[str, Any]]]:
     columns = ", ".join(_quoted(n) for n in names)
-    net = (
-        f'SELECT {columns}, sum("__w") AS "__net" FROM (SELECT {columns}, 1 AS "__w" FROM "new" UNION ALL '
-        f'SELECT {columns}, -1 AS "__w" FROM "old") u GROUP BY {columns} HAVING sum("__w") <> 0'
-    )
+    net = _net(names)
     found = _one(
         data,
         'SELECT coalesce(-sum("__net") FILTER (WHERE "__net" < 0), 0) AS gone, '

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reprocessing.abort import abort
 from reprocessing.journal import Journal, Outcome
+from reprocessing.onward import abort
 from reprocessing.plan import Checks, Plan, folder, load, moved, names
-from reprocessing.planner import look, make_plan
-from reprocessing.stages import STAGES
+from reprocessing.planner import make_plan
+from reprocessing.report import write_report
+from reprocessing.situation import look
+from reprocessing.stages import stages_of
 from reprocessing.targets import Resolved, Target, instant_words
 from reprocessing.work import Talk, Work
 from streaming_jobs import savepoints
@@ -64,7 +66,7 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
     if work.journal.outcome == "published":
         return work
     with _working(work, check):
-        for stage in STAGES:
+        for stage in stages_of(plan):
             if work.journal.done(stage.name) is not None:
                 continue
             talk.tell(f"{stage.name}: {stage.explain(plan)}")
@@ -74,9 +76,11 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
                 found = stage.run(work)
             except Exception as error:
                 work.journal.write(stage.name, "failed", {"error": str(error)[:500]})
+                _report(work)
                 raise
             work.crash_point(f"recover_{stage.name}_ran")
             work.journal.write(stage.name, "done", found)
+        _report(work)
     return work
 
 
@@ -87,9 +91,9 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
     def check() -> None:
         if (outcome := work.journal.outcome) in ("aborted", "published"):
             raise UsageError(f"plan {plan.id} is {outcome}", _next(plan.id, outcome))
-        if work.journal.begun("publish"):
+        if work.journal.begun("publish") or work.journal.begun("skip"):
             raise UsageError(
-                f"plan {plan.id} has begun to publish",
+                f"plan {plan.id} has begun to {'skip' if plan.skips else 'publish'}",
                 f"finish it: recourse recover resume {plan.id}; then: recourse recover undo {plan.id}",
             )
 
@@ -99,6 +103,7 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
         found = abort(work)
         work.crash_point("recover_abort_ran")
         work.journal.write("abort", "done", found)
+        _report(work)
     return work
 
 
@@ -148,6 +153,15 @@ def needed_savepoints(settings: Settings, stream: str) -> dict[str, str]:
     kept = journal_of(settings, plan.id).done("keep")
     found = {plan.base.savepoint: plan.id} if plan.base.savepoint else {}
     return found | ({kept["savepoint"]: plan.id} if kept else {})
+
+
+def report_of(settings: Settings, plan: str) -> Path:
+    """Where a plan's report lies, once it was carried out as far as it goes."""
+    return folder(settings, plan) / "report.html"
+
+
+def _report(work: Work) -> None:
+    write_report(report_of(work.settings, work.plan.id), work.plan, work.journal, work.differences)
 
 
 def _same_code(work: Work) -> None:

@@ -5,66 +5,92 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reprocessing.plan import Plan
-from reprocessing.stages import STAGES
+from reprocessing.stages import stages_of
 from reprocessing.targets import instant_words
+
+_COMMITS = 2
+"""What a plan adds to each table's log: the fence, and the publish."""
 
 
 def explain(plan: Plan) -> str:
     """The plan's text."""
-    return "\n".join([*_head(plan), "", *_offsets(plan), "", *_steps(plan), "", *_after(plan)]) + "\n"
+    offsets = _skipped if plan.skips else _replayed
+    return "\n".join([*_head(plan), "", *offsets(plan), "", *_steps(plan), "", *_after(plan)]) + "\n"
 
 
 def _head(plan: Plan) -> Iterator[str]:
-    what = f"take back {plan.undoes}" if plan.undoes else f"rewind to {plan.target}"
+    what = f"take back {plan.undoes}" if plan.undoes else f"{'skip ahead' if plan.skips else 'rewind'} to {plan.target}"
     yield f"Plan {plan.id}: {what}, stream {plan.stream}"
     yield f"  made         {instant_words(plan.made_at)}, fingerprint {plan.fingerprint}"
-    yield f"  stream       generation {plan.saw.generation}, batch {plan.saw.batch}; opens generation {plan.generation}"
-    yield f"  code         {plan.saw.code[0]} ({plan.saw.code[1]}) runs the replay"
-    if plan.base.savepoint is None:
-        yield "  starts from  the stream's very start, with empty tables"
-    else:
-        yield f"  starts from  savepoint {plan.base.savepoint}"
+    yield f"  stops        {plan.stream}, which is in generation {plan.saw.generation}, batch {plan.saw.batch}"
+    if not plan.skips:
+        yield f"  code         {plan.saw.code[0]} ({plan.saw.code[1]}) runs the replay"
+        at = f"savepoint {plan.base.savepoint}" if plan.base.savepoint else "empty tables"
+        yield f"  starts from  {at}"
     yield f"  state        {_state(plan)}"
     for table in plan.saw.tables:
         size = f"{table.files:,} files, {_mb(table.size)}"
-        yield f"  table        {table.name} ({table.mode}): version {table.version}, {size}"
+        becomes = "keeps its rows" if plan.skips else "restored: the rebuilt rows replace the published ones"
+        versions = f"version {table.version} becomes {table.version + _COMMITS}, or a later one if the stream runs on"
+        yield f"  table        {table.name} ({table.mode}, {size}): {becomes}; {versions}"
     yield "  downstream   no declared stream reads these tables; other readers see one commit that changes rows"
     yield from (f"  note         {note}" for note in plan.notes)
 
 
-def _mb(size: int) -> str:
+def _mb(size: float) -> str:
     return f"{size / 2**20:,.1f} MB"
 
 
 def _state(plan: Plan) -> str:
     if not plan.stateful:
         return "the stream keeps none"
+    if plan.skips:
+        return "kept; it never learns of the records that are skipped"
+    if plan.discards_state:
+        return (
+            "discarded. What will be wrong: totals begin at nothing, windows and joins lack the records before the "
+            "replay, repeated records are no longer known as such"
+        )
     if plan.base.savepoint is None:
         return "cleared; right, because every record since the stream's start is read again"
     return f"kept from savepoint {plan.base.savepoint}"
 
 
-def _offsets(plan: Plan) -> Iterator[str]:
+def _replayed(plan: Plan) -> Iterator[str]:
     positions = {(t.name, p): t.earliest.get(p, 0) for t in plan.saw.topics for p in t.latest}
     yield f"  {'topic':<24} {'partition':>9} {'retained from':>13} {'target':>10} {'replay from':>11} {'end':>10}"
     for topic, partition, begin, end in plan.ranges():
         wanted = plan.wanted.get(topic, {}).get(partition, begin)
         retained = positions.get((topic, partition), 0)
         yield f"  {topic:<24} {partition:>9} {retained:>13,} {wanted:>10,} {begin:>11,} {end:>10,}"
-    time = "unknown" if plan.seconds is None else f"about {plan.seconds:,.0f} s"
-    yield f"  {plan.records:,} records to replay, {time}; the stream stands still meanwhile, its tables stay readable"
+    size = "" if plan.size is None else f", about {_mb(plan.size)}"
+    time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
+    yield f"  {plan.records:,} records{size} to replay; the stream stands still {time}, its tables stay readable"
+
+
+def _skipped(plan: Plan) -> Iterator[str]:
+    yield f"  {'topic':<24} {'partition':>9} {'skip from':>10} {'to':>10} {'records':>10}"
+    total = 0
+    for topic, partition, begin, end in plan.skipped():
+        total += end - begin
+        yield f"  {topic:<24} {partition:>9} {begin:>10,} {end:>10,} {end - begin:>10,}"
+    yield f"  {total:,} records are never read; the stream stands still for seconds, its tables stay readable"
 
 
 def _steps(plan: Plan) -> Iterator[str]:
     yield "  What will happen:"
-    for number, stage in enumerate(STAGES, 1):
+    for number, stage in enumerate(stages_of(plan), 1):
         yield f"  {number}. {stage.name:<8} {stage.explain(plan)}"
 
 
 def _after(plan: Plan) -> Iterator[str]:
+    done = "skipped" if plan.skips else "published"
     yield f"  Apply:  recourse recover apply {plan.id}"
-    yield f"  Before it is published it can be given up: recourse recover abort {plan.id}"
+    yield f"  Before it has {done} it can be given up: recourse recover abort {plan.id}"
     yield f"  After that it can be taken back, as long as its savepoint is kept: recourse recover undo {plan.id}"
-    yield "  Lost for good: nothing, as long as the savepoints are kept"
+    if plan.skips:
+        yield "  Lost for good: nothing, as long as the topic keeps the records: undo reads them"
+    else:
+        yield "  Lost for good: nothing, as long as the savepoints are kept"
     if plan.undoes:
         yield f"  What {plan.undoes} published vanishes; records that came since are replayed with the code above"

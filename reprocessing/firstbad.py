@@ -16,7 +16,7 @@ from pathlib import Path
 from deltalake import CommitProperties, DeltaTable, QueryBuilder
 
 from reprocessing.history import Batch, on_path
-from reprocessing.planner import Situation
+from reprocessing.situation import Situation
 from reprocessing.targets import Resolved, Target
 from reprocessing.workshop import table_of
 from streaming_jobs import savepoints

@@ -34,9 +34,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class History:
-    """The path, oldest batch first, as far back as the ledger is kept."""
+    """The path, oldest batch first, as far back as the ledger is kept.
+
+    `reached` is where the stream is, if that is not where its last batch ended: records were skipped after it.
+    """
 
     batches: Sequence[Batch]
+    reached: Offsets | None = None
+
+    @property
+    def position(self) -> Offsets:
+        """Where the next batch begins; empty before the first one."""
+        if self.reached is not None:
+            return self.reached
+        return self.batches[-1].ends if self.batches else {}
 
     def last_within(self, wanted: Offsets) -> Batch | None:
         """The last batch that read nothing from `wanted` on; None when already the first one did."""
@@ -97,7 +108,7 @@ def spans(generations: Sequence[Generation]) -> Iterator[tuple[int, int, int]]:
     last = 1 << 32
     while number is not None and number in known:
         generation = known[number]
-        found.append((number, generation.from_batch + 1, last))
+        found.append((number, generation.first_batch, last))
         number, last = generation.from_generation, generation.from_batch
     return iter(reversed(found))
 

@@ -85,4 +85,4 @@ class Journal:
         lines = self.lines()
         if not lines:
             return "planned"
-        return "refused" if lines[-1].stage == "audit" and lines[-1].state == "failed" else "applying"
+        return "refused" if lines[-1].stage in ("audit", "confirm") and lines[-1].state == "failed" else "applying"

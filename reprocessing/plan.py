@@ -66,7 +66,10 @@ class World:
 
 @dataclass(frozen=True)
 class Base:
-    """What the replay starts from: a savepoint, or nothing at all (`savepoint` None: empty state, empty tables)."""
+    """What the replay starts from: a savepoint, or nothing at all (`savepoint` None: empty state, empty tables).
+
+    In a plan that goes forward it is where the stream was when the plan was made.
+    """
 
     savepoint: str | None
     generation: int
@@ -87,7 +90,11 @@ class Checks:
 
 @dataclass(frozen=True)
 class Plan:
-    """A recovery of one stream. `undoes` names the plan that this one takes back."""
+    """A recovery of one stream. `undoes` names the plan that this one takes back.
+
+    A plan that `skips` goes forward: nothing is replayed, and records from `base.ends` to `wanted` are never read. With
+    `discards_state` the replay starts with the base's tables and empty state.
+    """
 
     id: str
     stream: str
@@ -99,8 +106,11 @@ class Plan:
     base: Base
     stateful: bool
     rate: float | None
+    record_bytes: float | None
     checks: Checks
     undoes: str | None = None
+    skips: bool = False
+    discards_state: bool = False
     fingerprint: str = ""
 
     @property
@@ -114,16 +124,31 @@ class Plan:
         return sum(end - begin for _, _, begin, end in self.ranges())
 
     @property
+    def size(self) -> float | None:
+        """Bytes of keys and values to replay, from records read at its beginning; None when none could be read."""
+        return None if self.record_bytes is None else self.records * self.record_bytes
+
+    @property
     def seconds(self) -> float | None:
         """How long the replay takes at the stream's own pace so far; None when that is not known."""
         return self.records / self.rate if self.rate else None
 
     def ranges(self) -> Iterator[tuple[str, int, int, int]]:
         """(topic, partition, first offset, offset after the last) of what is replayed."""
-        for topic in self.saw.topics:
+        for topic in () if self.skips else self.saw.topics:
             begins = self.base.ends.get(topic.name, {})
             for partition, end in sorted(topic.latest.items()):
                 yield topic.name, partition, begins.get(partition, topic.earliest.get(partition, 0)), end
+
+    def skipped(self) -> Iterator[tuple[str, int, int, int]]:
+        """(topic, partition, first offset, offset after the last) of what is never read, as of when it was made."""
+        if not self.skips:
+            return
+        for topic in self.saw.topics:
+            for partition, end in sorted(self.wanted[topic.name].items()):
+                begin = self.base.ends.get(topic.name, {}).get(partition, topic.earliest.get(partition, 0))
+                if end > begin:
+                    yield topic.name, partition, begin, end
 
     def sealed(self) -> Plan:
         """The plan with its fingerprint."""

@@ -12,30 +12,28 @@ Each stage may be run again from its beginning after a kill; what it found goes 
 | publish  | one commit a table                                                  | new            |
 | switch   | the stream's record moves to the new generation                     | new            |
 | finish   | staging goes, the stream may start                                  | new            |
+
+A plan that goes forward replays nothing: keep, confirm, fence, skip, finish.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from reprocessing import workshop
 from reprocessing.audit import broken, compare
+from reprocessing.onward import skip, skipped_to
 from reprocessing.plan import Plan, moved, staging
-from reprocessing.planner import look
 from reprocessing.publish import content_of, fence, misfit, publish, refuse_foreign
+from reprocessing.replay import last_entry, replay
+from reprocessing.situation import look
 from reprocessing.work import Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
-from streaming_jobs.errors import PermanentError, PreflightRefused, RecourseError, TransientError, UsageError
-from streaming_jobs.ledger import LedgerEntry, entries
-from streaming_jobs.session import Session
-from streaming_jobs.settings import Settings
-from streaming_jobs.stream import Stream
+from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.world import all_tables, ledger_file
 
 Found = Mapping[str, Any]
@@ -78,12 +76,23 @@ class Keep:
                 f"plan {work.plan.id} no longer holds: {'; '.join(words)}",
                 f"give it up, it has done nothing: recourse recover abort {work.plan.id}; then make a new plan",
             )
+        if work.plan.skips and found.around.checkpoint.committed != found.world.batch:
+            raise UsageError(
+                f"{found.world.txn} is in the tables and not finished in the checkpoint",
+                f"let the stream finish it (recourse streams run {work.stream.name} --trigger available-now), "
+                f"then resume",
+            )
         committed = found.around.checkpoint.committed
         if committed is None:
             raise UsageError(f"stream {work.stream.name} has not finished a batch yet", "there is nothing to put right")
         savepoints.drop_outdated(work.settings, found.record, committed)
         taken = savepoints.take(work.settings, found.record, committed, "recovery", f"before {work.plan.id}")
         savepoints.keep_for_recovery(work.settings, taken)
+        if work.plan.skips and skipped_to(work, taken) == {t: dict(taken.ends[t]) for t in work.plan.wanted}:
+            raise UsageError(
+                f"stream {work.stream.name} has come past the plan's offsets by itself",
+                f"there is nothing left to skip: recourse recover abort {work.plan.id}",
+            )
         return {"savepoint": taken.id, "since": found.world.batch - work.plan.saw.batch}
 
 
@@ -111,8 +120,9 @@ class Prepare:
         """What it will do."""
         if plan.base.savepoint is None:
             return "staging tables and state start empty"
-        state = "state and tables" if plan.stateful else "tables"
-        return f"{state} start as of savepoint {plan.base.savepoint} (hard links, no copy)"
+        state = "state and tables" if plan.stateful and not plan.discards_state else "tables"
+        empty = "; state starts empty" if plan.discards_state else ""
+        return f"{state} start as of savepoint {plan.base.savepoint} (hard links, no copy){empty}"
 
     def run(self, work: Work) -> Found:
         """Make them anew."""
@@ -131,37 +141,8 @@ class Replay:
         return f"replay {plan.records:,} records with code {plan.saw.code[0]} into staging tables{seconds}"
 
     def run(self, work: Work) -> Found:
-        """Run to the topic's end, and look whether that is as far as the stream had come."""
-        began = time.monotonic()
-        session = Session(work.own, [work.stream], trigger="available-now")
-        over = threading.Event()
-        watcher = threading.Thread(target=_watch, args=(session, work, over), daemon=True)
-        watcher.start()
-        try:
-            code = session.run()
-        finally:
-            over.set()
-            watcher.join()
-        if code != 0:
-            error = (session.running[0].status.error or {}) if session.running else {}
-            permanent = error.get("permanent") == "true"
-            raise (PermanentError if permanent else TransientError)(
-                f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
-                f"recourse recover abort {work.plan.id}, correct it, and plan again"
-                if permanent
-                else f"go on with it: recourse recover resume {work.plan.id}",
-            )
-        last = _last(work.own, work.stream)
-        kept = work.kept().ends
-        reached = {r.topic: dict(r.end) for r in last.offsets}
-        for topic, ends in kept.items():
-            for partition, end in ends.items():
-                if reached.get(topic, {}).get(partition, 0) < end:
-                    raise PermanentError(
-                        f"the replay ended at {reached}, before where the stream was, {kept}",
-                        f"records are missing from topic {topic}; abort: recourse recover abort {work.plan.id}",
-                    )
-        return {"batch": last.batch, "seconds": round(time.monotonic() - began, 1), "records": _replayed(work, reached)}
+        """Run to the topic's end."""
+        return replay(work)
 
 
 class Audit:
@@ -199,8 +180,7 @@ class Audit:
             raise AuditRefused(
                 "; ".join(said), f"correct the function and plan again: recourse recover abort {plan.id}"
             )
-        if not work.talk.confirm(work):
-            raise AuditRefused("not confirmed", f"resume or abort it: recourse recover abort {plan.id}")
+        _ask(work)
         return {"differences": [dataclasses.asdict(replace(d, sample=())) for d in work.differences]}
 
 
@@ -217,7 +197,7 @@ class Publish:
         """Publish the staging tables' files."""
         staged = staging(work.settings, work.plan.id)
         contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(work.stream)}
-        last = _last(work.own, work.stream)
+        last = last_entry(work.own, work.stream)
         done = publish(
             work.settings,
             work.stream,
@@ -229,6 +209,36 @@ class Publish:
             between=lambda _: work.crash_point("recover_publish_between"),
         )
         return {"tables": [dataclasses.asdict(table) for table in done]}
+
+
+class Confirm:
+    """The question, where nothing is rebuilt that could be looked at."""
+
+    name: ClassVar[str] = "confirm"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        records = sum(end - begin for _, _, begin, end in plan.skipped())
+        return f"ask whether these {records:,} records may be left out"
+
+    def run(self, work: Work) -> Found:
+        """Ask; raises AuditRefused."""
+        _ask(work)
+        return {}
+
+
+class Skip:
+    """The stream goes on further ahead; nothing is rebuilt."""
+
+    name: ClassVar[str] = "skip"
+
+    def explain(self, plan: Plan) -> str:
+        """What it will do."""
+        return f"go on in generation {plan.generation} with the first record after them"
+
+    def run(self, work: Work) -> Found:
+        """Open the generation there."""
+        return skip(work)
 
 
 class Switch:
@@ -260,6 +270,7 @@ class Switch:
                 replayed,
                 generations=(*record.generations, workshop.opened_by(work.plan)),
                 tables=record.tables,
+                topics=record.topics if work.plan.discards_state else replayed.topics,
                 accepted=record.accepted,
             ),
         )
@@ -281,38 +292,18 @@ class Finish:
         return {}
 
 
-STAGES: tuple[Stage, ...] = (Keep(), Fence(), Prepare(), Replay(), Audit(), Publish(), Switch(), Finish())
+BACK: tuple[Stage, ...] = (Keep(), Fence(), Prepare(), Replay(), Audit(), Publish(), Switch(), Finish())
+FORWARD: tuple[Stage, ...] = (Keep(), Confirm(), Fence(), Skip(), Finish())
 
 
-def _watch(session: Session, work: Work, over: threading.Event) -> None:
-    """Tell how far the replay is, once a second."""
-    ends = {(topic, p): (begin, end) for topic, p, begin, end in work.plan.ranges()}
-    total = sum(end - begin for begin, end in ends.values())
-    while not over.wait(1.0):
-        for running in list(session.running):
-            pipeline = running.pipeline
-            if pipeline is None or running.status.batch is None:
-                continue
-            try:
-                reached = pipeline.checkpoint.end(running.status.batch)
-            except RecourseError:  # Spark is writing it
-                continue
-            done = sum(
-                offset - ends.get((t, p), (offset, 0))[0] for t, each in reached.items() for p, offset in each.items()
-            )
-            work.talk.progress(done, max(total, done))
+def stages_of(plan: Plan) -> tuple[Stage, ...]:
+    """The stages of a plan, in order."""
+    return FORWARD if plan.skips else BACK
 
 
-def _replayed(work: Work, reached: Mapping[str, Mapping[int, int]]) -> int:
-    begins = {(topic, p): begin for topic, p, begin, _ in work.plan.ranges()}
-    return sum(end - begins.get((t, p), 0) for t, each in reached.items() for p, end in each.items())
-
-
-def _last(own: Settings, stream: Stream) -> LedgerEntry:
-    found = entries(own.tables / stream.primary.name, 1)
-    if not found or found[0][1].batch < 0:
-        raise PermanentError("the replay wrote no batch", "the topic holds no records; abort the plan")
-    return found[0][1]
+def _ask(work: Work) -> None:
+    if not work.talk.confirm(work):
+        raise AuditRefused("not confirmed", f"resume or abort it: recourse recover abort {work.plan.id}")
 
 
 def _tables(plan: Plan) -> str:

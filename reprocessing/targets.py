@@ -2,12 +2,13 @@
 
     earliest, latest            the topic's first record that is left; its end
     offsets, file               per partition; the file is the CSV of Kafka's own tool: topic,partition,offset
-    shift-by N                  N records back (negative) from the stream's position, in each partition
+    shift-by N                  N records from the stream's position, in each partition; back is negative
     duration, datetime          the first record at or after a time; a datetime names its zone
     batch N, table-version V    the end of a batch, or of the batch that made a version of the primary table
     savepoint, code             a savepoint; before the first batch of a version of the code
 
-Offsets outside of what the topic holds are moved to its edge, and the plan says so.
+Offsets outside of what the topic holds are moved to its edge, and the plan says so. A target of which no partition is
+behind the stream and one is ahead goes forward: the records between are skipped, and no batch is gone back to.
 """
 
 from __future__ import annotations
@@ -61,12 +62,14 @@ class Target:
 class Resolved:
     """A target in the stream's own terms: the batch after which all is replayed (None: from the very start).
 
-    `wanted` are the offsets asked for, `notes` say in words what was moved and why.
+    `wanted` are the offsets asked for, `notes` say in words what was moved and why. With `ahead` it goes forward to
+    `wanted`, and there is no batch.
     """
 
     batch: Txn | None
     wanted: Offsets
     notes: tuple[str, ...] = ()
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class View:
         """Where the stream's last batch ended."""
         if not self.history.batches:
             raise UsageError(f"stream {self.record.stream} has not run a batch yet", "there is nothing to put right")
-        return self.history.batches[-1].ends
+        return self.history.position
 
     @property
     def starts(self) -> Offsets:
@@ -100,7 +103,10 @@ def resolve(target: Target, view: View) -> Resolved:
         return _savepoint(target.value, view)
     if target.kind in ("batch", "table-version", "code"):
         return _batch(target, view)
-    return at_or_before(_clamped(_wanted(target, view), view), view)
+    wanted = _clamped(_wanted(target, view), view)
+    if not _behind(wanted, view):
+        return Resolved(None, wanted, tuple(view.notes), ahead=True)
+    return at_or_before(wanted, view)
 
 
 def at_or_before(wanted: Offsets, view: View) -> Resolved:
@@ -211,28 +217,43 @@ def _complete(offsets: dict[str, dict[int, int]], view: View) -> dict[str, dict[
 
 
 def _clamped(wanted: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
-    """Within what the topic holds and what the stream has read; each move is noted."""
+    """Within what the topic holds; each move is noted."""
     known = {topic.name: topic for topic in view.topics}
     for topic, each in wanted.items():
         for partition, offset in each.items():
             first, end = known[topic].earliest.get(partition, 0), known[topic].latest.get(partition, 0)
-            position = view.position.get(topic, {}).get(partition)
-            if position is None:
-                view.notes.append(f"partition {partition} of {topic} is new: the stream has read nothing of it yet")
-                position = first
             inside = min(max(offset, first), end)
             if inside != offset:
                 edge = "first record left" if inside == first else "end"
                 view.notes.append(f"{topic} partition {partition}: {offset} moved to the topic's {edge}, {inside}")
-            each[partition] = min(inside, position)
-            if inside > position:
-                view.notes.append(f"{topic} partition {partition}: {inside} is ahead of the stream, at {position}")
-    if all(o == view.position.get(t, {}).get(p, o) for t, each in wanted.items() for p, o in each.items()):
-        raise UsageError(
-            f"stream {view.record.stream} is at {_words(view.position)} and the target is not before that",
-            "choose an earlier one; a recovery goes back",
-        )
+            each[partition] = inside
     return wanted
+
+
+def _behind(wanted: dict[str, dict[int, int]], view: View) -> bool:
+    """Whether this goes back; a partition that is ahead of the stream then stays where the stream is, which is noted.
+
+    Raises UsageError for the stream's own position.
+    """
+    known = {topic.name: topic for topic in view.topics}
+    at = {topic: dict(view.position.get(topic, {})) for topic in wanted}
+    for topic, each in wanted.items():
+        for partition in each:
+            if partition not in at[topic]:
+                view.notes.append(f"partition {partition} of {topic} is new: the stream has read nothing of it yet")
+                at[topic][partition] = known[topic].earliest.get(partition, 0)
+    pairs = [(topic, partition, offset) for topic, each in wanted.items() for partition, offset in each.items()]
+    back = any(offset < at[topic][partition] for topic, partition, offset in pairs)
+    if not back and all(offset == at[topic][partition] for topic, partition, offset in pairs):
+        raise UsageError(f"stream {view.record.stream} is at {_words(view.position)} already", "choose another target")
+    for topic, partition, offset in pairs:
+        if back and offset > at[topic][partition]:
+            wanted[topic][partition] = at[topic][partition]
+            view.notes.append(
+                f"{topic} partition {partition}: {offset} is ahead of the stream, which is at {at[topic][partition]}; "
+                "nothing is skipped in a plan that goes back"
+            )
+    return back
 
 
 def _batch(target: Target, view: View) -> Resolved:

@@ -51,8 +51,12 @@ def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Sav
         tables=(),
         accepted=(),
     )
+    if savepoint is None or plan.discards_state:
+        begins = {topic: {str(p): offset for p, offset in ends.items()} for topic, ends in plan.base.ends.items()}
+        topics = tuple(replace(topic, start=begins.get(topic.name, topic.start)) for topic in record.topics)
+        opened = replace(opened, topics=topics, state_fingerprint={})
     if savepoint is None:
-        generations.save(own, replace(opened, state_fingerprint={}))
+        generations.save(own, opened)
         return
     files = savepoints.files_of(settings, savepoint)
     roles = {table.name: table.role for table in record.tables}
@@ -67,17 +71,21 @@ def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Sav
             how=_up_to(plan, savepoint, saved.name, primary=roles[saved.name] == "primary"),
         )
         bound.append(BoundTable(saved.name, table_id, roles[saved.name]))
-    copy(
-        savepoints.checkpoint_of(settings, savepoint),
-        private_folder(generations.folder(own, plan.stream)) / f"g{plan.generation:04d}",
-    )
-    generations.save(own, replace(opened, tables=tuple(bound), state_fingerprint=dict(savepoint.state_fingerprint)))
+    if not plan.discards_state:
+        opened = replace(opened, state_fingerprint=dict(savepoint.state_fingerprint))
+        copy(
+            savepoints.checkpoint_of(settings, savepoint),
+            private_folder(generations.folder(own, plan.stream)) / f"g{plan.generation:04d}",
+        )
+    generations.save(own, replace(opened, tables=tuple(bound)))
 
 
-def opened_by(plan: Plan, *, number: int | None = None, reason: str = "recovery") -> Generation:
-    """The generation that a plan opens."""
+def opened_by(plan: Plan) -> Generation:
+    """The generation that a plan's replay opens."""
     origin = plan.base.generation if plan.base.savepoint else None
-    return Generation(number or plan.generation, time.time(), f"{reason} {plan.id}", origin, plan.base.batch)
+    return Generation(
+        plan.generation, time.time(), f"recovery {plan.id}", origin, plan.base.batch, restarts=plan.discards_state
+    )
 
 
 def clear(settings: Settings, plan: Plan) -> None:
@@ -116,13 +124,13 @@ def table_of(
 
 def _up_to(plan: Plan, savepoint: Savepoint, table: str, *, primary: bool) -> CommitProperties:
     """A commit that says: this table holds everything up to the savepoint's batch, in the plan's generation."""
-    at = Txn(plan.generation, savepoint.batch)
+    at = Txn(plan.generation, opened_by(plan).first_batch - 1)
     entry = LedgerEntry(
         kind="publish",
         stream=plan.stream,
         table=table,
         generation=plan.generation,
-        batch=savepoint.batch,
+        batch=at.batch,
         offsets=savepoint.offsets,
         txns={other.name: at.version for other in savepoint.tables if other.name != table} if primary else {},
         plan=plan.id,

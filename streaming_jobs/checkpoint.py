@@ -56,6 +56,16 @@ class Checkpoint:
             starts.update(_offsets(self._initial(index), self.folder / "sources" / str(index) / "0"))
         return starts
 
+    def entry_ending_at(self, batch: int, ends: TopicOffsets) -> str:
+        """The text of the batch's entry as it were if the batch had ended at `ends`."""
+        head = _text(self.folder / "offsets" / str(batch)).split("\n")[:2]
+        lines = []
+        for index, line in enumerate(self._lines(batch)):
+            offsets = _offsets(line if line != "-" else self._initial(index), self.folder / "offsets" / str(batch))
+            moved = {topic: {**each, **ends.get(topic, {})} for topic, each in offsets.items()}
+            lines.append(json.dumps(moved, separators=(",", ":")))
+        return "\n".join([*head, *lines])
+
     def metadata(self, batch: int) -> dict[str, Any]:
         """The batch's own metadata: batchWatermarkMs, batchTimestampMs, conf."""
         path = self.folder / "offsets" / str(batch)

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from streaming_jobs.checkpoint import Checkpoint
+from streaming_jobs.checkpoint import Checkpoint, TopicOffsets
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import hard_link
 
@@ -66,8 +66,11 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
     partial.replace(target)
 
 
-def copy(source: Path, target: Path) -> None:
-    """A second checkpoint like the cut `source`, for a query to run on; state files are hard links."""
+def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> None:
+    """A second checkpoint like the cut `source`, for a query to run on; state files are hard links.
+
+    With `ends`, its last batch ends there: the query skips what lies between.
+    """
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     for file in (f for f in source.rglob("*") if f.is_file()):
@@ -77,6 +80,9 @@ def copy(source: Path, target: Path) -> None:
         else:
             to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             shutil.copy2(file, to)
+    made = Checkpoint(partial)
+    if ends is not None and (last := made.last_planned) is not None:
+        (partial / "offsets" / str(last)).write_text(made.entry_ending_at(last, ends), encoding="utf-8")
     partial.replace(target)
 
 

@@ -29,6 +29,7 @@ class Generation:
     """One life of the checkpoint; `opened_at` in seconds since 1970, `reason` in words.
 
     One that a recovery opened begins after `from_batch` (-1: from the very start) of generation `from_generation`.
+    Its batches count on from there; where it `restarts`, with empty state, they count from 0 again.
     """
 
     number: int
@@ -36,6 +37,12 @@ class Generation:
     reason: str
     from_generation: int | None = None
     from_batch: int = -1
+    restarts: bool = False
+
+    @property
+    def first_batch(self) -> int:
+        """The number of its first batch."""
+        return 0 if self.restarts else self.from_batch + 1
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,10 @@ def plan(
     to_earliest: Annotated[
         bool, typer.Option("--to-earliest", help="The first record that the topic still has.")
     ] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="The topic's end.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="The topic's end: skip what is not read.")] = False,
     to_offsets: Annotated[str | None, typer.Option(metavar="0:120,1:98", help="Offsets by partition.")] = None,
     from_file: Annotated[str | None, typer.Option(metavar="FILE", help="CSV: topic,partition,offset.")] = None,
-    shift_by: Annotated[int | None, typer.Option(metavar="N", help="Records back in each partition: -1000.")] = None,
+    shift_by: Annotated[int | None, typer.Option(metavar="N", help="Records in each partition; back: -1000.")] = None,
     by_duration: Annotated[str | None, typer.Option(metavar="'2 hours'", help="That long before now.")] = None,
     to_datetime: Annotated[str | None, typer.Option(metavar="TIME", help="ISO time with its zone.")] = None,
     to_batch: Annotated[int | None, typer.Option(metavar="N", help="The end of a batch; -1: before the first.")] = None,
@@ -51,7 +51,14 @@ def plan(
     before_first_bad: Annotated[
         str | None, typer.Option(metavar="SQL", help="Before the code that made the first row for which this holds.")
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="With it: only before the row's own batch.")] = False,
+    before_first_broken: Annotated[
+        str | None,
+        typer.Option(metavar="RULE", help="The same for a rule that has to hold for every row; it is then required."),
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="With these: only before the row's own batch.")] = False,
+    discard_state: Annotated[
+        bool, typer.Option("--discard-state", help="Begin with empty state; the plan says what will be wrong.")
+    ] = False,
     require: Annotated[
         list[str] | None, typer.Option(metavar="SQL", help="Must hold for every rebuilt row; may be given again.")
     ] = None,
@@ -65,7 +72,8 @@ def plan(
     from reprocessing.explainer import explain
     from reprocessing.firstbad import before_first_bad as search
     from reprocessing.plan import Checks
-    from reprocessing.planner import look, make_plan
+    from reprocessing.planner import make_plan
+    from reprocessing.situation import look
     from reprocessing.targets import Target
 
     call = invocation(context)
@@ -83,6 +91,7 @@ def plan(
         ("savepoint", savepoint),
         ("code", before_code),
         ("first-bad", before_first_bad),
+        ("first-broken", before_first_broken),
     ]
     chosen = [(kind, str(value)) for kind, value in given if value is not None]
     if len(chosen) != 1:
@@ -90,27 +99,40 @@ def plan(
             f"{len(chosen)} targets were given: {', '.join(kind for kind, _ in chosen) or 'none'}", "give exactly one"
         )
     kind, value = chosen[0]
-    checks = Checks(tuple(require or ()), _share(max_changed))
+    rules = [*(require or ()), *([value] if kind == "first-broken" else [])]
+    checks = Checks(tuple(dict.fromkeys(rules)), _share(max_changed))
     found = look(call.settings, selected, _topics(call))
-    if kind == "first-bad":
-        target, resolved = search(found, value, exact=exact)
-        made = make_plan(found, target, checks, resolved=resolved)
+    if kind in ("first-bad", "first-broken"):
+        condition = value if kind == "first-bad" else f"({value}) IS NOT TRUE"
+        target, resolved = search(found, condition, exact=exact)
+        made = make_plan(found, target, checks, resolved=resolved, discard_state=discard_state)
     else:
-        made = make_plan(found, Target(kind, value), checks)  # type: ignore[arg-type]
+        made = make_plan(found, Target(kind, value), checks, discard_state=discard_state)  # type: ignore[arg-type]
     show(output, _value(made), lambda: print(explain(made), end=""))
-    if detailed_exitcode and made.records:
+    if detailed_exitcode and (made.records or made.skips):
         raise typer.Exit(WOULD_CHANGE)
 
 
 @app.command("show", short_help="Show a plan, and how far it has come.")
-def show_plan(context: typer.Context, name: PlanName, output: OutputOption = Output.text) -> None:
+def show_plan(
+    context: typer.Context,
+    name: PlanName,
+    offsets: Annotated[
+        bool, typer.Option("--offsets", help="Only where the replay begins: lines topic,partition,offset.")
+    ] = False,
+    output: OutputOption = Output.text,
+) -> None:
     """Show a plan, and how far it has come."""
-    from reprocessing.executor import journal_of
+    from reprocessing.executor import journal_of, report_of
     from reprocessing.explainer import explain
     from reprocessing.plan import load
+    from reprocessing.targets import write_offsets
 
     settings = invocation(context).settings
     found, journal = load(settings, name), journal_of(settings, name)
+    if offsets:
+        print(write_offsets(found.wanted if found.skips else found.base.ends), end="")
+        return
     value = {**_value(found), "outcome": journal.outcome}
     value["journal"] = [dataclasses.asdict(line) for line in journal.lines()]
     done = [line.stage for line in journal.lines() if line.state == "done"]
@@ -118,6 +140,8 @@ def show_plan(context: typer.Context, name: PlanName, output: OutputOption = Out
     def text() -> None:
         print(explain(found), end="")
         print(f"\n  It is {journal.outcome}" + (f": {', '.join(done)} done" if done else ""))
+        if (report := report_of(settings, name)).is_file():
+            print(f"  Report: {report}")
 
     show(output, value, text)
 
@@ -210,14 +234,17 @@ def _talk(yes: bool) -> Talk:
     def confirm(work: Work) -> bool:
         for difference in work.differences:
             say(_words(difference))
+            for since, gone, came, changed in difference.by_time:
+                say(f"    {difference.time_column} from {since}: {changed:,} changed, {gone:,} go, {came:,} come")
             for row in difference.sample:
                 say(f"    {row}")
         if yes:
             return True
         if not sys.stdin.isatty():
-            say("nobody to ask: give --yes to publish")
+            say(f"nobody to ask: give --yes to {'skip' if work.plan.skips else 'publish'}")
             return False
-        return typer.confirm(f"publish plan {work.plan.id}?", err=True)
+        doing = "skip these records" if work.plan.skips else "publish the rebuilt rows"
+        return typer.confirm(f"{doing} (plan {work.plan.id})?", err=True)
 
     began = time.monotonic()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not name what it re-exports
     AdminClient,
     ConfigResource,
@@ -33,6 +33,7 @@ _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _POLL = 0.02
 _SURE_AFTER = 0.5
+_SIZES_OF, _SIZES_WITHIN = 500, 2.0
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _NOT_YET = _UNKNOWN | {
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -86,6 +87,7 @@ class Topics:
         self.bootstrap = str(config["bootstrap.servers"])
         self._failures = Failures(self.bootstrap)
         settings: dict[str, Any] = {**config, "error_cb": self._failures}
+        self._settings = settings
         try:
             self._admin = AdminClient(settings)
         except KafkaException as error:
@@ -160,6 +162,24 @@ class Topics:
         ends = self._list(name, partitions, _LATEST, deadline)
         found = self._list(name, partitions, OffsetSpec.for_timestamp(max(0, ms)), deadline)
         return {partition: offset if offset >= 0 else ends[partition] for partition, offset in found.items()}
+
+    def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
+        """Bytes of key and value of an average record, from the first ones at `starts`; None when none came in time."""
+        consumer = Consumer(
+            {**self._settings, "group.id": "recourse-sizes", "enable.auto.commit": False, "fetch.wait.max.ms": 100}
+        )
+        sizes: list[int] = []
+        ends_at = time.monotonic() + _SIZES_WITHIN
+        try:
+            consumer.assign([TopicPartition(name, partition, offset) for partition, offset in starts.items()])
+            while len(sizes) < _SIZES_OF and (left := ends_at - time.monotonic()) > 0:
+                read = consumer.consume(_SIZES_OF - len(sizes), timeout=min(left, 0.2))
+                sizes += [len(m.key() or b"") + len(m.value() or b"") for m in read if m.error() is None]
+                if sizes and not read:
+                    break
+        finally:
+            consumer.close()
+        return sum(sizes) / len(sizes) if sizes else None
 
     def _deadline(self) -> float:
         self._failures.begin()

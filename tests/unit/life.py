@@ -18,6 +18,7 @@ from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink, open_sink
+from streaming_jobs.sources.topics import Offsets, TopicInfo
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.world import all_tables, ledger_file
@@ -39,6 +40,26 @@ STREAM = Stream(
     {"value": KafkaTopic(TOPIC, Json(ROWS))},
     {"things": Declared("things", partition_by=["place"])},
 )
+
+
+class Topics:
+    """A topic of one partition, as an admin client would tell it."""
+
+    def __init__(self, first: int = 0, end: int = 90, topic_id: str = TOPIC_ID) -> None:
+        self.first, self.end, self.topic_id = first, end, topic_id
+
+    def describe(self, name: str) -> TopicInfo:
+        return TopicInfo(name, self.topic_id, 1, -1, "delete")
+
+    def offsets(self, _: str) -> Offsets:
+        return Offsets({0: self.first}, {0: self.end})
+
+    def mean_size(self, _: str, starts: dict[int, int]) -> float:
+        assert all(self.first <= offset < self.end for offset in starts.values())
+        return 100.0
+
+    def offsets_for_time(self, _: str, ms: int) -> dict[int, int]:
+        return {0: min(ms // 1000, self.end)}
 
 
 class Life:

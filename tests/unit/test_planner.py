@@ -13,7 +13,8 @@ from reprocessing.explainer import explain
 from reprocessing.firstbad import before_first_bad
 from reprocessing.journal import Journal
 from reprocessing.plan import Checks, folder, names
-from reprocessing.planner import Situation, look, make_plan
+from reprocessing.planner import make_plan
+from reprocessing.situation import Situation, look
 from reprocessing.targets import Target
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
@@ -21,27 +22,10 @@ from streaming_jobs.checkpoint_cut import copy
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.generation import CodeSince, Generation
 from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.sources.topics import Offsets, TopicInfo
 from streaming_jobs.world import ledger_file
-from tests.unit.life import STREAM, TOPIC_ID, Life
+from tests.unit.life import STREAM, Life, Topics
 
 NONE = Checks()
-
-
-class Topics:
-    """A topic of one partition, as an admin client would tell it."""
-
-    def __init__(self, first: int = 0, end: int = 90, topic_id: str = TOPIC_ID) -> None:
-        self.first, self.end, self.topic_id = first, end, topic_id
-
-    def describe(self, name: str) -> TopicInfo:
-        return TopicInfo(name, self.topic_id, 1, -1, "delete")
-
-    def offsets(self, _: str) -> Offsets:
-        return Offsets({0: self.first}, {0: self.end})
-
-    def offsets_for_time(self, _: str, ms: int) -> dict[int, int]:
-        return {0: min(ms // 1000, self.end)}
 
 
 @pytest.fixture
@@ -75,7 +59,7 @@ def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> No
     for words in (
         "rewind to batch 3",
         "starts from  savepoint g0001-b000000003",
-        "50 records to replay",
+        "50 records, about 0.0 MB to replay",
         "8. finish",
         "downstream",
         "Lost for good",

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -69,6 +70,7 @@ def planned(life: Life, batch: int | None = 2) -> Plan:
         base=Base(taken.id, 1, 2, taken.ends) if taken else Base(None, 1, -1, {TOPIC: {0: 0}}),
         stateful=False,
         rate=10.0,
+        record_bytes=None,
         checks=Checks(("id >= 0",), 0.6),
     ).sealed()
     save(life.settings, plan)
@@ -313,6 +315,32 @@ def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
     assert (by_row.only_old, by_row.only_new) == (54, 54)
     assert by_row.totals["id"] == (sum(range(30)) - sum(range(30, 60)), sum(range(60)))
     assert len(by_row.sample) == len(by_key.sample) == 5
+
+
+def test_what_differs_is_counted_by_time(tmp_path: Path) -> None:
+    def table(name: str, quantity: int) -> Path:
+        at = [datetime(2026, 3, 2 + n, 6, tzinfo=UTC) for n in range(4)]
+        rows = pa.table(
+            {"id": [0, 1, 2, 3], "n": [1, quantity, quantity, 1], "at": pa.array(at, pa.timestamp("us", "UTC"))}
+        )
+        write_deltalake(tmp_path / name, rows.slice(0, 3 if quantity == 1 else 4))
+        return tmp_path / name
+
+    old, new = table("old", 1), table("new", 2)
+    by_key = audit.compare("t", old, new, ("id",))
+    assert by_key.time_column == "at" and (by_key.changed, by_key.only_new) == (2, 1)
+    assert list(by_key.by_time) == [
+        ("2026-03-03 06:00", 0, 0, 1),
+        ("2026-03-04 06:00", 0, 0, 1),
+        ("2026-03-05 06:00", 0, 1, 0),
+    ]
+    by_row = audit.compare("t", old, new, ())
+    assert list(by_row.by_time) == [
+        ("2026-03-03 06:00", 1, 1, 0),
+        ("2026-03-04 06:00", 1, 1, 0),
+        ("2026-03-05 06:00", 0, 1, 0),
+    ]
+    assert audit.compare("t", old, old, ("id",)).by_time == ()
 
 
 @pytest.mark.parametrize("rule", ["nothing > 1", "id >>> 1 (", "'", "1 / (id - id) = 1", "CAST(place AS INT) > 0"])

@@ -80,6 +80,33 @@ def test_before_the_first_batch_is_the_very_start(target: Target) -> None:
     assert resolve(target, view()).batch is None
 
 
+@pytest.mark.parametrize(
+    ("target", "offsets"),
+    [
+        (Target("latest"), {0: 130, 1: 70}),
+        (Target("shift-by", "5"), {0: 105, 1: 55}),
+        (Target("shift-by", "25"), {0: 125, 1: 70}),
+        (Target("offsets", "0:100,1:51"), {0: 100, 1: 51}),
+        (Target("datetime", "1970-01-01T00:02:05+00:00"), {0: 125, 1: 62}),
+    ],
+)
+def test_a_target_ahead_of_the_stream_goes_forward(target: Target, offsets: dict[int, int]) -> None:
+    found = resolve(target, view())
+    assert found.ahead and found.batch is None and found.wanted == {T: offsets}
+
+
+def test_what_the_topic_has_lost_before_it_was_read_can_only_be_skipped() -> None:
+    gone = [TopicWorld(T, "topic-id", {0: 110, 1: 60}, {0: 130, 1: 70})]
+    found = resolve(Target("earliest"), view(topics=gone))
+    assert found.ahead and found.wanted == {T: {0: 110, 1: 60}}
+
+
+def test_a_plan_that_goes_back_skips_nothing() -> None:
+    found = resolve(Target("offsets", "0:50,1:60"), view())
+    assert not found.ahead and found.wanted == {T: {0: 50, 1: 50}} and found.batch == Txn(1, 4)
+    assert any("60 is ahead of the stream, which is at 50" in note for note in found.notes)
+
+
 def test_a_duration_counts_back_from_now() -> None:
     found = resolve(
         Target("duration", "100 seconds"), view(for_time=lambda _, ms: {0: int(NOW * 1000 - ms) // 2000, 1: 70})
@@ -90,8 +117,8 @@ def test_a_duration_counts_back_from_now() -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (Target("latest"), "not before that"),
-        (Target("shift-by", "5"), "not before that"),
+        (Target("offsets", "0:100,1:50"), "is at orders 0:100, 1:50 already"),
+        (Target("shift-by", "0"), "already"),
         (Target("batch", "9"), "where the stream is now"),
         (Target("batch", "17"), "not in the ledger"),
         (Target("batch", "x"), "not the number of a batch"),
@@ -209,6 +236,13 @@ def test_a_generation_from_the_very_start_leaves_all_before_it_behind() -> None:
     lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", None, -1))
     lines = [line(Txn(1, 0), 10), line(Txn(2, 0), 20)]
     assert [b.txn for b in path(lives, lines).batches] == [Txn(2, 0)]
+
+
+def test_a_generation_that_began_with_empty_state_counts_from_0_again() -> None:
+    lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", 1, 3, restarts=True))
+    lines = [line(Txn(1, n), 10 * (n + 1)) for n in range(6)] + [line(Txn(2, n), 10 * (n + 5)) for n in range(2)]
+    assert [b.txn for b in path(lives, lines).batches] == [*(Txn(1, n) for n in range(4)), Txn(2, 0), Txn(2, 1)]
+    assert on_path(lives, Txn(2, 0)) and on_path(lives, Txn(1, 3)) and not on_path(lives, Txn(1, 4))
 
 
 def test_of_a_batch_written_twice_the_newest_line_counts() -> None:

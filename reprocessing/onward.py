@@ -1,0 +1,80 @@
+"""Going on without a replay: what abort does, and a plan that goes forward.
+
+The fence has opened a generation that the old checkpoint is not of. So the stream goes on from the savepoint of stage
+`keep`: a checkpoint like it, a publish of just the files that the tables have, and a generation that says where it
+comes from. Going forward is the same with a checkpoint whose last batch ends further on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from reprocessing import workshop
+from reprocessing.history import Offsets
+from reprocessing.publish import contents_of, fence, publish
+from reprocessing.work import Work
+from streaming_jobs import generation as generations
+from streaming_jobs import savepoints
+from streaming_jobs.checkpoint_cut import copy
+from streaming_jobs.generation import Generation
+from streaming_jobs.ledger import CodeVersion, OffsetRange, Txn
+from streaming_jobs.savepoints import Savepoint
+
+
+def abort(work: Work) -> Mapping[str, Any]:
+    """Bring the stream to where it goes on as it was; may be run again from its beginning after a kill."""
+    number = work.plan.generation + 1
+    if work.journal.begun("fence") and work.record.generation != number:
+        kept = work.kept()
+        # Of all tables: a kill may have left some without it.
+        fence(work.settings, work.stream, work.plan.id, work.plan.generation, passed=True)
+        go_on(work, kept, kept.ends, number=number, doing="abort")
+    workshop.clear(work.settings, work.plan)
+    return {"generation": work.record.generation}
+
+
+def skip(work: Work) -> Mapping[str, Any]:
+    """Let the stream go on at the plan's offsets; may be run again from its beginning after a kill."""
+    if work.record.generation != work.plan.generation:
+        kept = work.kept()
+        go_on(work, kept, skipped_to(work, kept), number=work.plan.generation, doing="skip")
+    return {"generation": work.record.generation}
+
+
+def skipped_to(work: Work, kept: Savepoint) -> Offsets:
+    """Where the stream goes on: the plan's offsets, or where it is by now, if that is further."""
+    return {
+        topic: {p: max(offset, kept.ends.get(topic, {}).get(p, 0)) for p, offset in each.items()}
+        for topic, each in work.plan.wanted.items()
+    }
+
+
+def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str) -> None:
+    """Open generation `number` on what the savepoint holds; the next batch begins at `ends`."""
+    settings, record = work.settings, work.record
+    target = generations.checkpoint(settings, work.stream.name, number).folder
+    if not target.exists():
+        copy(savepoints.checkpoint_of(settings, kept), target, ends=ends)
+    publish(
+        settings,
+        work.stream,
+        contents_of(settings, kept),
+        plan=work.plan.id,
+        at=Txn(number, kept.batch),
+        offsets=[OffsetRange(topic, kept.topic_ids[topic], {}, dict(each)) for topic, each in ends.items()],
+        code=CodeVersion(*kept.code),
+        between=lambda _: work.crash_point(f"recover_{doing}_between"),
+    )
+    work.crash_point(f"recover_{doing}_published")
+    opened = Generation(number, time.time(), f"{doing} of {work.plan.id}", kept.generation, kept.batch)
+    void = [
+        {"topic": topic, "partition": p, "from": begin, "to": end, "plan": work.plan.id, "at": opened.opened_at}
+        for topic, each in ends.items()
+        for p, end in each.items()
+        if (begin := kept.ends.get(topic, {}).get(p, 0)) < end
+    ]
+    opened_record = replace(record, generations=(*record.generations, opened), void_ranges=(*record.void_ranges, *void))
+    generations.save(settings, opened_record)

@@ -1,0 +1,84 @@
+"""The replay: an ordinary session of the stream on the workshop's folders, from where its checkpoint is to the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from reprocessing.work import Work
+from streaming_jobs.errors import PermanentError, RecourseError, TransientError
+from streaming_jobs.ledger import LedgerEntry, entries
+from streaming_jobs.session import Session
+from streaming_jobs.settings import Settings
+from streaming_jobs.stream import Stream
+
+
+def replay(work: Work) -> Mapping[str, Any]:
+    """Run to the topic's end, and look whether that is as far as the stream had come.
+
+    Raises PermanentError or TransientError as the session's own failure was.
+    """
+    began = time.monotonic()
+    session = Session(work.own, [work.stream], trigger="available-now")
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(session, work, over), daemon=True)
+    watcher.start()
+    try:
+        code = session.run()
+    finally:
+        over.set()
+        watcher.join()
+    if code != 0:
+        error = (session.running[0].status.error or {}) if session.running else {}
+        permanent = error.get("permanent") == "true"
+        raise (PermanentError if permanent else TransientError)(
+            f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
+            f"recourse recover abort {work.plan.id}, correct it, and plan again"
+            if permanent
+            else f"go on with it: recourse recover resume {work.plan.id}",
+        )
+    last = last_entry(work.own, work.stream)
+    kept = work.kept().ends
+    reached = {r.topic: dict(r.end) for r in last.offsets}
+    for topic, ends in kept.items():
+        for partition, end in ends.items():
+            if reached.get(topic, {}).get(partition, 0) < end:
+                raise PermanentError(
+                    f"the replay ended at {reached}, before where the stream was, {kept}",
+                    f"records are missing from topic {topic}; abort: recourse recover abort {work.plan.id}",
+                )
+    return {"batch": last.batch, "seconds": round(time.monotonic() - began, 1), "records": _replayed(work, reached)}
+
+
+def _watch(session: Session, work: Work, over: threading.Event) -> None:
+    """Tell how far the replay is, once a second."""
+    ends = {(topic, p): (begin, end) for topic, p, begin, end in work.plan.ranges()}
+    total = sum(end - begin for begin, end in ends.values())
+    while not over.wait(1.0):
+        for running in list(session.running):
+            pipeline = running.pipeline
+            if pipeline is None or running.status.batch is None:
+                continue
+            try:
+                reached = pipeline.checkpoint.end(running.status.batch)
+            except RecourseError:  # Spark is writing it
+                continue
+            done = sum(
+                offset - ends.get((t, p), (offset, 0))[0] for t, each in reached.items() for p, offset in each.items()
+            )
+            work.talk.progress(done, max(total, done))
+
+
+def _replayed(work: Work, reached: Mapping[str, Mapping[int, int]]) -> int:
+    begins = {(topic, p): begin for topic, p, begin, _ in work.plan.ranges()}
+    return sum(end - begins.get((t, p), 0) for t, each in reached.items() for p, end in each.items())
+
+
+def last_entry(own: Settings, stream: Stream) -> LedgerEntry:
+    """What the replay's last batch says of itself; raises PermanentError when there was none."""
+    found = entries(own.tables / stream.primary.name, 1)
+    if not found or found[0][1].batch < 0:
+        raise PermanentError("the replay wrote no batch", "the topic holds no records; abort the plan")
+    return found[0][1]

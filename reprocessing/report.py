@@ -1,0 +1,80 @@
+"""What became of a plan, as a page that can be kept and sent on: `<state>/recoveries/<plan>/report.html`.
+
+The page is whole in itself: no script, nothing loaded, every text escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from reprocessing.audit import Difference
+from reprocessing.explainer import explain
+from reprocessing.journal import Journal
+from reprocessing.plan import Plan
+from reprocessing.targets import instant_words
+from streaming_jobs.files import write_atomic
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+pre { background: #f6f6f4; padding: 1rem; overflow-x: auto; font-size: 13px }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem }
+td, th { padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
+td.n { text-align: right; font-variant-numeric: tabular-nums }
+"""
+
+
+def write_report(path: Path, plan: Plan, journal: Journal, differences: Sequence[Difference]) -> None:
+    """Write the page anew; readable by its owner alone."""
+    write_atomic(path, page(plan, journal, differences))
+
+
+def page(plan: Plan, journal: Journal, differences: Sequence[Difference]) -> str:
+    """The page as HTML. `differences` as the audit found them; empty where it was not reached in this process."""
+    title = escape(f"Recovery {plan.id}: {journal.outcome}")
+    parts = [f"<h1>{title}</h1>", f"<pre>{escape(explain(plan))}</pre>", "<h2>What was done</h2>", _steps(journal)]
+    if differences:
+        parts += ["<h2>Rebuilt rows against the published ones</h2>", *(_difference(d) for d in differences)]
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _steps(journal: Journal) -> str:
+    rows = [
+        [instant_words(line.at), line.stage, line.state, "; ".join(f"{k}: {_short(v)}" for k, v in line.found.items())]
+        for line in journal.lines()
+    ]
+    return _table(["when", "stage", "", "found"], rows)
+
+
+def _difference(d: Difference) -> str:
+    counts = [[f"{n:,}" for n in (d.old_rows, d.new_rows, d.changed, d.only_old, d.only_new)]]
+    parts = [
+        f"<h3>{escape(d.table)}</h3>",
+        _table(["published", "rebuilt", "changed", "only published", "only rebuilt"], counts, numbers=True),
+    ]
+    totals = [[column, str(old), str(new)] for column, (old, new) in d.totals.items()]
+    if totals:
+        parts.append(_table(["sum of", "published", "rebuilt"], totals))
+    if d.by_time:
+        periods = [[since, f"{changed:,}", f"{gone:,}", f"{came:,}"] for since, gone, came, changed in d.by_time]
+        parts.append(_table([f"{d.time_column} from", "changed", "only published", "only rebuilt"], periods))
+    if d.sample:
+        parts.append(_table(["some rows that differ"], [[_short(row)] for row in d.sample]))
+    return "\n".join(parts)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
+    cell = '<td class="n">' if numbers else "<td>"
+    lines = ["<tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"]
+    lines += ["<tr>" + "".join(f"{cell}{escape(text)}</td>" for text in row) + "</tr>" for row in rows]
+    return "<table>" + "\n".join(lines) + "</table>"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 400 else text[:400] + " ..."

@@ -1,0 +1,194 @@
+"""Going forward over records that are not wanted, and going back without state: on a stream's life on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reprocessing import workshop
+from reprocessing.explainer import explain
+from reprocessing.journal import Journal
+from reprocessing.onward import abort, skip
+from reprocessing.plan import Checks, Plan, folder, load
+from reprocessing.planner import make_plan
+from reprocessing.publish import fence
+from reprocessing.report import page
+from reprocessing.situation import Situation, look
+from reprocessing.stages import AuditRefused, Confirm, Keep, stages_of
+from reprocessing.targets import Target
+from reprocessing.work import Talk, Work
+from streaming_jobs import generation as generations
+from streaming_jobs import savepoints
+from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger import Txn
+from streaming_jobs.preflight import verdicts
+from streaming_jobs.world import gather
+from tests.unit.life import STREAM, TOPIC, Life, Topics
+
+NONE = Checks()
+
+
+@pytest.fixture
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    """Nine batches; the topic has thirty records more."""
+    monkeypatch.setattr("streaming_jobs.code_version.package_version", lambda: "1")
+    life = Life(tmp_path)
+    for number in range(9):
+        life.batch(number)
+    return life
+
+
+def found(life: Life, topics: Topics | None = None) -> Situation:
+    return look(life.settings, STREAM, topics or Topics(end=120))  # type: ignore[arg-type]
+
+
+def working(life: Life, plan: Plan, talk: Talk | None = None) -> Work:
+    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
+    return Work(life.settings, STREAM, plan, Topics(end=120), journal, talk or Talk())  # type: ignore[arg-type]
+
+
+def begun(life: Life, target: Target) -> Work:
+    """A plan that goes forward, up to its fence."""
+    work = working(life, make_plan(found(life), target, NONE))
+    work.journal.write("keep", "done", Keep().run(work))
+    work.journal.write("fence", "begun")
+    fence(life.settings, STREAM, work.plan.id, work.plan.generation)
+    return work
+
+
+def refusals(life: Life) -> list[str]:
+    around = gather(life.settings, STREAM, Topics(end=120))  # type: ignore[arg-type]
+    return [f.found for f in verdicts(around) if f.severity == "refuse"]
+
+
+def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
+    rows = life.rows()
+    work = begun(life, Target("offsets", "0:110"))
+    plan = work.plan
+    assert load(life.settings, plan.id) == plan and plan.skips and not plan.records
+    assert list(plan.skipped()) == [(TOPIC, 0, 90, 110)]
+    assert [stage.name for stage in stages_of(plan)] == ["keep", "confirm", "fence", "skip", "finish"]
+    text = explain(plan)
+    for words in ("skip ahead to offsets 0:110", "20 records are never read", "keeps its rows", "undo reads them"):
+        assert words in text
+    assert any("fenced" in words for words in refusals(life))
+    skip(work)
+    skip(work)
+    assert life.rows() == rows and life.at() == Txn(2, 8) and refusals(life) == []
+    checkpoint = generations.checkpoint(life.settings, STREAM.name, 2)
+    assert checkpoint.end(8) == {TOPIC: {0: 110}} and checkpoint.last_committed == 8
+    record = life.record
+    assert (record.generation, record.generations[-1].from_generation, record.generations[-1].from_batch) == (2, 1, 8)
+    assert [(v["from"], v["to"], v["plan"]) for v in record.void_ranges] == [(90, 110, plan.id)]
+
+
+def test_a_skip_that_was_killed_between_two_tables_goes_on(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = begun(life, Target("latest"))
+
+    def killed(point: str, *_: object) -> None:
+        raise KeyboardInterrupt(point)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("reprocessing.work.crash_point", killed)
+        with pytest.raises(KeyboardInterrupt, match="recover_skip_between"):
+            skip(work)
+    assert life.record.generation == 1 and refusals(life)
+    skip(work)
+    assert life.at() == Txn(2, 8) and refusals(life) == [] and len(life.record.void_ranges) == 1
+
+
+def test_a_skip_can_be_given_up_before_it_has_begun(life: Life) -> None:
+    work = begun(life, Target("latest"))
+    abort(work)
+    assert life.at() == Txn(3, 8) and life.record.void_ranges == () and refusals(life) == []
+    assert generations.checkpoint(life.settings, STREAM.name, 3).end(8) == {TOPIC: {0: 90}}
+
+
+def test_a_plan_that_goes_back_says_what_it_reads_that_was_skipped(life: Life) -> None:
+    savepoints.take(life.settings, life.record, 3, "time")
+    skip(begun(life, Target("latest")))
+    plan = make_plan(found(life), Target("savepoint", "g0001-b000000003"), NONE)
+    assert any("90 to 119 are read; things-0001 skipped them" in note for note in plan.notes)
+    with pytest.raises(UsageError, match="is at things 0:120 already"):
+        make_plan(found(life), Target("latest"), NONE)
+
+
+def test_a_stream_that_has_come_past_the_target_has_nothing_to_skip(life: Life) -> None:
+    plan = make_plan(found(life), Target("offsets", "0:100"), NONE)
+    life.batch(9)
+    with pytest.raises(UsageError, match="has come past the plan's offsets"):
+        Keep().run(working(life, plan))
+
+
+def test_a_batch_that_is_in_the_table_alone_is_finished_before_anything_is_skipped(life: Life) -> None:
+    plan = make_plan(found(life), Target("latest"), NONE)
+    life.batch(9, commit=False)
+    with pytest.raises(UsageError, match="not finished in the checkpoint"):
+        Keep().run(working(life, plan))
+
+
+def test_nothing_is_skipped_unless_somebody_agrees(life: Life) -> None:
+    plan = make_plan(found(life), Target("latest"), NONE)
+    work = working(life, plan, Talk(confirm=lambda _: False))
+    with pytest.raises(AuditRefused, match="not confirmed"):
+        Confirm().run(work)
+    work.journal.write("confirm", "failed")
+    assert work.journal.outcome == "refused"
+
+
+def test_what_is_not_replayed_is_not_checked(life: Life) -> None:
+    with pytest.raises(UsageError, match="nothing to check"):
+        make_plan(found(life), Target("latest"), Checks(("id > 0",)))
+
+
+def stateful(life: Life) -> None:
+    life.save(replace(life.record, state_fingerprint={"0": "Aggregate"}))
+
+
+def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Life) -> None:
+    stateful(life)
+    plan = make_plan(found(life), Target("batch", "3"), NONE, discard_state=True)
+    assert plan.discards_state and load(life.settings, plan.id) == plan
+    assert "discarded. What will be wrong" in explain(plan) and "state starts empty" in explain(plan)
+    base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    workshop.prepare(life.settings, plan, life.record, base)
+    own = workshop.settings_of(life.settings, plan)
+    record = generations.load(own, STREAM.name)
+    assert record is not None and record.state_fingerprint == {} and record.topics[0].start == {"0": 40}
+    assert record.generations[-1].restarts and record.generations[-1].from_batch == 3
+    assert not generations.checkpoint(own, STREAM.name, 2).folder.exists()
+    assert life.rows(own.tables / "things") == list(range(40))
+    around = gather(own, STREAM, Topics(end=120))  # type: ignore[arg-type]
+    assert [f for f in verdicts(around) if f.severity == "refuse"] == []
+    assert around.tables[0].txn == Txn(2, -1)
+
+
+def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> None:
+    stateful(life)
+    gone = Topics(first=35, end=120)
+    with pytest.raises(UsageError, match="cannot go back that far") as refused:
+        make_plan(found(life, gone), Target("earliest"), NONE)
+    assert "--discard-state" in refused.value.next_step
+    plan = make_plan(found(life, gone), Target("earliest"), NONE, discard_state=True)
+    assert plan.base.savepoint is None and plan.base.ends == {TOPIC: {0: 35}} and plan.records == 85
+    assert any("the tables begin empty at the target" in note for note in plan.notes)
+    workshop.prepare(life.settings, plan, life.record, None)
+    record = generations.load(workshop.settings_of(life.settings, plan), STREAM.name)
+    assert record is not None and record.topics[0].start == {"0": 35}
+
+
+def test_state_is_discarded_where_there_is_any_and_it_matters(life: Life) -> None:
+    with pytest.raises(UsageError, match="keeps no state"):
+        make_plan(found(life), Target("batch", "3"), NONE, discard_state=True)
+    stateful(life)
+    assert not make_plan(found(life), Target("batch", "-1"), NONE, discard_state=True).discards_state
+
+
+def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -> None:
+    plan = make_plan(found(life), Target("batch", "3"), Checks(("place <> '<script>alert(1)</script>'",)))
+    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
+    journal.write("audit", "failed", {"error": "<b>no</b>"})
+    text = page(plan, journal, [])
+    assert "<script>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "refused" in text
