@@ -60,6 +60,7 @@ def measured(settings: Settings, count: int) -> tuple[float, float, float]:
         settings,
         stream,
         {"things": content_of(staged)},
+        record=generations.first("things"),
         plan="things-0001",
         at=Txn(2, 5),
         offsets=(),

@@ -14,13 +14,14 @@ from typing import Any
 
 from reprocessing import workshop
 from reprocessing.history import Offsets
-from reprocessing.publish import contents_of, fence, publish
+from reprocessing.publish import Content, content_of, contents_of, fence, publish, sinks
 from reprocessing.work import Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint_cut import copy
+from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.generation import Generation
-from streaming_jobs.ledger import CodeVersion, OffsetRange, Txn
+from streaming_jobs.ledger import CodeVersion, OffsetRange, Txn, newest
 from streaming_jobs.savepoints import Savepoint
 
 
@@ -52,6 +53,24 @@ def skipped_to(work: Work, kept: Savepoint) -> Offsets:
     }
 
 
+def _as_they_are(work: Work, kept: Savepoint) -> dict[str, Content]:
+    """What the tables hold after the savepoint's batch; where a person has accepted a change since, with that change.
+
+    Raises PreflightRefused when the table also has rows of a batch that the checkpoint does not know as done.
+    """
+    contents = contents_of(work.settings, kept)
+    for sink in sinks(work.settings, work.stream):
+        _, foreign = newest(sink.path, work.stream.name)
+        if foreign and all(commit.version in work.record.accepts(sink.name) for commit in foreign):
+            if (work.journal.done("keep") or {}).get("batch") != kept.batch:
+                raise PreflightRefused(
+                    f"version {foreign[0].version} of table {sink.name} came after a batch that was not finished",
+                    f"put the table back to version {foreign[-1].version - 1}, and make the change again afterwards",
+                )
+            contents[sink.name] = content_of(sink.path)
+    return contents
+
+
 def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str) -> None:
     """Open generation `number` on what the savepoint holds; the next batch begins at `ends`."""
     settings, record = work.settings, work.record
@@ -61,7 +80,8 @@ def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str
     publish(
         settings,
         work.stream,
-        contents_of(settings, kept),
+        _as_they_are(work, kept),
+        record=record,
         plan=work.plan.id,
         at=Txn(number, kept.batch),
         offsets=[OffsetRange(topic, kept.topic_ids[topic], {}, dict(each)) for topic, each in ends.items()],

@@ -78,6 +78,7 @@ def publish(
     stream: Stream,
     contents: Mapping[str, Content],
     *,
+    record: StreamRecord,
     plan: str,
     at: Txn,
     offsets: Sequence[OffsetRange],
@@ -87,10 +88,11 @@ def publish(
     """Make each table hold what `contents` says, at the position `at`; a table that does already is passed over.
 
     `between` is called with a table's name after its commit. Raises LedgerConflict when a table holds something else
-    afterwards, ForeignWrite when somebody else has changed it since this call began (before: `refuse_foreign`).
+    afterwards, ForeignWrite when somebody else has changed one since the stream's newest commit and it is not accepted.
     """
     done = []
-    found = sinks(settings, stream)
+    found = sinks(settings, stream)  # before the look at who has changed them: what comes later, the commit notices
+    refuse_foreign(settings, stream, record)
     for sink in found:
         primary = sink.name == stream.primary.name
         entry = LedgerEntry(

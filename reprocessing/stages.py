@@ -93,7 +93,7 @@ class Keep:
                 f"stream {work.stream.name} has come past the plan's offsets by itself",
                 f"there is nothing left to skip: recourse recover abort {work.plan.id}",
             )
-        return {"savepoint": taken.id, "since": found.world.batch - work.plan.saw.batch}
+        return {"savepoint": taken.id, "batch": found.world.batch, "since": found.world.batch - work.plan.saw.batch}
 
 
 class Fence:
@@ -202,6 +202,7 @@ class Publish:
             work.settings,
             work.stream,
             contents,
+            record=work.record,
             plan=work.plan.id,
             at=last.txn,
             offsets=last.offsets,

@@ -42,6 +42,21 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     return value
 
 
+def command(
+    folder: Path, environment: Mapping[str, str], *arguments: str, prefix: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run `recourse` as a person would, in a folder; `prefix` is a command that starts it elsewhere."""
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "orchestration.cli", *arguments],
+        cwd=folder,
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
 def produce(bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], **options: Any) -> None:
     """Send records and wait until the broker has them all."""
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "partitioner": "murmur2_random"})

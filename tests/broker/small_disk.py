@@ -45,6 +45,10 @@ class SmallDisk:
         finally:
             os.close(descriptor)
 
+    def read_only(self) -> None:
+        """From now on nothing can be written there."""
+        subprocess.run([*self.prefix, "mount", "-o", "remount,ro", str(self.inside)], check=True, capture_output=True)
+
     def free(self) -> None:
         """Give the space back."""
         self._ballast.unlink()

@@ -7,19 +7,28 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
+from reprocessing.plan import Checks, load
+from reprocessing.planner import make_plan
+from reprocessing.situation import look
+from reprocessing.targets import Target
 from streaming_jobs import generation as generations
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stock.movements import PARTITIONS, TOPIC
-from tests.driver import REPOSITORY, until
+from streaming_jobs.topology import Topology
+from tests.broker.small_disk import small_disk
+from tests.driver import REPOSITORY, command, until
 
 COUNT = 4_000
 pytestmark = pytest.mark.timeout(300)
@@ -55,15 +64,7 @@ def run(story: Story, *arguments: str, crash: str | None = None) -> subprocess.C
     environment = story.environment()
     if crash is not None:
         environment["RECOURSE_CRASH"] = f"inventory:{crash}" if ":" in crash else f"inventory:{crash}:0"
-    return subprocess.run(
-        [sys.executable, "-m", "orchestration.cli", *arguments],
-        cwd=story.folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    return command(story.folder, environment, *arguments)
 
 
 def outcome(story: Story, plan: str) -> str:
@@ -89,17 +90,40 @@ def test_the_story(story: Story) -> None:
     assert bad > 0
     plan = story.plan()
     old, begun = stock(story), DeltaTable(story.settings.tables / "inventory").version()
-    story.recourse("recover", "apply", plan, "--yes")
+    with polled(story) as polls:
+        story.recourse("recover", "apply", plan, "--yes")
     story.compare(COUNT, right=True)
     assert generation(story) == 2 and outcome(story, plan) == "published"
     new, ended = stock(story), DeltaTable(story.settings.tables / "inventory").version()
     seen = [stock(story, version) for version in range(begun, ended + 1)]
     assert seen == [old] * (len(seen) - 1) + [new], "whoever reads each version sees old rows, then new ones"
+    assert len(polls) > 20 and polls[0] == old and all(poll in (old, new) for poll in polls), "and whoever polls"
+    report = (story.settings.state / "recoveries" / plan / "report.html").read_text()
+    assert "last_at from" in report and "changed" in report
     story.recourse("recover", "undo", plan, "--yes")
     story.compare(COUNT, right=False, bad=bad)
     story.recourse("recover", "apply", story.plan(), "--yes")
     story.compare(COUNT, right=True)
     assert generation(story) == 4
+
+
+@contextmanager
+def polled(story: Story) -> Iterator[list[dict[str, int]]]:
+    """What a reader sees who asks for the newest version again and again."""
+    seen: list[dict[str, int]] = []
+    over = threading.Event()
+
+    def poll() -> None:
+        while not over.wait(0.1):
+            seen.append(stock(story))
+
+    with ThreadPoolExecutor(1) as pool:
+        polling = pool.submit(poll)
+        try:
+            yield seen
+        finally:
+            over.set()
+        polling.result(30)
 
 
 @pytest.mark.long
@@ -175,6 +199,84 @@ def test_killed_while_it_aborts_it_aborts_once_more(story: Story, point: str) ->
     story.run_streams()
     story.recourse("recover", "apply", story.plan(), "--yes")
     story.compare(COUNT, right=True)
+
+
+BEFORE_PUBLISH = [f"recover_{stage}_{moment}" for stage in STAGES[:5] for moment in ("begun", "ran")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", [*BEFORE_PUBLISH, "staged:1", "batch_committed:1"])
+def test_cut_off_anywhere_before_it_publishes_it_can_be_given_up(story: Story, point: str) -> None:
+    bad = story.compare(COUNT, right=False)
+    plan = story.plan()
+    assert run(story, "recover", "apply", plan, "--yes", crash=point).returncode == -signal.SIGKILL
+    story.recourse("recover", "abort", plan)
+    assert outcome(story, plan) == "aborted" and generation(story) == (1 if point in POINTS[:3] else 3)
+    assert story.compare(COUNT, right=False, bad=bad) == bad
+    story.run_streams()
+    assert not (story.settings.tables / "_staging").exists()
+
+
+@pytest.mark.long
+def test_a_writer_who_comes_between_two_publishes_is_not_written_over(story: Story) -> None:
+    plan = story.plan()
+    died = run(story, "recover", "apply", plan, "--yes", crash="recover_publish_between")
+    assert died.returncode == -signal.SIGKILL
+    table = DeltaTable(story.settings.tables / "inventory")
+    row = table.to_pyarrow_table().slice(0, 1)
+    write_deltalake(table, row, mode="append")
+    version = DeltaTable(story.settings.tables / "inventory").version()
+    refused = run(story, "recover", "resume", plan, "--yes")
+    assert refused.returncode == 1 and "was not written by stream inventory" in refused.stderr, refused.stderr
+    assert DeltaTable(story.settings.tables / "inventory").version() == version
+    arguments = ["--table", "inventory", "--version", str(version), "--why", "a test"]
+    story.recourse("streams", "accept", "inventory", *arguments)
+    story.recourse("recover", "resume", plan, "--yes")
+    story.compare(COUNT, right=True)
+
+
+def test_every_target_becomes_offsets_and_a_border(story: Story, tmp_path: Path) -> None:
+    """Two batches: the right code's, and the wrong code's."""
+    offsets = Topics.of(story.settings.kafka, story.bootstrap).offsets(TOPIC).latest
+    record = generations.load(story.settings, "inventory")
+    assert record is not None
+    stream = Topology.load(["streaming_jobs.stock.flows"]).select(["inventory"])[0]
+    kept = json.loads(run(story, "savepoints", "list", "inventory", "--output", "json").stdout)[0]["savepoint"]
+    exported = tmp_path / "offsets.csv"
+    plan = story.plan()
+    exported.write_text(run(story, "recover", "show", plan, "--offsets").stdout)
+    border = load(story.settings, plan).base.ends[TOPIC]
+    middle = story.all[COUNT // 2].at
+    for kind, value, batch in (
+        ("earliest", "", None),
+        ("offsets", ",".join(f"{p}:{o}" for p, o in border.items()), 0),
+        ("file", str(exported), 0),
+        ("shift-by", "-1", 0),
+        ("duration", "36500 days", None),
+        ("datetime", middle.isoformat(), 0),
+        ("batch", "0", 0),
+        ("batch", "-1", None),
+        ("table-version", "1", 0),
+        ("savepoint", kept, 0),
+        ("code", record.code[1].hash, 0),
+    ):
+        found = look(story.settings, stream, Topics.of(story.settings.kafka, story.bootstrap))
+        made = make_plan(found, Target(kind, value), Checks())  # type: ignore[arg-type]
+        assert not made.skips and made.record_bytes and made.record_bytes > 20
+        assert (made.base.savepoint, made.base.batch) == ((None, -1) if batch is None else (kept, batch)), kind
+        assert made.records == sum(offsets.values()) - (0 if batch is None else sum(border.values())), kind
+
+
+def test_a_state_folder_that_cannot_be_written_is_told_in_a_line(story: Story, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        home = disk.outside / "home"
+        subprocess.run(["cp", "-a", str(story.folder), str(home)], check=True)
+        disk.read_only()
+        environment = story.environment() | {"RECOURSE_HOME": str(disk.inside / "home")}
+        for arguments in (["plan", "inventory", "--to-batch", "0"], ["plan", "inventory", "--to-batch", "-1"]):
+            refused = command(story.folder, environment, "recover", *arguments, prefix=disk.prefix)
+            assert refused.returncode == 1 and "Read-only" in refused.stderr, refused.stderr
+            assert len(refused.stderr.strip().splitlines()) <= 3
 
 
 @pytest.mark.long

@@ -1,11 +1,9 @@
-"""Streams with state are rewound from a savepoint, and end with the very rows of a run that was never rewound."""
+"""Streams with windows, deduplication and partitions: rewound, rebuilt, skipped ahead, begun with empty state."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,11 @@ from deltalake import DeltaTable
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import open_sink
+from streaming_jobs.sinks.upkeep import Upkeep
 from streaming_jobs.sources.topics import Topics
-from tests.driver import REPOSITORY
+from streaming_jobs.stream import DeltaTable as Declared
+from tests.driver import REPOSITORY, command
 
 TOPIC = "readings"
 FLOWS = """
@@ -36,6 +37,10 @@ def minutes(readings):
     return readings.groupBy(window, "place").agg(F.count("*").alias("n"), F.sum("id").alias("total")).select(
         F.col("window.start").alias("minute"), "place", "n", "total")
 
+@stream(source=READINGS, sink=DeltaTable("places", partition_by=["place"]))
+def places(readings):
+    return readings.select("place", "id", "at")
+
 @stream(source=READINGS, sink=DeltaTable("distinct_readings"))
 def distinct_readings(readings):
     return readings.dropDuplicatesWithinWatermark(["id"]).select("place", "id", "at")
@@ -49,8 +54,13 @@ class Home:
     def __init__(self, folder: Path, bootstrap: str) -> None:
         self.folder, self.bootstrap = folder, bootstrap
         (folder / "code").mkdir()
-        (folder / "code" / "reading_flows.py").write_text(FLOWS)
+        self.deploy("", "")
         self.settings = Settings.load({"home": folder})
+
+    def deploy(self, part: str, instead: str) -> None:
+        """Put code there in which a part is another one."""
+        assert part in FLOWS
+        (self.folder / "code" / "reading_flows.py").write_text(FLOWS.replace(part, instead) if part else FLOWS)
 
     def send(self, first: int, last: int) -> None:
         """Readings in the order of their times, one a second; each third one comes twice."""
@@ -62,27 +72,34 @@ class Home:
                 producer.produce(TOPIC, value=value, partition=0)
         assert producer.flush(30) == 0
 
-    def __call__(self, *arguments: str) -> str:
-        """Run a command; what it printed."""
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """Run a command; what it printed, or said where it has to fail."""
         environment = {
             **os.environ,
             "RECOURSE_HOME": str(self.folder),
             "RECOURSE_FLOWS": '["reading_flows"]',
             "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap,
             "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "150",
+            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": os.pathsep.join([str(self.folder / "code"), str(REPOSITORY)]),
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestration.cli", *arguments],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        done = command(self.folder, environment, *arguments)
+        assert done.returncode == code, done.stderr
+        return done.stderr if code else done.stdout
+
+    def read(self, stream: str) -> None:
+        """Let a stream read what there is."""
+        self("streams", "run", stream, "--trigger", "available-now")
+
+    def plan(self, stream: str, *target: str) -> dict[str, Any]:
+        """Plan a recovery."""
+        return dict(json.loads(self("recover", "plan", stream, *target, "--output", "json")))
+
+    def readings(self) -> list[tuple[int, str | None]]:
+        """Rows of table `places`: the reading's number, and what made the row; the partition is the reading's."""
+        found = DeltaTable(self.settings.tables / "places").to_pyarrow_table().to_pylist()
+        assert all(PLACES[row["id"] % 3] == row["place"] for row in found)
+        return sorted(((row["id"], row.get("made_by")) for row in found), key=lambda reading: reading[0])
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         """A table's rows, sorted."""
@@ -103,13 +120,107 @@ def home(broker: Broker, tmp_path: Path) -> Iterator[Home]:
 @pytest.mark.parametrize("stream", ["minutes", pytest.param("distinct_readings", marks=pytest.mark.long)])
 def test_windows_and_deduplication_go_on_from_the_savepoints_state(home: Home, stream: str) -> None:
     home.send(0, 450)  # four batches, then four more; windows and duplicates lie across the border
-    home("streams", "run", stream, "--trigger", "available-now")
+    home.read(stream)
     savepoint = json.loads(home("savepoints", "create", stream, "--output", "json"))["savepoint"]
     home.send(450, 900)
-    home("streams", "run", stream, "--trigger", "available-now")
+    home.read(stream)
     never_rewound = home.rows(stream)
     assert len(never_rewound) == 900 if stream == "distinct_readings" else len(never_rewound) > 30
-    plan = json.loads(home("recover", "plan", stream, "--savepoint", savepoint, "--output", "json"))
+    plan = home.plan(stream, "--savepoint", savepoint)
     assert plan["stateful"] and plan["records"] == 600
     home("recover", "apply", plan["id"], "--yes")
     assert home.rows(stream) == never_rewound
+
+
+@pytest.mark.timeout(300)
+def test_a_partitioned_table_is_rebuilt_over_a_compaction_with_a_new_column_and_skips_what_is_not_wanted(
+    home: Home,
+) -> None:
+    line = 'select("place", "id", "at")\n'
+    home.send(0, 450)
+    home.read("places")
+    home.deploy(line, 'select("place", (-F.col("id")).alias("id"), "at")\n')
+    home.send(450, 900)
+    home.read("places")
+    sink = open_sink(home.settings, Declared("places", partition_by=["place"]), "places")
+    assert sink is not None
+    files = len(sink.handle.file_uris())
+    Upkeep(sink, home.settings.table, 1).compact()
+    assert len(sink.handle.file_uris()) < files, "compacted between the savepoint and now"
+    home.deploy(line, 'select("place", "id", "at", F.lit("fixed").alias("made_by"))\n')
+    plan = home.plan("places", "--before-first-broken", "id >= 0")
+    assert plan["checks"]["rules"] == ["id >= 0"] and plan["base"]["savepoint"] and plan["records"] == 600
+    home("recover", "apply", plan["id"], "--yes")
+    assert home.readings() == [*((n, None) for n in twice(0, 450)), *((n, "fixed") for n in twice(450, 900))]
+    home.send(900, 1000)
+    assert "is at" in home("recover", "plan", "places", "--to-offsets", "0:1200", code=2)
+    home("recover", "plan", "places", "--to-latest", "--detailed-exitcode", code=10)
+    skip = home.plan("places", "--to-latest")
+    home("recover", "apply", skip["id"], "--yes")
+    home.send(1000, 1100)
+    home.read("places")
+    expected = [*twice(0, 900), *twice(1000, 1100)]
+    assert [number for number, _ in home.readings()] == expected
+    home("recover", "undo", skip["id"], "--yes")
+    assert [number for number, _ in home.readings()] == twice(0, 1100)
+
+
+def twice(first: int, last: int) -> list[int]:
+    """Numbers of readings as they are in the topic: each third one comes twice."""
+    return [n for n in range(first, last) for _ in range(2 if n % 3 == 0 else 1)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_changed_aggregation_begins_with_empty_state_on_the_savepoints_rows(home: Home) -> None:
+    home.send(0, 450)
+    home.read("minutes")
+    savepoint = json.loads(home("savepoints", "create", "minutes", "--output", "json"))["savepoint"]
+    before = home.rows("minutes")
+    home.send(450, 900)
+    home.read("minutes")
+    never_rewound = home.rows("minutes")
+    home.deploy('F.sum("id").alias("total"))', 'F.sum(2 * F.col("id")).alias("total"))')
+    kept = home.plan("minutes", "--savepoint", savepoint)
+    assert "another aggregation" in home("recover", "apply", kept["id"], "--yes", code=1)
+    home("recover", "abort", kept["id"])
+    assert home.rows("minutes") == never_rewound
+    plan = home.plan("minutes", "--savepoint", savepoint, "--discard-state")
+    assert plan["discards_state"]
+    home("recover", "apply", plan["id"], "--yes")
+    rows = home.rows("minutes")
+    assert [row for row in rows if row in before] == before, "what the savepoint had is as it was"
+    whole = {(minute, place): total for minute, _, place, total in never_rewound}
+    doubled = [row for row in rows if row not in before]
+    short = [row for row in doubled if row[3] != 2 * whole[row[0], row[2]]]
+    assert len(doubled) > 15 and len({row[0] for row in short}) <= 2, "but for windows that were open, all is right"
+    home.send(900, 1000)
+    home.read("minutes")
+    again = home.plan("minutes", "--to-batch", "-1")
+    assert again["base"]["ends"] == {TOPIC: {"0": 0}}
+    home("recover", "apply", again["id"], "--yes")
+    assert {row[3] for row in home.rows("minutes")} >= {2 * total for total in whole.values()}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_an_undo_keeps_what_came_after_the_publish(home: Home) -> None:
+    line = 'select("place", "id", "at")\n'
+    home.send(0, 300)
+    home.read("places")
+    home.deploy(line, 'select("place", (-F.col("id")).alias("id"), "at")\n')
+    home.send(300, 600)
+    home.read("places")
+    home.deploy("", "")
+    plan = home.plan("places", "--before-first-broken", "id >= 0")
+    home("recover", "apply", plan["id"], "--yes")
+    assert [number for number, _ in home.readings()] == twice(0, 600)
+    home.send(600, 700)
+    home.read("places")
+    home("recover", "undo", plan["id"], "--yes")
+    wrong = sorted([*twice(0, 300), *(-n for n in twice(300, 600)), *twice(600, 700)])
+    assert [row[1] for row in sorted(home.rows("places"), key=lambda row: row[1])] == wrong
+    assert "undo the later recovery first" in home("recover", "undo", plan["id"], code=2)
+    again = home.plan("places", "--before-first-broken", "id >= 0")
+    home("recover", "apply", again["id"], "--yes")
+    assert [number for number, _ in home.readings()] == twice(0, 700)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import workshop
 from reprocessing.explainer import explain
@@ -21,7 +23,8 @@ from reprocessing.targets import Target
 from reprocessing.work import Talk, Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
+from streaming_jobs.generation import Accepted
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight import verdicts
 from streaming_jobs.world import gather
@@ -50,7 +53,7 @@ def working(life: Life, plan: Plan, talk: Talk | None = None) -> Work:
 
 
 def begun(life: Life, target: Target) -> Work:
-    """A plan that goes forward, up to its fence."""
+    """A plan, up to its fence."""
     work = working(life, make_plan(found(life), target, NONE))
     work.journal.write("keep", "done", Keep().run(work))
     work.journal.write("fence", "begun")
@@ -104,6 +107,25 @@ def test_a_skip_can_be_given_up_before_it_has_begun(life: Life) -> None:
     abort(work)
     assert life.at() == Txn(3, 8) and life.record.void_ranges == () and refusals(life) == []
     assert generations.checkpoint(life.settings, STREAM.name, 3).end(8) == {TOPIC: {0: 90}}
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_an_abort_keeps_a_change_that_was_accepted_since_and_refuses_another(life: Life, unfinished: bool) -> None:
+    if unfinished:
+        life.batch(9, commit=False)
+    work = begun(life, Target("batch", "3"))
+    rows = len(life.rows())
+    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+    version = DeltaTable(life.table).version()
+    with pytest.raises(ForeignWrite):
+        abort(work)
+    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    if unfinished:
+        with pytest.raises(PreflightRefused, match="came after a batch that was not finished"):
+            abort(work)
+    else:
+        abort(work)
+        assert len(DeltaTable(life.table).to_pyarrow_table()) == rows + 1 and life.at() == Txn(3, 8)
 
 
 def test_a_plan_that_goes_back_says_what_it_reads_that_was_skipped(life: Life) -> None:

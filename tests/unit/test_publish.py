@@ -112,6 +112,7 @@ def published(life: Life, plan: Plan, between: Callable[[str], None] = lambda _:
         life.settings,
         STREAM,
         contents,
+        record=life.record,
         plan=plan.id,
         at=Txn(plan.generation, 5),
         offsets=life.entry(5).offsets,
@@ -200,6 +201,19 @@ def test_a_table_that_somebody_else_changes_meanwhile_is_not_published_over(life
     assert sorted(DeltaTable(life.table).to_pyarrow_table()["id"].to_pylist()) == sorted([*old, 7])
 
 
+def test_what_somebody_else_did_before_a_publish_that_goes_on_is_not_written_over(life: Life) -> None:
+    plan = planned(life)
+    rebuilt(life, plan)
+    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+    version = DeltaTable(life.table).version()
+    with pytest.raises(ForeignWrite, match="was not written by stream things"):
+        published(life, plan)
+    assert DeltaTable(life.table).version() == version
+    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    published(life, plan)
+    assert life.rows() == list(range(60)), "an accepted change is not repeated, as the plan says"
+
+
 def test_what_the_table_holds_afterwards_is_compared(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(life)
     rebuilt(life, plan)
@@ -225,7 +239,16 @@ def test_an_abort_leaves_the_tables_as_they_were_one_generation_later(life: Life
     kept = savepoints.take(life.settings, life.record, 5, "recovery")
     fence(life.settings, STREAM, plan.id, plan.generation)
     contents = contents_of(life.settings, kept)
-    publish(life.settings, STREAM, contents, plan=plan.id, at=Txn(3, 5), offsets=life.entry(5).offsets, code=CODE)
+    publish(
+        life.settings,
+        STREAM,
+        contents,
+        record=life.record,
+        plan=plan.id,
+        at=Txn(3, 5),
+        offsets=life.entry(5).offsets,
+        code=CODE,
+    )
     assert life.rows() == old and life.at() == Txn(3, 5)
     commit, _ = newest(life.table, STREAM.name)
     assert commit is not None and not commit.changes_data, "nothing was rewritten"
@@ -248,6 +271,7 @@ def test_an_abort_that_was_killed_in_the_middle_goes_on(life: Life) -> None:
                 life.settings,
                 STREAM,
                 contents,
+                record=life.record,
                 plan=plan.id,
                 at=Txn(3, 5),
                 offsets=life.entry(5).offsets,
