@@ -20,6 +20,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
 from reprocessing.publish import content_of, publish
+from streaming_jobs import generation as generations
 from streaming_jobs.ledger import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import STREAM_PROPERTY

@@ -37,7 +37,7 @@ def before_first_bad(found: Situation, condition: str, *, exact: bool) -> tuple[
     batch = _first(found, table, condition)
     code = _first_of_code(found, batch)
     start = batch if exact else code
-    before = found.history.before(start)
+    before = found.history.before(start.txn)
     ran = f"written by code {batch.code.hash}, which ran since {code.txn}"
     notes = [f"{bad_now:,} rows are bad now; the first came with {batch.txn}, {ran}"]
     if exact and code.txn != batch.txn:
@@ -63,19 +63,20 @@ def bad_rows(table: DeltaTable, condition: str) -> int:
 
 def _first(found: Situation, table: Path, condition: str) -> Batch:
     """The first batch after which the table holds a bad row, as near as savepoints and the log can tell."""
-    batches = list(found.history.batches)
-    low, high = -1, len(batches) - 1  # positions in `batches`: clean after `low`, bad after `high`
-    at = {batch.txn: position for position, batch in enumerate(batches)}
+    last = found.history.last
+    assert last is not None
+    clean, bad = None, last.txn  # positions: clean after the one, bad after the other
     for savepoint in found.savepoints:
-        position = at.get(savepoint.txn)
-        if position is None or position >= high or not on_path(found.record.generations, savepoint.txn):
+        if savepoint.txn >= bad or not on_path(found.record.generations, savepoint.txn):
             continue
         with as_table(found.settings, savepoint, table.name) as path:
-            bad = bad_rows(DeltaTable(path), condition)
-        if bad:
-            high = position
+            is_bad = bad_rows(DeltaTable(path), condition)
+        if is_bad:
+            bad = savepoint.txn
             break
-        low = position
+        clean = savepoint.txn
+    batches = found.history.between(clean, bad)
+    low, high = -1, len(batches) - 1
     kept = {commit.version for commit in walk(table)}
     while high - low > 1:
         seen = [p for p in range(low + 1, high) if _readable(table, batches[p].versions.get(table.name), kept)]
@@ -105,7 +106,7 @@ def _readable(table: Path, version: int | None, kept: set[int]) -> bool:
 def _first_of_code(found: Situation, batch: Batch) -> Batch:
     """The first of the batches in a row, up to this one, that the same code wrote."""
     first = batch
-    while (earlier := found.history.before(first)) is not None and earlier.code == batch.code:
+    while (earlier := found.history.before(first.txn)) is not None and earlier.code == batch.code:
         first = earlier
     return first
 

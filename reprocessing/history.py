@@ -8,20 +8,24 @@ after a crash, so the last batch is the table's.
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from streaming_jobs.generation import Generation
 from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.ledger_file import LedgerLine
+from streaming_jobs.ledger_file import LedgerLine, RawLine
 
 Offsets = Mapping[str, Mapping[int, int]]
+_PACE_OF = 2_000
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch on the path: where it ended by topic and partition, when, with which code; tables' versions then."""
+    """One batch on the path: where it ended by topic and partition, when, with which code; tables' versions then.
+
+    `seconds` is how long it took; None where that is not known.
+    """
 
     txn: Txn
     at: float
@@ -30,74 +34,176 @@ class Batch:
     code: CodeVersion
     versions: Mapping[str, int]
     records: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How long batches take: a start each, and a time a record, both in seconds."""
+
+    a_batch: float
+    a_record: float
+
+    def rate(self, records: int, largest: int) -> float:
+        """Records a second over that many, in batches of `largest`."""
+        return records / (math.ceil(records / largest) * self.a_batch + records * self.a_record)
+
+
 class History:
-    """The path, oldest batch first, as far back as the ledger is kept.
+    """The path, newest batch first known; older ones are read from the ledger, day by day, as far as a question needs.
 
     `reached` is where the stream is, if that is not where its last batch ended: records were skipped after it.
     """
 
-    batches: Sequence[Batch]
-    reached: Offsets | None = None
+    def __init__(self, batches: Iterable[Batch] = (), older: Iterator[Sequence[RawLine]] | None = None) -> None:
+        self._known: list[Batch | RawLine] = list(batches)  # oldest first; a line is read when it is asked for
+        self._older = older if older is not None else iter(())
+        self.reached: Offsets | None = None
+
+    @property
+    def last(self) -> Batch | None:
+        """The newest batch."""
+        while not self._known and self._load():
+            pass
+        return self._batch(len(self._known) - 1) if self._known else None
 
     @property
     def position(self) -> Offsets:
         """Where the next batch begins; empty before the first one."""
         if self.reached is not None:
             return self.reached
-        return self.batches[-1].ends if self.batches else {}
+        return self.last.ends if self.last else {}
+
+    def append(self, batch: Batch) -> None:
+        """Add what the ledger's file does not know yet."""
+        self._known.append(batch)
+
+    def newest_first(self) -> Iterator[Batch]:
+        """Every batch, back to the oldest that the ledger keeps."""
+        seen = 0
+        while seen < len(self._known) or self._load():
+            if seen < len(self._known):
+                seen += 1
+                yield self._batch(len(self._known) - seen)
 
     def last_within(self, wanted: Offsets) -> Batch | None:
         """The last batch that read nothing from `wanted` on; None when already the first one did."""
-        at = bisect.bisect_left(self.batches, True, key=lambda batch: not _within(batch.ends, wanted))
-        return self.batches[at - 1] if at else None
+        return self._last(lambda at: _within(self._batch(at).ends, wanted))
+
+    def at_version(self, table: str, version: int) -> Batch | None:
+        """The last batch after which the table had at most that version; replayed ones have none of their own."""
+        return next((b for b in self.newest_first() if b.versions.get(table, 1 << 62) <= version), None)
+
+    def up_to(self, txn: Txn) -> Batch | None:
+        """The last batch at or before a position."""
+        return self._last(lambda at: self._known[at].txn <= txn)
 
     def find(self, txn: Txn) -> Batch | None:
         """The batch at a position, if it is on the path."""
-        at = self._position(txn)
-        return self.batches[at] if at < len(self.batches) and self.batches[at].txn == txn else None
+        found = self.up_to(txn)
+        return found if found is not None and found.txn == txn else None
 
-    def before(self, batch: Batch) -> Batch | None:
-        """The batch before another one."""
-        at = self._position(batch.txn)
-        return self.batches[at - 1] if at else None
+    def before(self, txn: Txn) -> Batch | None:
+        """The last batch before a position."""
+        return self._last(lambda at: self._known[at].txn < txn)
 
-    def _position(self, txn: Txn) -> int:
-        """Where a position is on the path, or would be: along it, positions only grow."""
-        return bisect.bisect_left(self.batches, txn, key=lambda batch: batch.txn)
+    def between(self, after: Txn | None, up_to: Txn) -> list[Batch]:
+        """The batches after one position and up to another, oldest first."""
+        found = []
+        for batch in self.newest_first():
+            if after is not None and batch.txn <= after:
+                break
+            if batch.txn <= up_to:
+                found.append(batch)
+        return found[::-1]
 
     def numbered(self, number: int) -> Batch | None:
         """The newest batch of that number."""
-        return next((batch for batch in reversed(self.batches) if batch.txn.batch == number), None)
+        return next((batch for batch in self.newest_first() if batch.txn.batch == number), None)
 
-    def rate(self) -> float | None:
-        """Records a second of its busiest batches, from how far apart in time they were written; None if unknown."""
-        pairs = zip(self.batches, self.batches[1:], strict=False)
-        rates = sorted(b.records / (b.at - a.at) for a, b in pairs if b.at > a.at and b.records)
-        return rates[int(len(rates) * 0.9)] if rates else None
+    def pace(self) -> Pace | None:
+        """How long its newest batches took: a line laid through their sizes and times; None where that is not known.
+
+        A batch that began right after the one before it took all the time since, Spark's own part included.
+        """
+        newest: list[Batch] = []
+        for batch in self.newest_first():
+            newest.append(batch)
+            if len(newest) > _PACE_OF:
+                break
+        points = []
+        for batch, earlier in zip(newest, [*newest[1:], None], strict=True):
+            if batch.seconds is None or not batch.records:
+                continue
+            since = batch.at - earlier.at if earlier else math.inf
+            points.append((batch.records, since if 0 < since <= batch.seconds + 0.5 else batch.seconds))
+        if not points:
+            return None
+        size = sum(n for n, _ in points) / len(points)
+        time = sum(t for _, t in points) / len(points)
+        spread = sum((n - size) ** 2 for n, _ in points)
+        a_record = max(sum((n - size) * (t - time) for n, t in points) / spread, 0.0) if spread else 0.0
+        a_record = min(a_record, time / size)
+        return Pace(max(time - a_record * size, 0.001), a_record)
+
+    def _last(self, holds: Callable[[int], bool]) -> Batch | None:
+        """The last batch for which something holds that holds for all before it."""
+        while not (self._known and holds(0)):
+            if not self._load():
+                break
+        low, high = 0, len(self._known)
+        while low < high:
+            middle = (low + high) // 2
+            if holds(middle):
+                low = middle + 1
+            else:
+                high = middle
+        return self._batch(low - 1) if low else None
+
+    def _load(self) -> bool:
+        """Know one day more; False when there is none."""
+        day = next(self._older, None)
+        if day is None:
+            return False
+        first = self._known[0].txn if self._known else None
+        self._known[:0] = day if first is None else [line for line in day if line.txn < first]
+        return True
+
+    def _batch(self, at: int) -> Batch:
+        known = self._known[at]
+        if isinstance(known, RawLine):
+            known = self._known[at] = _from(known.read())
+        return known
 
 
-def path(generations: Sequence[Generation], lines: Iterable[LedgerLine]) -> History:
-    """The path from all lines of a ledger; of a batch that was repeated, the newest line counts."""
-    by_txn: dict[Txn, Batch] = {}
-    for line in lines:
-        entry = line.entry
-        by_txn[entry.txn] = Batch(
-            txn=entry.txn,
-            at=line.at,
-            starts={r.topic: dict(r.start) for r in entry.offsets},
-            ends={r.topic: dict(r.end) for r in entry.offsets},
-            code=entry.code,
-            versions=line.versions,
-            records=sum(r.records for r in entry.offsets),
-        )
-    found: list[Batch] = []
-    for number, first, last in spans(generations):
-        mine = [b for t, b in by_txn.items() if t.generation == number and first <= t.batch and t.batch <= last]
-        found += sorted(mine, key=lambda batch: batch.txn)
-    return History(tuple(found))
+def path(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]) -> History:
+    """The path from a ledger's days, newest day first; of a batch that was repeated, the newest line counts."""
+    kept = {number: (first, last) for number, first, last in spans(generations)}
+
+    def on_it() -> Iterator[Sequence[RawLine]]:
+        for day in days:
+            by_txn: dict[Txn, RawLine] = {}
+            for line in day:
+                first, last = kept.get(line.txn.generation, (1, 0))
+                if first <= line.txn.batch <= last:
+                    by_txn[line.txn] = line
+            yield [by_txn[txn] for txn in sorted(by_txn)]
+
+    return History(older=on_it())
+
+
+def _from(line: LedgerLine) -> Batch:
+    entry = line.entry
+    return Batch(
+        txn=entry.txn,
+        at=line.at,
+        starts={r.topic: dict(r.start) for r in entry.offsets},
+        ends={r.topic: dict(r.end) for r in entry.offsets},
+        code=entry.code,
+        versions=line.versions,
+        records=sum(r.records for r in entry.offsets),
+        seconds=line.seconds,
+    )
 
 
 def spans(generations: Sequence[Generation]) -> Iterator[tuple[int, int, int]]:

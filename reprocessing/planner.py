@@ -63,7 +63,7 @@ def make_plan(
         saw=world,
         base=start,
         stateful=stateful,
-        rate=found.history.rate(),
+        rate=_rate(found, start),
         record_bytes=None if resolved.ahead else _mean_size(found, start),
         checks=checks,
         undoes=undoes,
@@ -125,6 +125,15 @@ def _reminders(found: Situation, resolved: Resolved, start: Base) -> list[str]:
     ]
 
 
+def _rate(found: Situation, base: Base) -> float | None:
+    """Records a second that a replay from there can be expected to make; None when the ledger does not say."""
+    pace = found.history.pace()
+    latest = {(t.name, p): end for t in found.around.topics for p, end in t.latest.items()}
+    records = sum(max(end - base.ends.get(t, {}).get(p, 0), 0) for (t, p), end in latest.items())
+    largest = found.settings.for_stream(found.stream.name).max_offsets_per_trigger
+    return round(pace.rate(records, largest), 1) if pace is not None and records else None
+
+
 def _mean_size(found: Situation, base: Base) -> float | None:
     """Bytes of an average record at the replay's beginning, over the topics."""
     sizes = []
@@ -169,7 +178,7 @@ def _ways_back(found: Situation) -> str:
     batch = next(
         (
             b.txn.batch
-            for b in found.history.batches[:-1]
+            for b in found.history.between(Txn(lives[-1].number, cuts.start - 1), Txn(lives[-1].number, cuts.stop - 2))
             if b.txn.generation == lives[-1].number and b.txn.batch in cuts and not _lost(b.ends, found)
         ),
         None,

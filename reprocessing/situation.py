@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from reprocessing.history import Batch, History, path
 from reprocessing.plan import SawTable, SawTopic, World
@@ -40,9 +40,9 @@ class Situation:
     @property
     def world(self) -> World:
         """What a plan keeps of it; raises UsageError where there is nothing to put right."""
-        if not self.history.batches:
+        if self.history.last is None:
             raise UsageError(f"stream {self.stream.name} has not run a batch yet", "there is nothing to put right")
-        last = self.history.batches[-1].txn
+        last = self.history.last.txn
         code = code_version(self.stream, self.settings.flows)
         return World(
             generation=self.record.generation,
@@ -95,12 +95,12 @@ def look(settings: Settings, stream: Stream, topics: Topics) -> Situation:
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to put right")
     around = gather(settings, stream, topics)
-    history = path(record.generations, ledger_file(settings, stream.name).lines(stream.name))
+    history = path(record.generations, ledger_file(settings, stream.name).days(stream.name))
     entry = next(t.entry for t in around.tables if t.role == "primary")
     if entry is not None and entry.kind == "batch" and history.find(entry.txn) is None and entry.batch >= 0:
-        history = History((*history.batches, _batch(entry)))
+        history.append(_batch(entry))
     if entry is not None and entry.kind == "publish" and entry.generation == record.generation:
-        history = replace(history, reached={r.topic: dict(r.end) for r in entry.offsets})
+        history.reached = {r.topic: dict(r.end) for r in entry.offsets}
     return Situation(settings, stream, topics, record, around, history, savepoints.savepoints(settings, stream.name))
 
 

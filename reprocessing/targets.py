@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from reprocessing.history import Batch, History, Offsets
+from reprocessing.history import History, Offsets
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.generation import CodeSince, StreamRecord
@@ -87,7 +87,7 @@ class View:
     @property
     def position(self) -> Offsets:
         """Where the stream's last batch ended."""
-        if not self.history.batches:
+        if self.history.last is None:
             raise UsageError(f"stream {self.record.stream} has not run a batch yet", "there is nothing to put right")
         return self.history.position
 
@@ -262,26 +262,26 @@ def _batch(target: Target, view: View) -> Resolved:
     if target.kind == "code":
         since = _code(target.value, view)
         first = Txn(since.generation, since.batch)
-        earlier = [batch for batch in history.batches if batch.txn < first]
-        before = earlier[-1] if earlier else None
+        before = history.before(first)
         if first.batch > 0 and before is None:
             raise UsageError(f"what came before code {since.hash} is no longer in the ledger", "choose a savepoint")
         return Resolved(before.txn if before else None, before.ends if before else view.starts)
     if target.kind == "table-version":
         version = _integer(target, "a version of the table")
         table = next(t.name for t in view.record.tables if t.role == "primary")
-        made = [b for b in history.batches if b.versions.get(table, 1 << 62) <= version]
-        if not made:
+        found = history.at_version(table, version)
+        if found is None:
             raise UsageError(f"no batch in the ledger is as old as version {version} of {table}", "choose a savepoint")
-        found: Batch | None = made[-1]
     else:
         number = _integer(target, "the number of a batch")
         if number == -1:
             return Resolved(None, view.starts)
         found = history.numbered(number)
         if found is None:
-            known = f"{history.batches[0].txn.batch} to {history.batches[-1].txn.batch}"
-            raise UsageError(f"batch {number} is not in the ledger ({known} are)", "choose one of those")
+            known = sorted(batch.txn.batch for batch in history.newest_first())
+            raise UsageError(
+                f"batch {number} is not in the ledger ({known[0]} to {known[-1]} are)", "choose one of those"
+            )
     assert found is not None
     if found.ends == position:
         raise UsageError(f"{found.txn} is where the stream is now", "choose an earlier one; a recovery goes back")

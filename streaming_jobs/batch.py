@@ -316,7 +316,7 @@ class BatchPipeline:
         skipped: bool = False,
     ) -> None:
         tables = (self.primary, *self.secondary, self.dead_letters)
-        self.ledger_file.append(entry, {t.name: t.handle.version() for t in tables})
+        self.ledger_file.append(entry, {t.name: t.handle.version() for t in tables}, time.monotonic() - began)
         self.report(
             BatchReport(
                 batch=entry.batch,

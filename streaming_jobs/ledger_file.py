@@ -11,6 +11,7 @@ import collections
 import gzip
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,18 +20,39 @@ from pathlib import Path
 from typing import BinaryIO
 
 from streaming_jobs.files import private_folder
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 
 _TAIL = 1 << 18
+_PLACE = re.compile(rb'{"g":(\d+),"b":(\d+),')
+_WHOLE = re.compile(rb'(?:\]|"ms":\d+)}\s*$')
 
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """One whole line: the entry, when it was written (seconds since 1970), and the tables' versions after it."""
+    """One whole line: the entry, when it was written (seconds since 1970), and the tables' versions after it.
+
+    `seconds` is how long the batch took; None in lines that do not say.
+    """
 
     entry: LedgerEntry
     at: float
     versions: Mapping[str, int]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """A whole line of which only the place in the stream's life was read."""
+
+    txn: Txn
+    stream: str
+    text: bytes
+
+    def read(self) -> LedgerLine:
+        """All of it."""
+        line = json.loads(self.text)
+        seconds = line["ms"] / 1000 if "ms" in line else None
+        return LedgerLine(_entry(self.stream, line), float(line["t"]), line["versions"], seconds)
 
 
 @dataclass(frozen=True)
@@ -40,8 +62,8 @@ class LedgerFile:
     folder: Path
     retention: timedelta = timedelta(days=14)
 
-    def append(self, entry: LedgerEntry, versions: Mapping[str, int]) -> None:
-        """Add the primary table's entry and the version that each of the stream's tables has now."""
+    def append(self, entry: LedgerEntry, versions: Mapping[str, int], seconds: float | None = None) -> None:
+        """Add the primary table's entry, the version that each of the stream's tables has now, and how long it took."""
         now = datetime.now(UTC)
         line = {
             "g": entry.generation,
@@ -54,6 +76,8 @@ class LedgerFile:
             "txns": dict(entry.txns),
             "code": [entry.code.hash, entry.code.package],
         }
+        if seconds is not None:
+            line["ms"] = round(seconds * 1000)
         path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
         if not path.exists():
             self.roll(now)
@@ -75,15 +99,12 @@ class LedgerFile:
                 return _entry(stream, line), line["versions"]
         return None
 
-    def lines(self, stream: str) -> Iterator[LedgerLine]:
-        """Every whole line, oldest file first, as far back as they are kept."""
-        for path in _by_day(self.folder):
-            for text in _texts(path):
-                try:
-                    line = json.loads(text)
-                except ValueError:  # cut off by a crash
-                    continue
-                yield LedgerLine(_entry(stream, line), float(line["t"]), line["versions"])
+    def days(self, stream: str) -> Iterator[list[RawLine]]:
+        """Every whole line of each day as they were written, newest day first, as far back as they are kept."""
+        for path in reversed(_by_day(self.folder)):
+            with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+                found = ((_PLACE.match(text), text) for text in file if _WHOLE.search(text, len(text) - 20))
+                yield [RawLine(Txn(int(at[1]), int(at[2])), stream, text) for at, text in found if at]
 
     def adopt(self, other: LedgerFile) -> None:
         """Add the lines of another folder that are not here yet: its generation has become this stream's.

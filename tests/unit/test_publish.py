@@ -450,6 +450,6 @@ def test_the_ledger_adopts_lines_once_and_those_of_packed_days_too(life: Life) -
     today.write_text("\n".join(text[2:]) + "\n")
     mine.adopt(other)
     mine.adopt(other)
-    lines = list(mine.lines(STREAM.name))
+    lines = [raw.read() for day in reversed(list(mine.days(STREAM.name))) for raw in day]
     assert [line.entry.txn for line in lines] == [*(Txn(1, n) for n in range(6)), *(Txn(2, n) for n in range(3, 6))]
     assert [bool(line.versions) for line in lines] == [True] * 6 + [False] * 3, "staging's versions are not the table's"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprocessing.history import Batch, History, on_path, path, spans
+from reprocessing.history import Batch, History, Pace, on_path, path, spans
 from reprocessing.targets import Target, View, parse_offsets, read_offsets, resolve, write_offsets
 from streaming_jobs.errors import UsageError
 from streaming_jobs.generation import BoundTable, BoundTopic, CodeSince, Generation, StreamRecord
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
-from streaming_jobs.ledger_file import LedgerLine
+from streaming_jobs.ledger import CodeVersion, Txn
+from streaming_jobs.ledger_file import LedgerFile, RawLine
 from streaming_jobs.preflight import TopicWorld
 
 NOW = 1_800_000_000.0
@@ -209,9 +212,24 @@ def test_the_border_is_the_last_one_at_or_before_the_offsets(steps: list[tuple[i
     assert found == (within[-1] if within else None)
 
 
-def line(txn: Txn, end: int) -> LedgerLine:
-    offsets = (OffsetRange(T, "id", {0: end - 10}, {0: end}),)
-    return LedgerLine(LedgerEntry("batch", "s", "t", txn.generation, txn.batch, offsets), NOW, {})
+def line(txn: Txn, end: int) -> RawLine:
+    offsets = {T: {"id": "id", "start": {"0": end - 10}, "end": {"0": end}}}
+    place = {"g": txn.generation, "b": txn.batch}
+    value = {
+        **place,
+        "t": NOW,
+        "table": "t",
+        "versions": {},
+        "offsets": offsets,
+        "rows": {},
+        "txns": {},
+        "code": ["a", "1"],
+    }
+    return RawLine(txn, "s", json.dumps(value, separators=(",", ":")).encode())
+
+
+def batches(lives: Sequence[Generation], *days: list[RawLine]) -> list[Batch]:
+    return list(path(lives, reversed(days)).newest_first())[::-1]
 
 
 def test_the_path_leaves_out_what_a_recovery_left_behind() -> None:
@@ -223,8 +241,8 @@ def test_the_path_leaves_out_what_a_recovery_left_behind() -> None:
     lines = [line(Txn(1, n), 10 * (n + 1)) for n in range(6)]
     lines += [line(Txn(2, n), 10 * (n + 1)) for n in range(4, 8)]
     lines += [line(Txn(3, n), 10 * (n + 1)) for n in range(6, 8)]
-    assert [b.txn for b in path(lives, lines).batches] == [*(Txn(1, n) for n in range(6)), Txn(3, 6), Txn(3, 7)]
-    assert [b.txn for b in path(lives[:2], lines).batches] == [
+    assert [b.txn for b in batches(lives, lines)] == [*(Txn(1, n) for n in range(6)), Txn(3, 6), Txn(3, 7)]
+    assert [b.txn for b in batches(lives[:2], lines)] == [
         *(Txn(1, n) for n in range(4)),
         *(Txn(2, n) for n in range(4, 8)),
     ]
@@ -235,16 +253,76 @@ def test_the_path_leaves_out_what_a_recovery_left_behind() -> None:
 def test_a_generation_from_the_very_start_leaves_all_before_it_behind() -> None:
     lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", None, -1))
     lines = [line(Txn(1, 0), 10), line(Txn(2, 0), 20)]
-    assert [b.txn for b in path(lives, lines).batches] == [Txn(2, 0)]
+    assert [b.txn for b in batches(lives, lines)] == [Txn(2, 0)]
 
 
 def test_a_generation_that_began_with_empty_state_counts_from_0_again() -> None:
     lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", 1, 3, restarts=True))
     lines = [line(Txn(1, n), 10 * (n + 1)) for n in range(6)] + [line(Txn(2, n), 10 * (n + 5)) for n in range(2)]
-    assert [b.txn for b in path(lives, lines).batches] == [*(Txn(1, n) for n in range(4)), Txn(2, 0), Txn(2, 1)]
+    assert [b.txn for b in batches(lives, lines)] == [*(Txn(1, n) for n in range(4)), Txn(2, 0), Txn(2, 1)]
     assert on_path(lives, Txn(2, 0)) and on_path(lives, Txn(1, 3)) and not on_path(lives, Txn(1, 4))
 
 
 def test_of_a_batch_written_twice_the_newest_line_counts() -> None:
     lines = [line(Txn(1, 0), 10), line(Txn(1, 0), 20)]
-    assert [b.ends for b in path((Generation(1, 0, ""),), lines).batches] == [{T: {0: 20}}]
+    assert [b.ends for b in batches((Generation(1, 0, ""),), lines)] == [{T: {0: 20}}]
+
+
+@given(st.integers(1, 60), st.lists(st.integers(1, 59), max_size=5), st.data())
+def test_days_are_read_only_as_far_back_as_a_question_needs(count: int, cuts: list[int], data: st.DataObject) -> None:
+    """Wherever the days begin, and whatever is asked first, the answers are those of a ledger of one day."""
+    lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", 1, count // 2))
+    lines = [line(Txn(1, n), 10 * (n + 1)) for n in range(count)]
+    lines += [line(Txn(2, n), 10 * (n + 1)) for n in range(count // 2 + 1, count + 5)]
+    borders = sorted({0, len(lines), *(cut for cut in cuts if cut < len(lines))})
+    days = [lines[a:b] for a, b in pairwise(borders)]
+    history, whole = path(lives, reversed(days)), batches(lives, lines)
+    for _ in range(4):
+        offset = data.draw(st.integers(0, 10 * (count + 6)))
+        within = [b for b in whole if b.ends[T][0] <= offset]
+        assert history.last_within({T: {0: offset}}) == (within[-1] if within else None)
+        chosen = whole[data.draw(st.integers(0, len(whole) - 1))]
+        earlier = [b for b in whole if b.txn < chosen.txn]
+        assert history.find(chosen.txn) == chosen
+        assert history.before(chosen.txn) == (earlier[-1] if earlier else None)
+        assert history.between(None, chosen.txn) == [*earlier, chosen]
+        assert history.between(whole[0].txn, chosen.txn) == [*earlier, chosen][1:]
+    assert history.last == whole[-1] and history.find(Txn(1, count + 9)) is None
+
+
+def test_of_many_days_only_the_newest_are_read_for_a_question_about_today() -> None:
+    read = []
+
+    def days() -> Iterator[list[RawLine]]:
+        for day in reversed(range(14)):
+            read.append(day)
+            yield [line(Txn(1, n), 10 * (n + 1)) for n in range(100 * day, 100 * day + 100)]
+
+    history = path((Generation(1, 0, ""),), days())
+    assert history.last is not None and history.last.txn == Txn(1, 1399)
+    found = history.last_within({T: {0: 13_955}})
+    assert found is not None and found.txn.batch == 1394 and read == [13]
+    assert history.before(Txn(1, 1300)) is not None and read == [13, 12]
+
+
+def test_a_line_that_was_cut_off_is_on_no_day(tmp_path: Path) -> None:
+    text = line(Txn(1, 1), 20).text.decode()
+    for whole in (text, text[:-1] + ',"ms":17}'):
+        cut_off = "\n".join(whole[:length] for length in range(len(whole)))
+        (tmp_path / "2026-11-20.jsonl").write_text(f"{cut_off}\n{whole}\n")
+        assert [[raw.text.decode().strip() for raw in day] for day in LedgerFile(tmp_path).days("s")] == [[whole]]
+
+
+def timed(number: int, records: int, seconds: float | None, at: float) -> Batch:
+    return replace(batch(number, {0: records}, {0: 0}), seconds=seconds, at=at)
+
+
+def test_the_pace_is_that_of_batches_and_not_of_records_coming_in() -> None:
+    waiting = [timed(n, records, 0.2 + records / 1000, 100.0 * n) for n, records in enumerate((100, 500, 900, 100))]
+    pace = History(waiting).pace()
+    assert pace is not None
+    assert (pace.a_batch, pace.a_record) == (pytest.approx(0.2), pytest.approx(0.001))
+    assert pace.rate(10_000, 1_000) == pytest.approx(10_000 / 12)
+    one_after_another = [timed(n, 100, 0.3, 0.5 * n) for n in range(10)]
+    assert History(one_after_another).pace() == Pace(pytest.approx(0.48), 0.0)  # type: ignore[arg-type]
+    assert History([timed(0, 100, None, 0.0)]).pace() is None
