@@ -25,12 +25,12 @@ from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.files import private_folder, write_atomic
 from streaming_jobs.lease import holder, take
+from streaming_jobs.session import STOPPED_FOR_RECOVERY
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
 
 _STOP_EXTRA = 30.0
-_MARK = "stopped for recovery plan "
 
 
 def journal_of(settings: Settings, plan: str) -> Journal:
@@ -186,7 +186,7 @@ def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
     patience = work.settings.for_stream(name).stop_deadline.total_seconds() + _STOP_EXTRA
     with _only_operator(work.settings, work.plan):
         check()
-        mark = _stop(work.settings, work.stream)
+        mark = _stop(work.settings, work.plan)
         try:
             with take(work.settings, name, purpose=f"recovery {work.plan.id}", wait=patience):
                 check()
@@ -206,14 +206,14 @@ def _only_operator(settings: Settings, plan: Plan) -> Iterator[None]:
         yield
 
 
-def _stop(settings: Settings, stream: Stream) -> Path | None:
+def _stop(settings: Settings, plan: Plan) -> Path | None:
     """Ask a running stream to stop. The marker that asks is returned if it is ours: it goes when the plan is over."""
-    marker = private_folder(settings.state / stream.name) / "stop"
+    marker = private_folder(settings.state / plan.stream) / "stop"
     if marker.exists():
-        return marker if marker.read_text(encoding="utf-8").startswith(_MARK) else None
-    if holder(settings, stream.name) is None:
+        return marker if marker.read_text(encoding="utf-8").startswith(STOPPED_FOR_RECOVERY) else None
+    if holder(settings, plan.stream) is None:
         return None
-    write_atomic(marker, f"{_MARK}\n")
+    write_atomic(marker, f"{STOPPED_FOR_RECOVERY}{plan.id}\n")
     return marker
 
 

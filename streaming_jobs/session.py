@@ -5,7 +5,8 @@
 Order of a start: leases, then preflight of every stream (no JVM yet, so a refusal is told within a second), then
 the JVM, which inherits the leases, then the queries. One stream's failure leaves the others running. The session ends
 when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<stream>/stop`, by the end of standard
-input under `--supervised` (the parent is gone), or because the trigger was available-now.
+input under `--supervised` (the parent is gone), or because the trigger was available-now. Under `--supervised` it also
+ends when a recovery of one of its streams is over: that stream starts with corrected code, which needs a new process.
 
 Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
 that failed needs a person.
@@ -51,6 +52,8 @@ log = structlog.get_logger()
 _LEASE_WAIT = 10.0
 _LOOK_EVERY = 0.1
 _STATUS_EVERY = 1.0
+STOPPED_FOR_RECOVERY = "stopped for recovery plan "
+"""How the file `stop` of a stream begins while a recovery is at it."""
 _QUICK = timedelta(seconds=2)
 _JVM_END = 60.0  # one that writes a class-data archive takes some seconds, any other one none
 
@@ -66,8 +69,12 @@ class Session:
         trigger: str | None = None,
         respect_stop: bool = False,
         record_classes: Path | None = None,
+        supervised: bool = False,
     ) -> None:
-        """`record_classes` is a file for the class-data archive that the JVM writes when it ends."""
+        """`record_classes` is a file for the class-data archive that the JVM writes when it ends.
+
+        Who has `supervised` it starts the next session by itself.
+        """
         self.settings = settings
         self.record_classes = record_classes
         self.streams = list(streams)
@@ -76,6 +83,8 @@ class Session:
         self.stop_all = threading.Event()
         self.running: list[RunningStream] = []
         self.spark: SparkSession | None = None
+        self.supervised = supervised
+        self._recovering: set[str] = set()
         self._status_unwritten = False
 
     def run(self) -> int:
@@ -164,6 +173,7 @@ class Session:
         assert self.spark is not None
         written = 0.0
         while not all(running.ended for running in self.running):
+            self._look_at_recoveries()
             for running in self.running:
                 if self.stop_all.is_set() or _marker(self.settings, running.stream.name).exists():
                     running.request_stop()
@@ -172,6 +182,20 @@ class Session:
                 self._write_statuses()
                 written = time.monotonic()
             time.sleep(_LOOK_EVERY)
+
+    def _look_at_recoveries(self) -> None:
+        """End when a recovery that stopped a stream of this session is over, if somebody starts the next one."""
+        for running in self.running if self.supervised else ():
+            name = running.stream.name
+            try:
+                said = _marker(self.settings, name).read_text(encoding="utf-8")
+            except OSError:
+                said = ""
+            if said.startswith(STOPPED_FOR_RECOVERY):
+                self._recovering.add(name)
+            elif not said and name in self._recovering and not self.stop_all.is_set():
+                log.info("a recovery is over: this session ends, the next one runs the code of now", stream=name)
+                self.stop_all.set()
 
     @contextmanager
     def _beating(self) -> Iterator[None]:
@@ -244,7 +268,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not streams:
                 log.info("all streams of this session are stopped on purpose")
                 return 0
-        session = Session(settings, streams, trigger=options.trigger, respect_stop=options.respect_stop)
+        session = Session(
+            settings,
+            streams,
+            trigger=options.trigger,
+            respect_stop=options.respect_stop,
+            supervised=options.supervised,
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: session.stop_all.set())
         if options.supervised:

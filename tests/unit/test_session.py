@@ -14,7 +14,7 @@ from streaming_jobs.errors import LeaseBusy, TransientError
 from streaming_jobs.lease import holder, take
 from streaming_jobs.progress import read_status
 from streaming_jobs.running import RunningStream
-from streaming_jobs.session import Session
+from streaming_jobs.session import STOPPED_FOR_RECOVERY, Session
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 from tests.unit.worlds import parity, plain
@@ -121,3 +121,18 @@ def test_an_error_of_the_session_itself_is_told_by_each_stream(home: Settings, m
     with pytest.raises(TransientError):
         Session(home, [plain]).run()
     assert state(home, "plain") == "failed"
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_session_ends_with_the_recovery_of_one_of_its_streams(home: Settings, supervised: bool) -> None:
+    """If somebody starts the next one: the code in this process is the code that was wrong."""
+    session = Session(home, [plain, parity], supervised=supervised)
+    session.run()
+    stop = marker(home)
+    for text, ends in (("by hand", False), (None, False), (f"{STOPPED_FOR_RECOVERY}plain-0001", False), (None, True)):
+        if text is None:
+            stop.unlink()
+        else:
+            stop.write_text(text)
+        session._look_at_recoveries()
+        assert session.stop_all.is_set() == (ends and supervised)
