@@ -1,9 +1,18 @@
 """How a stream is put right: choose where to rewind to, plan it, rebuild beside the old output, check, publish.
 
-history.py   what the stream has done, batch by batch, over all of its generations
-targets.py   where to rewind to: from a time, offsets, a savepoint, a bad row ... to the end of one batch
-plan.py      the frozen plan and what it saw
-planner.py   from a target to a plan
-stages.py    what applying a plan does, one small class a stage; the explainer reads the same list
-executor.py  apply, resume, abort; the journal says how far it came
+history.py    what the stream has done, batch by batch, over all of its generations
+targets.py    where to rewind to: from a time, offsets, a savepoint, a bad row ... to the end of one batch
+firstbad.py   the batch that made the first bad row, and the code that wrote it
+situation.py  a stream as planning finds it
+plan.py       the frozen plan and what it saw
+planner.py    from a target to a plan
+explainer.py  the plan in words, read off the stages
+stages.py     what applying a plan does, one small class a stage; executor and explainer walk the same list
+workshop.py   the folders and staging tables that a replay works on
+replay.py     an ordinary session on them
+audit.py      rules, and the difference between rebuilt and published rows
+publish.py    fence, and the one commit a table that replaces the rows
+onward.py     going on without a replay: abort, and skipping ahead
+executor.py   apply, resume, abort, undo; the journal says how far it came
+report.py     what became of it, as a page
 """

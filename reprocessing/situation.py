@@ -15,13 +15,13 @@ from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.preflight import TopicWorld
-from streaming_jobs.preflight import World as Surroundings
 from streaming_jobs.savepoints import Savepoint
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import open_sink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
+from streaming_jobs.surroundings import TopicWorld
+from streaming_jobs.surroundings import World as Surroundings
 from streaming_jobs.world import all_tables, gather, ledger_file
 
 

@@ -25,8 +25,8 @@ from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.generation import CodeSince, StreamRecord
 from streaming_jobs.ledger import Txn
-from streaming_jobs.preflight import TopicWorld
 from streaming_jobs.savepoints import Savepoint
+from streaming_jobs.surroundings import TopicWorld
 
 Kind = Literal[
     "earliest",

@@ -20,7 +20,7 @@ from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, TransientError
 from streaming_jobs.generation import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
-from streaming_jobs.preflight import World, primary_has
+from streaming_jobs.preflight import primary_has
 from streaming_jobs.route import Attempts
 from streaming_jobs.savepoints import Keeper
 from streaming_jobs.settings import Settings, StreamSettings
@@ -30,6 +30,7 @@ from streaming_jobs.sinks.upkeep import Upkeep
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns
+from streaming_jobs.surroundings import World
 from streaming_jobs.world import all_tables, ledger_file
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class Assembly:
             raise PreflightRefused(
                 f"the state of stream {self.stream.name} was built by another aggregation: "
                 f"{dict(record.state_fingerprint)} then, {fingerprint} now",
-                "take the change back, or start the stream over: move its state folder and its tables away",
+                f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
             )
         record = replace(record, state_fingerprint=fingerprint)
         changed = record.with_code(code_version(self.stream, self.settings.flows), next_batch(world))

@@ -1,6 +1,6 @@
 """Before every start: do checkpoint, tables and topics tell the same story?
 
-`verdicts` is pure: it looks at a `World` that was gathered before (see `world.py`) and returns findings.
+`verdicts` is pure: it looks at a `World` (`surroundings.py`) that was gathered before (`world.py`), returns findings.
 A finding of severity `refuse` means that starting would lose, double or mix rows; the stream stays where it
 is until a person has acted. The rules, in the order they are looked at:
 
@@ -17,65 +17,15 @@ is until a person has acted. The rules, in the order they are looked at:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from streaming_jobs.checkpoint import RESTORE_CHECKPOINT, TopicOffsets
+from streaming_jobs.checkpoint import RESTORE_CHECKPOINT
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
-from streaming_jobs.generation import StreamRecord
-from streaming_jobs.ledger import Commit, LedgerEntry, Txn
-
-
-@dataclass(frozen=True)
-class TableWorld:
-    """One sink's table: `entry` is the stream's newest ledger entry, `foreign` later commits of others.
-
-    `known_version` is the last version the ledger file beside the state knows, for tables whose log no longer
-    reaches back to the newest entry.
-    """
-
-    name: str
-    role: Literal["primary", "secondary"]
-    table_id: str | None
-    owner: str | None
-    txn: Txn | None
-    entry: LedgerEntry | None = None
-    foreign: tuple[Commit, ...] = ()
-    log_reaches_entry: bool = True
-
-
-@dataclass(frozen=True)
-class TopicWorld:
-    """One source topic as the broker has it now; None values when it does not exist."""
-
-    name: str
-    topic_id: str | None
-    earliest: Mapping[int, int] = field(default_factory=dict)
-    latest: Mapping[int, int] = field(default_factory=dict)
-    retention_ms: int = -1
-
-
-@dataclass(frozen=True)
-class CheckpointWorld:
-    """The checkpoint: last planned and committed batch and where each ends and the planned one starts."""
-
-    planned: int | None = None
-    committed: int | None = None
-    ends: Mapping[int, TopicOffsets] = field(default_factory=dict)
-    starts: Mapping[int, TopicOffsets] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class World:
-    """Everything that `verdicts` looks at."""
-
-    stream: str
-    record: StreamRecord | None
-    checkpoint: CheckpointWorld
-    tables: tuple[TableWorld, ...]
-    topics: tuple[TopicWorld, ...]
+from streaming_jobs.ledger import Txn
+from streaming_jobs.surroundings import TableWorld, TopicWorld, World
 
 
 @dataclass(frozen=True)
@@ -309,8 +259,7 @@ def _topics(world: World) -> Iterator[Finding]:
                     "lost",
                     f"offsets {offset} to {earliest - 1} of topic {topic.name}, partition {partition}, are gone "
                     f"({earliest - offset} records were never read)",
-                    "bring them back from a copy of the topic, or start the stream over: move its state folder and its "
-                    "tables away; what is gone stays missing",
+                    f"bring them back from a copy of the topic, or go on without them: {_skip_lost(world, position)}",
                 )
             elif end > latest:
                 yield Finding(
@@ -320,6 +269,19 @@ def _topics(world: World) -> Iterator[Finding]:
                     "put the topic back, or start the stream over",
                 )
         yield from _retention(topic)
+
+
+def _skip_lost(world: World, position: Mapping[str, Mapping[int, int]]) -> str:
+    """The command that goes on with what the topics still have, and leaves the stream where it has lost nothing."""
+    several = len(world.topics) > 1
+    places = [
+        f"{topic.name}/{partition}:{max(offset, topic.earliest.get(partition, 0))}"
+        if several
+        else f"{partition}:{max(offset, topic.earliest.get(partition, 0))}"
+        for topic in world.topics
+        for partition, offset in sorted(position.get(topic.name, {}).items())
+    ]
+    return f"recourse recover plan {world.stream} --to-offsets {','.join(places)}"
 
 
 def _other_topics(world: World) -> Iterator[Finding]:

@@ -17,10 +17,11 @@ from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, Tr
 from streaming_jobs.failures import classify
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.lease import Lease
-from streaming_jobs.preflight import World, enforce, verdicts
+from streaming_jobs.preflight import enforce, verdicts
 from streaming_jobs.progress import Status, late_rows, update
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.stream import Stream
+from streaming_jobs.surroundings import World
 from streaming_jobs.world import gather
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from streaming_jobs.checkpoint import Checkpoint
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, newest, walk
 from streaming_jobs.ledger_file import LedgerFile
-from streaming_jobs.preflight import CheckpointWorld, TableWorld, TopicWorld, World
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.delta import STREAM_PROPERTY, open_sink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.surroundings import CheckpointWorld, TableWorld, TopicWorld, World
 
 
 def gather(settings: Settings, stream: Stream, topics: Topics) -> World:

@@ -87,6 +87,21 @@ def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
     assert [(v["from"], v["to"], v["plan"]) for v in record.void_ranges] == [(90, 110, plan.id)]
 
 
+def test_what_the_topic_has_lost_unread_is_skipped_with_the_command_that_the_refusal_names(life: Life) -> None:
+    topics = Topics(first=95, end=120)
+    around = gather(life.settings, STREAM, topics)  # type: ignore[arg-type]
+    lost = next(f for f in verdicts(around) if f.severity == "lost")
+    assert lost.next_step.endswith("recourse recover plan things --to-offsets 0:95")
+    plan = make_plan(found(life, topics), Target("offsets", "0:95"), NONE)
+    assert list(plan.skipped()) == [(TOPIC, 0, 90, 95)]
+    work = replace(working(life, plan), topics=topics)  # type: ignore[arg-type]
+    work.journal.write("keep", "done", Keep().run(work))
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    skip(work)
+    around = gather(life.settings, STREAM, topics)  # type: ignore[arg-type]
+    assert [f for f in verdicts(around) if f.severity != "warn"] == []
+
+
 def test_a_skip_that_was_killed_between_two_tables_goes_on(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     work = begun(life, Target("latest"))
 

@@ -13,7 +13,8 @@ import pytest
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.generation import Accepted, Generation
 from streaming_jobs.ledger import Commit, LedgerEntry, OffsetRange, Txn
-from streaming_jobs.preflight import CheckpointWorld, Finding, World, enforce, verdicts
+from streaming_jobs.preflight import Finding, enforce, verdicts
+from streaming_jobs.surroundings import CheckpointWorld, World
 from tests.unit.worlds import (
     DEAD_LETTERS,
     PRIMARY,

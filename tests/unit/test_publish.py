@@ -161,8 +161,8 @@ def test_from_the_fence_on_an_old_driver_writes_nothing_and_nobody_else_starts(l
     rows = pa.table({"id": [1], "place": ["plain"]})
     with pytest.raises(Fenced):
         zombie.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
-    from streaming_jobs.preflight import CheckpointWorld, TopicWorld
-    from streaming_jobs.preflight import World as Surroundings
+    from streaming_jobs.surroundings import CheckpointWorld, TopicWorld
+    from streaming_jobs.surroundings import World as Surroundings
     from streaming_jobs.world import _checkpoint, _tables
 
     checkpoint: CheckpointWorld = _checkpoint(generations.checkpoint(life.settings, STREAM.name, 1))

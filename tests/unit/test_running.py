@@ -27,11 +27,11 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.generation import BoundTopic
-from streaming_jobs.preflight import World
 from streaming_jobs.progress import Status, late_rows, read_status, update, write_status
 from streaming_jobs.running import RunningStream
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.surroundings import World
 from tests.conftest import SettingsFactory
 from tests.unit.worlds import (
     OUTPUT,

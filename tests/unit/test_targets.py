@@ -19,7 +19,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.generation import BoundTable, BoundTopic, CodeSince, Generation, StreamRecord
 from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.ledger_file import LedgerFile, RawLine
-from streaming_jobs.preflight import TopicWorld
+from streaming_jobs.surroundings import TopicWorld
 
 NOW = 1_800_000_000.0
 T = "orders"

@@ -21,13 +21,14 @@ from streaming_jobs.checkpoint import TopicOffsets
 from streaming_jobs.generation import BoundTable, BoundTopic, Generation, StreamRecord
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 from streaming_jobs.ledger_file import LedgerFile
-from streaming_jobs.preflight import CheckpointWorld, Finding, TableWorld, TopicWorld, World, verdicts
+from streaming_jobs.preflight import Finding, verdicts
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.dead_letters import SCHEMA as LETTERS
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
 from streaming_jobs.sources.topics import Offsets, TopicInfo
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream, stream
+from streaming_jobs.surroundings import CheckpointWorld, TableWorld, TopicWorld, World
 from streaming_jobs.world import all_tables, gather, ledger_file
 
 STREAM = "parity"

@@ -1,0 +1,61 @@
+"""A stream's surroundings at one moment, as `world.gather` finds them: checkpoint, tables and topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streaming_jobs.checkpoint import TopicOffsets
+from streaming_jobs.generation import StreamRecord
+from streaming_jobs.ledger import Commit, LedgerEntry, Txn
+
+
+@dataclass(frozen=True)
+class TableWorld:
+    """One sink's table: `entry` is the stream's newest ledger entry, `foreign` later commits of others.
+
+    `known_version` is the last version the ledger file beside the state knows, for tables whose log no longer
+    reaches back to the newest entry.
+    """
+
+    name: str
+    role: Literal["primary", "secondary"]
+    table_id: str | None
+    owner: str | None
+    txn: Txn | None
+    entry: LedgerEntry | None = None
+    foreign: tuple[Commit, ...] = ()
+    log_reaches_entry: bool = True
+
+
+@dataclass(frozen=True)
+class TopicWorld:
+    """One source topic as the broker has it now; None values when it does not exist."""
+
+    name: str
+    topic_id: str | None
+    earliest: Mapping[int, int] = field(default_factory=dict)
+    latest: Mapping[int, int] = field(default_factory=dict)
+    retention_ms: int = -1
+
+
+@dataclass(frozen=True)
+class CheckpointWorld:
+    """The checkpoint: last planned and committed batch and where each ends and the planned one starts."""
+
+    planned: int | None = None
+    committed: int | None = None
+    ends: Mapping[int, TopicOffsets] = field(default_factory=dict)
+    starts: Mapping[int, TopicOffsets] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that `verdicts` looks at."""
+
+    stream: str
+    record: StreamRecord | None
+    checkpoint: CheckpointWorld
+    tables: tuple[TableWorld, ...]
+    topics: tuple[TopicWorld, ...]
