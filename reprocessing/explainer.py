@@ -29,16 +29,16 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"  starts from  {at}"
     yield f"  state        {_state(plan)}"
     for table in plan.saw.tables:
-        size = f"{table.files:,} files, {_mb(table.size)}"
-        becomes = "keeps its rows" if plan.skips else "restored: the rebuilt rows replace the published ones"
-        versions = f"version {table.version} becomes {table.version + _COMMITS}, or a later one if the stream runs on"
-        yield f"  table        {table.name} ({table.mode}, {size}): {becomes}; {versions}"
+        files = "1 file" if table.files == 1 else f"{table.files:,} files"
+        becomes = "keeps its rows" if plan.skips else "restored"
+        versions = f"version {table.version}, afterwards {table.version + _COMMITS} or later"
+        yield f"  table        {table.name} ({table.mode}, {files}, {_size(table.size)}): {becomes}; {versions}"
     yield "  downstream   no declared stream reads these tables; other readers see one commit that changes rows"
     yield from (f"  note         {note}" for note in plan.notes)
 
 
-def _mb(size: float) -> str:
-    return f"{size / 2**20:,.1f} MB"
+def _size(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} KB"
 
 
 def _state(plan: Plan) -> str:
@@ -63,7 +63,7 @@ def _replayed(plan: Plan) -> Iterator[str]:
         wanted = plan.wanted.get(topic, {}).get(partition, begin)
         retained = positions.get((topic, partition), 0)
         yield f"  {topic:<24} {partition:>9} {retained:>13,} {wanted:>10,} {begin:>11,} {end:>10,}"
-    size = "" if plan.size is None else f", about {_mb(plan.size)}"
+    size = "" if plan.size is None else f", about {_size(plan.size)}"
     time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
     yield f"  {plan.records:,} records{size} to replay; the stream stands still {time}, its tables stay readable"
 

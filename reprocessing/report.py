@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from reprocessing.audit import Difference
 from reprocessing.explainer import explain
@@ -21,6 +22,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto
 pre { background: #f6f6f4; padding: 1rem; overflow-x: auto; font-size: 13px }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem }
 td, th { padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
+td:not(:last-child) { white-space: nowrap }
 td.n { text-align: right; font-variant-numeric: tabular-nums }
 """
 
@@ -31,7 +33,9 @@ def write_report(path: Path, plan: Plan, journal: Journal, differences: Sequence
 
 
 def page(plan: Plan, journal: Journal, differences: Sequence[Difference]) -> str:
-    """The page as HTML. `differences` as the audit found them; empty where it was not reached in this process."""
+    """The page as HTML. `differences` as the audit found them; where this process had none, the journal's."""
+    kept = (journal.done("audit") or {}).get("differences", [])
+    differences = differences or [Difference(**each) for each in kept]
     title = escape(f"Recovery {plan.id}: {journal.outcome}")
     parts = [f"<h1>{title}</h1>", f"<pre>{escape(explain(plan))}</pre>", "<h2>What was done</h2>", _steps(journal)]
     if differences:
@@ -44,11 +48,27 @@ def page(plan: Plan, journal: Journal, differences: Sequence[Difference]) -> str
 
 
 def _steps(journal: Journal) -> str:
-    rows = [
-        [instant_words(line.at), line.stage, line.state, "; ".join(f"{k}: {_short(v)}" for k, v in line.found.items())]
-        for line in journal.lines()
-    ]
-    return _table(["when", "stage", "", "found"], rows)
+    """One row an attempt at a stage: when it began, how long it took, what became of it."""
+    rows: list[list[str]] = []
+    begun = 0.0
+    for line in journal.lines():
+        if line.state == "begun":
+            begun = line.at
+            rows.append([instant_words(line.at), line.stage, "", "cut off", ""])
+            continue
+        found = "; ".join(_found(key, value) for key, value in line.found.items() if key != "differences")
+        rows[-1:] = [[instant_words(begun), line.stage, f"{line.at - begun:.1f} s", line.state, found]]
+    return _table(["begun", "stage", "took", "", "found"], rows)
+
+
+def _found(key: str, value: Any) -> str:
+    if key != "tables":
+        return f"{key}: {_short(value)}"
+    each = (
+        f"{t['table']}: version {t['version']}, {t['came']:,} files came, {t['went']:,} went, {t['stayed']:,} stayed"
+        for t in value
+    )
+    return "; ".join(each)
 
 
 def _difference(d: Difference) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import workshop
+from reprocessing.audit import Difference
 from reprocessing.explainer import explain
 from reprocessing.journal import Journal
 from reprocessing.onward import abort, skip
@@ -226,6 +228,18 @@ def test_state_is_discarded_where_there_is_any_and_it_matters(life: Life) -> Non
 def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -> None:
     plan = make_plan(found(life), Target("batch", "3"), Checks(("place <> '<script>alert(1)</script>'",)))
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
+    journal.write("keep", "begun")
+    journal.write("keep", "begun")
+    journal.write("keep", "done", {"savepoint": "g0001-b000000003"})
+    journal.write("audit", "begun")
     journal.write("audit", "failed", {"error": "<b>no</b>"})
     text = page(plan, journal, [])
     assert "<script>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "refused" in text
+    assert "Rebuilt rows" not in text
+    compared = Difference("things", 60, 61, 1, 2, 3, {"id": (4, 5)}, (), "at", (("2026-03-02 06:00", 1, 2, 3),))
+    journal.write("audit", "done", {"differences": [dataclasses.asdict(compared)]})
+    published = {"table": "things", "version": 7, "came": 1, "went": 2, "stayed": 3, "seconds": 0.1}
+    journal.write("publish", "done", {"tables": [published]})
+    whole = page(plan, journal, [])
+    assert "Rebuilt rows" in whole and "at from" in whole and "things: version 7, 1 files came" in whole
+    assert text.count("<td>keep</td>") == 2 and text.count("cut off") == 1 and "savepoint: g0001-b000000003" in text

@@ -59,7 +59,7 @@ def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> No
     for words in (
         "rewind to batch 3",
         "starts from  savepoint g0001-b000000003",
-        "50 records, about 0.0 MB to replay",
+        "50 records, about 5.0 KB to replay",
         "8. finish",
         "downstream",
         "Lost for good",
