@@ -74,7 +74,7 @@ def compare(table: str, old: Path, new: Path, keys: Sequence[str]) -> Difference
             totals[field["name"]] = (each["o"], each["n"])
     gone, came, changed, sample = (_by_key if keys else _by_row)(data, table, names, keys)
     found = Difference(table, counted["o"], counted["n"], gone, came, changed, totals, sample)
-    when = next((str(f["name"]) for f in columns if f["type"] in _TIMES), None)
+    when = next((str(f["name"]) for f in columns if str(f["type"]) in _TIMES), None)
     if when is None or not (gone or came or changed):
         return found
     return replace(found, time_column=when, by_time=_by_time(data, table, names, keys, when))
@@ -90,10 +90,11 @@ def _by_time(
     if ends["a"] is None:
         return []
     width = _width(ends["b"] - ends["a"])
+    period = f"s - ((s % {width}) + {width}) % {width}"  # % keeps the sign, and times may lie before 1970
     rows = _rows(
         data,
-        f"SELECT s - s % {width} AS p, sum(gone) AS gone, sum(came) AS came, sum(changed) AS changed "
-        f"FROM ({seconds}) x WHERE s IS NOT NULL GROUP BY s - s % {width} ORDER BY p",
+        f"SELECT {period} AS p, sum(gone) AS gone, sum(came) AS came, sum(changed) AS changed "
+        f"FROM ({seconds}) x WHERE s IS NOT NULL GROUP BY {period} ORDER BY p",
         table,
     )
     return [

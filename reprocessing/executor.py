@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from reprocessing.journal import Journal, Outcome
@@ -64,6 +64,7 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
         _same_code(work)
 
     if work.journal.outcome == "published":
+        _let_go(work)
         return work
     with _working(work, check):
         for stage in stages_of(plan):
@@ -90,6 +91,7 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
 
     def check() -> None:
         if (outcome := work.journal.outcome) in ("aborted", "published"):
+            _let_go(work)
             raise UsageError(f"plan {plan.id} is {outcome}", _next(plan.id, outcome))
         if work.journal.begun("publish") or work.journal.begun("skip"):
             raise UsageError(
@@ -97,6 +99,10 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
                 f"finish it: recourse recover resume {plan.id}; then: recourse recover undo {plan.id}",
             )
 
+    if work.journal.outcome == "planned":  # nothing was begun, so nothing has to stop
+        with _only_operator(settings, plan):
+            work.journal.write("abort", "done")
+            return work
     with _working(work, check):
         work.journal.write("abort", "begun")
         work.crash_point("recover_abort_begun")
@@ -139,9 +145,9 @@ def plan_undo(settings: Settings, stream: Stream, topics: Topics, plan: Plan) ->
 def under_way(settings: Settings, stream: str) -> Plan | None:
     """The plan of this stream that is begun and not over."""
     for name in names(settings):
-        plan = load(settings, name)
-        if plan.stream == stream and journal_of(settings, name).outcome in ("applying", "aborting", "refused"):
-            return plan
+        mine = name.rpartition("-")[0] == stream
+        if mine and journal_of(settings, name).outcome in ("applying", "aborting", "refused"):
+            return load(settings, name)
     return None
 
 
@@ -161,7 +167,11 @@ def report_of(settings: Settings, plan: str) -> Path:
 
 
 def _report(work: Work) -> None:
-    write_report(report_of(work.settings, work.plan.id), work.plan, work.journal, work.differences)
+    """What could not be written is told, and changes nothing of the outcome."""
+    try:
+        write_report(report_of(work.settings, work.plan.id), work.plan, work.journal, work.differences)
+    except OSError as error:
+        work.talk.tell(f"the report could not be written: {error}")
 
 
 def _same_code(work: Work) -> None:
@@ -186,14 +196,14 @@ def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
     patience = work.settings.for_stream(name).stop_deadline.total_seconds() + _STOP_EXTRA
     with _only_operator(work.settings, work.plan):
         check()
-        mark = _stop(work.settings, work.plan)
+        _stop(work.settings, work.plan)
         try:
             with take(work.settings, name, purpose=f"recovery {work.plan.id}", wait=patience):
                 check()
                 yield
         finally:
-            if mark is not None and work.journal.outcome in ("planned", "published", "aborted"):
-                mark.unlink(missing_ok=True)
+            if work.journal.outcome in ("planned", "published", "aborted"):
+                _let_go(work)
 
 
 @contextmanager
@@ -206,15 +216,23 @@ def _only_operator(settings: Settings, plan: Plan) -> Iterator[None]:
         yield
 
 
-def _stop(settings: Settings, plan: Plan) -> Path | None:
-    """Ask a running stream to stop. The marker that asks is returned if it is ours: it goes when the plan is over."""
+def _stop(settings: Settings, plan: Plan) -> None:
+    """Ask a running stream to stop; somebody else's marker stays as it is."""
     marker = private_folder(settings.state / plan.stream) / "stop"
-    if marker.exists():
-        return marker if marker.read_text(encoding="utf-8").startswith(STOPPED_FOR_RECOVERY) else None
-    if holder(settings, plan.stream) is None:
-        return None
-    write_atomic(marker, f"{STOPPED_FOR_RECOVERY}{plan.id}\n")
-    return marker
+    if not marker.exists() and holder(settings, plan.stream) is not None:
+        write_atomic(marker, _mark(plan))
+
+
+def _let_go(work: Work) -> None:
+    """Let the stream start again, if it was this plan that has stopped it."""
+    marker = work.settings.state / work.stream.name / "stop"
+    with suppress(FileNotFoundError):
+        if marker.read_text(encoding="utf-8") == _mark(work.plan):
+            marker.unlink()
+
+
+def _mark(plan: Plan) -> str:
+    return f"{STOPPED_FOR_RECOVERY}{plan.id}\n"
 
 
 def _next(plan: str, outcome: Outcome) -> str:

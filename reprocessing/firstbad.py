@@ -17,7 +17,7 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder
 
 from reprocessing.history import Batch, on_path
 from reprocessing.situation import Situation
-from reprocessing.targets import Resolved, Target
+from reprocessing.targets import Resolved, Target, before
 from reprocessing.workshop import table_of
 from streaming_jobs import savepoints
 from streaming_jobs.errors import PreflightRefused, UsageError
@@ -37,14 +37,14 @@ def before_first_bad(found: Situation, condition: str, *, exact: bool) -> tuple[
     batch = _first(found, table, condition)
     code = _first_of_code(found, batch)
     start = batch if exact else code
-    before = found.history.before(start.txn)
+    view = found.view()
+    txn, ends = before(start.txn, view)
     ran = f"written by code {batch.code.hash}, which ran since {code.txn}"
     notes = [f"{bad_now:,} rows are bad now; the first came with {batch.txn}, {ran}"]
     if exact and code.txn != batch.txn:
         notes.append(f"--exact: what code {batch.code.hash} wrote from {code.txn} to {batch.txn} stays as it is")
-    view = found.view()
-    resolved = Resolved(before.txn if before else None, before.ends if before else view.starts, tuple(notes))
-    return Target("batch", f"{before.txn.batch if before else -1} (before the first bad row: {condition})"), resolved
+    words = f"{txn.batch if txn else -1} (before the first bad row: {condition})"
+    return Target("batch", words), Resolved(txn, ends, tuple(notes))
 
 
 def bad_rows(table: DeltaTable, condition: str) -> int:
@@ -76,6 +76,11 @@ def _first(found: Situation, table: Path, condition: str) -> Batch:
             break
         clean = savepoint.txn
     batches = found.history.between(clean, bad)
+    if not batches:
+        raise UsageError(
+            f"the first bad row came before {bad}, and the ledger no longer tells with which batch",
+            f"go back to --savepoint {savepoints.name_of(clean)}" if clean else "choose another target",
+        )
     low, high = -1, len(batches) - 1
     kept = {commit.version for commit in walk(table)}
     while high - low > 1:

@@ -50,15 +50,14 @@ class Pace:
 
 
 class History:
-    """The path, newest batch first known; older ones are read from the ledger, day by day, as far as a question needs.
+    """The path: the newest batches are known, older ones are read from the ledger, by days, as a question needs them.
 
-    `reached` is where the stream is, if that is not where its last batch ended: records were skipped after it.
+    Where records were skipped, the path has a batch without records that ends after them.
     """
 
     def __init__(self, batches: Iterable[Batch] = (), older: Iterator[Sequence[RawLine]] | None = None) -> None:
         self._known: list[Batch | RawLine] = list(batches)  # oldest first; a line is read when it is asked for
         self._older = older if older is not None else iter(())
-        self.reached: Offsets | None = None
 
     @property
     def last(self) -> Batch | None:
@@ -70,8 +69,6 @@ class History:
     @property
     def position(self) -> Offsets:
         """Where the next batch begins; empty before the first one."""
-        if self.reached is not None:
-            return self.reached
         return self.last.ends if self.last else {}
 
     def append(self, batch: Batch) -> None:
@@ -88,7 +85,7 @@ class History:
 
     def last_within(self, wanted: Offsets) -> Batch | None:
         """The last batch that read nothing from `wanted` on; None when already the first one did."""
-        return self._last(lambda at: _within(self._batch(at).ends, wanted))
+        return self._last(lambda at: within(self._batch(at).ends, wanted))
 
     def at_version(self, table: str, version: int) -> Batch | None:
         """The last batch after which the table had at most that version; replayed ones have none of their own."""
@@ -178,7 +175,7 @@ class History:
 
 def path(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]) -> History:
     """The path from a ledger's days, newest day first; of a batch that was repeated, the newest line counts."""
-    kept = {number: (first, last) for number, first, last in spans(generations)}
+    kept = {number: (first - 1, last) for number, first, last in spans(generations)}  # a skip's border is before first
 
     def on_it() -> Iterator[Sequence[RawLine]]:
         for day in days:
@@ -226,5 +223,6 @@ def on_path(generations: Sequence[Generation], txn: Txn) -> bool:
     )
 
 
-def _within(ends: Offsets, wanted: Offsets) -> bool:
+def within(ends: Offsets, wanted: Offsets) -> bool:
+    """Whether what ended there has read nothing from `wanted` on."""
     return all(end <= wanted[topic].get(p, end) for topic, offsets in ends.items() for p, end in offsets.items())

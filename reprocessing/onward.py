@@ -8,27 +8,29 @@ comes from. Going forward is the same with a checkpoint whose last batch ends fu
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from reprocessing import workshop
 from reprocessing.history import Offsets
-from reprocessing.publish import Content, content_of, contents_of, fence, publish, sinks
+from reprocessing.publish import Content, content_of, contents_of, fence, fenced_by, publish, sinks
 from reprocessing.work import Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint_cut import copy
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.generation import Generation
-from streaming_jobs.ledger import CodeVersion, OffsetRange, Txn, newest
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
 from streaming_jobs.savepoints import Savepoint
+from streaming_jobs.world import ledger_file
 
 
 def abort(work: Work) -> Mapping[str, Any]:
     """Bring the stream to where it goes on as it was; may be run again from its beginning after a kill."""
     number = work.plan.generation + 1
-    if work.journal.begun("fence") and work.record.generation != number:
+    fenced = fenced_by(work.settings, work.stream, work.plan.id)  # else the stream was free to run on
+    if work.journal.begun("fence") and fenced and work.record.generation != number:
         kept = work.kept()
         # Of all tables: a kill may have left some without it.
         fence(work.settings, work.stream, work.plan.id, work.plan.generation, passed=True)
@@ -47,22 +49,35 @@ def skip(work: Work) -> Mapping[str, Any]:
 
 def skipped_to(work: Work, kept: Savepoint) -> Offsets:
     """Where the stream goes on: the plan's offsets, or where it is by now, if that is further."""
+    at = position(work, kept)
     return {
-        topic: {p: max(offset, kept.ends.get(topic, {}).get(p, 0)) for p, offset in each.items()}
+        topic: {p: max(offset, at.get(topic, {}).get(p, 0)) for p, offset in each.items()}
         for topic, each in work.plan.wanted.items()
     }
 
 
-def _as_they_are(work: Work, kept: Savepoint) -> dict[str, Content]:
+def position(work: Work, kept: Savepoint) -> Offsets:
+    """Where the stream had come when it was kept: a batch that only the tables know as done counts."""
+    found = (work.journal.done("keep") or {}).get("position")
+    if found is None:
+        return kept.ends
+    return {topic: {int(p): offset for p, offset in each.items()} for topic, each in found.items()}
+
+
+def _as_they_are(work: Work, kept: Savepoint, doing: str) -> dict[str, Content]:
     """What the tables hold after the savepoint's batch; where a person has accepted a change since, with that change.
 
-    Raises PreflightRefused when the table also has rows of a batch that the checkpoint does not know as done.
+    A batch that the tables have and the checkpoint does not know as done comes again after an abort, so its rows go; a
+    skip lies behind it, so they stay. Raises PreflightRefused where an accepted change came on top of rows that go.
     """
+    unfinished = (work.journal.done("keep") or {}).get("batch") != kept.batch
+    if unfinished and doing == "skip":
+        return {sink.name: content_of(sink.path) for sink in sinks(work.settings, work.stream)}
     contents = contents_of(work.settings, kept)
     for sink in sinks(work.settings, work.stream):
         _, foreign = newest(sink.path, work.stream.name)
         if foreign and all(commit.version in work.record.accepts(sink.name) for commit in foreign):
-            if (work.journal.done("keep") or {}).get("batch") != kept.batch:
+            if unfinished:
                 raise PreflightRefused(
                     f"version {foreign[0].version} of table {sink.name} came after a batch that was not finished",
                     f"put the table back to version {foreign[-1].version - 1}, and make the change again afterwards",
@@ -80,7 +95,7 @@ def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str
     publish(
         settings,
         work.stream,
-        _as_they_are(work, kept),
+        _as_they_are(work, kept, doing),
         record=record,
         plan=work.plan.id,
         at=Txn(number, kept.batch),
@@ -90,11 +105,25 @@ def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str
     )
     work.crash_point(f"recover_{doing}_published")
     opened = Generation(number, time.time(), f"{doing} of {work.plan.id}", kept.generation, kept.batch)
-    void = [
-        {"topic": topic, "partition": p, "from": begin, "to": end, "plan": work.plan.id, "at": opened.opened_at}
-        for topic, each in ends.items()
-        for p, end in each.items()
-        if (begin := kept.ends.get(topic, {}).get(p, 0)) < end
-    ]
+    void = []
+    if doing == "skip":
+        void = list(_void(work, kept, ends, number))
+        border = tuple(
+            OffsetRange(topic, kept.topic_ids[topic], dict(each), dict(each)) for topic, each in ends.items()
+        )
+        entry = LedgerEntry("batch", work.stream.name, work.stream.primary.name, number, kept.batch, border)
+        ledger_file(settings, work.stream.name).append(replace(entry, code=CodeVersion(*kept.code)), {})
     opened_record = replace(record, generations=(*record.generations, opened), void_ranges=(*record.void_ranges, *void))
     generations.save(settings, opened_record)
+
+
+def _void(work: Work, kept: Savepoint, ends: Offsets, generation: int) -> Iterator[Mapping[str, Any]]:
+    """The ranges that are never read, as the record keeps them: as long as their generation is on the path."""
+    at = position(work, kept)
+    earliest = {topic.name: topic.earliest for topic in work.plan.saw.topics}
+    for topic, each in ends.items():
+        for partition, end in each.items():
+            begin = at.get(topic, {}).get(partition, earliest[topic].get(partition, 0))
+            if begin < end:
+                place = {"topic": topic, "partition": partition, "from": begin, "to": end}
+                yield {**place, "plan": work.plan.id, "generation": generation, "at": time.time()}

@@ -236,7 +236,8 @@ def moved(plan: Plan, now: World) -> list[str]:
             continue
         if set(seen.latest) != set(topic.latest):
             found.append(f"topic {topic.name} has {len(seen.latest)} partitions, the plan saw {len(topic.latest)}")
-        for name, partition, begin, _ in plan.ranges():
+        needed = [(t, p, end) for t, p, _, end in plan.skipped()] or [(t, p, begin) for t, p, begin, _ in plan.ranges()]
+        for name, partition, begin in needed:
             if name == topic.name and (first := seen.earliest.get(partition, 0)) > begin:
                 found.append(f"offsets {begin} to {first - 1} of {name}, partition {partition}, are gone since")
     return found

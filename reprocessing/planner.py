@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from reprocessing.audit import broken
-from reprocessing.history import Offsets, on_path
+from reprocessing.history import Offsets, on_path, spans
 from reprocessing.plan import Base, Checks, Plan, next_id, save
 from reprocessing.situation import Situation, refuse_fenced
 from reprocessing.targets import Resolved, Target, resolve
@@ -51,8 +51,7 @@ def make_plan(
             "leave --discard-state, --require and --max-changed out",
         )
     broken(found.settings.tables / found.stream.primary.name, checks.rules)  # a rule that cannot be asked is told now
-    start, notes = _start(found, target, resolved, base, discard_state=discard_state)
-    from_start = start.savepoint is None and start.ends == found.view().starts
+    start, notes, discards = _start(found, target, resolved, base, discard_state=discard_state)
     plan = Plan(
         id=next_id(found.settings, found.stream.name),
         stream=found.stream.name,
@@ -68,8 +67,10 @@ def make_plan(
         checks=checks,
         undoes=undoes,
         skips=resolved.ahead,
-        discards_state=discard_state and not from_start,
+        discards_state=discards,
     ).sealed()
+    if plan.discards_state and not plan.records:
+        raise UsageError("the target is the topic's end: there is nothing to replay", "choose an earlier one")
     save(found.settings, plan)
     return plan
 
@@ -91,27 +92,29 @@ def _refuse_other_topics(found: Situation) -> None:
 
 def _start(
     found: Situation, target: Target, resolved: Resolved, base: Savepoint | None, *, discard_state: bool
-) -> tuple[Base, list[str]]:
-    """What the replay starts from, and what is to be said about that."""
+) -> tuple[Base, list[str], bool]:
+    """What the replay starts from, what is to be said about that, and whether state is discarded."""
     if resolved.ahead:
-        return Base(None, found.record.generation, found.world.batch, found.history.position), []
+        return Base(None, found.record.generation, found.world.batch, found.history.position), [], False
     if target.kind == "savepoint" and base is None:
         base = next(s for s in found.savepoints if s.txn == resolved.batch)
     if base is None:
         return _base(found, resolved, discard_state=discard_state)
     if gone := _lost(base.ends, found):
         raise UsageError(f"savepoint {base.id} cannot be replayed from: {gone}", _ways_back(found))
-    return _from_savepoint(base, base.txn)
+    return *_from_savepoint(base, base.txn), discard_state
 
 
 def _reminders(found: Situation, resolved: Resolved, start: Base) -> list[str]:
     """What people have decided since, which the replay does not know of."""
     if resolved.ahead:
         return []
+    lives = {number for number, _, _ in spans(found.record.generations)}
     read_now = [
-        void
+        {**void, "from": max(void["from"], begin)}
         for void in found.record.void_ranges
-        if start.ends.get(void["topic"], {}).get(void["partition"], void["from"]) < void["to"]
+        if (begin := start.ends.get(void["topic"], {}).get(void["partition"], void["from"])) < void["to"]
+        and void["generation"] in lives
     ]
     return [
         *(
@@ -145,7 +148,7 @@ def _mean_size(found: Situation, base: Base) -> float | None:
     return round(sum(sizes) / len(sizes), 1) if sizes else None
 
 
-def _base(found: Situation, resolved: Resolved, *, discard_state: bool) -> tuple[Base, list[str]]:
+def _base(found: Situation, resolved: Resolved, *, discard_state: bool) -> tuple[Base, list[str], bool]:
     name, record = found.stream.name, found.record
     wanted = resolved.batch
     if wanted is not None:
@@ -154,15 +157,22 @@ def _base(found: Situation, resolved: Resolved, *, discard_state: bool) -> tuple
         if (not kept or kept[-1].txn < wanted) and (taken := _take(found, wanted)) is not None:
             kept += [taken] if not _lost(taken.ends, found) else []
         if kept:
-            return _from_savepoint(kept[-1], wanted)
+            return *_from_savepoint(kept[-1], wanted), discard_state
     starts = {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
     gone = _lost(starts, found)
     if not gone:
         notes = ["no savepoint is that old: everything is replayed from the stream's start"] if wanted else []
-        return Base(None, record.generation, -1, starts), notes
+        return Base(None, record.generation, -1, starts), notes, False
     if discard_state:
+        first = {topic.name: topic.earliest for topic in found.around.topics}
+        begin = {
+            topic: {p: max(offset, first[topic].get(p, 0)) for p, offset in each.items()}
+            for topic, each in resolved.wanted.items()
+        }
         notes = [f"no savepoint is that old, and {gone}: the tables begin empty at the target"]
-        return Base(None, record.generation, -1, resolved.wanted), notes
+        if begin != resolved.wanted:
+            notes.append("the target's own records are gone: it begins with the first that the topic still has")
+        return Base(None, record.generation, -1, begin), notes, True
     raise UsageError(
         f"stream {name} cannot go back that far: no savepoint is as old as {wanted or 'its start'}, and {gone}",
         _ways_back(found),
@@ -179,7 +189,7 @@ def _ways_back(found: Situation) -> str:
         (
             b.txn.batch
             for b in found.history.between(Txn(lives[-1].number, cuts.start - 1), Txn(lives[-1].number, cuts.stop - 2))
-            if b.txn.generation == lives[-1].number and b.txn.batch in cuts and not _lost(b.ends, found)
+            if b.txn.generation == lives[-1].number and b.txn.batch in cuts and b.versions and not _lost(b.ends, found)
         ),
         None,
     )

@@ -73,6 +73,12 @@ def fence(settings: Settings, stream: Stream, plan: str, generation: int, *, pas
             raise PreflightRefused(f"table {sink.name} is fenced by plan {other}", f"resume or abort {other}")
 
 
+def fenced_by(settings: Settings, stream: Stream, plan: str) -> bool:
+    """Whether the plan has fenced a table, or come further there."""
+    found = (newest(sink.path, stream.name)[0] for sink in sinks(settings, stream))
+    return any(commit is not None and commit.entry is not None and commit.entry.plan == plan for commit in found)
+
+
 def publish(
     settings: Settings,
     stream: Stream,

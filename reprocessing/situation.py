@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from reprocessing.history import Batch, History, path
 from reprocessing.plan import SawTable, SawTopic, World
@@ -37,7 +38,7 @@ class Situation:
     history: History
     savepoints: Sequence[Savepoint]
 
-    @property
+    @cached_property
     def world(self) -> World:
         """What a plan keeps of it; raises UsageError where there is nothing to put right."""
         if self.history.last is None:
@@ -97,10 +98,9 @@ def look(settings: Settings, stream: Stream, topics: Topics) -> Situation:
     around = gather(settings, stream, topics)
     history = path(record.generations, ledger_file(settings, stream.name).days(stream.name))
     entry = next(t.entry for t in around.tables if t.role == "primary")
-    if entry is not None and entry.kind == "batch" and history.find(entry.txn) is None and entry.batch >= 0:
+    ours = entry is not None and entry.kind in ("batch", "publish") and entry.generation == record.generation
+    if entry is not None and ours and entry.batch >= 0 and history.find(entry.txn) is None:
         history.append(_batch(entry))
-    if entry is not None and entry.kind == "publish" and entry.generation == record.generation:
-        history.reached = {r.topic: dict(r.end) for r in entry.offsets}
     return Situation(settings, stream, topics, record, around, history, savepoints.savepoints(settings, stream.name))
 
 

@@ -13,7 +13,12 @@ Each stage may be run again from its beginning after a kill; what it found goes 
 | switch   | the stream's record moves to the new generation                     | new            |
 | finish   | staging goes, the stream may start                                  | new            |
 
-A plan that goes forward replays nothing: keep, confirm, fence, skip, finish.
+A plan that goes forward replays nothing:
+
+| confirm  | somebody agrees that the records are not needed                     | old            |
+| skip     | checkpoint, tables and record go on at the plan's offsets           | old, they stay |
+
+in the order keep, fence, confirm, skip, finish.
 """
 
 from __future__ import annotations
@@ -25,9 +30,9 @@ from typing import Any, ClassVar, Protocol
 
 from reprocessing import workshop
 from reprocessing.audit import broken, compare
-from reprocessing.onward import skip, skipped_to
+from reprocessing.onward import skip
 from reprocessing.plan import Plan, moved, staging
-from reprocessing.publish import content_of, fence, misfit, publish, refuse_foreign
+from reprocessing.publish import content_of, fence, fenced_by, misfit, publish, refuse_foreign
 from reprocessing.replay import last_entry, replay
 from reprocessing.situation import look
 from reprocessing.work import Work
@@ -76,11 +81,11 @@ class Keep:
                 f"plan {work.plan.id} no longer holds: {'; '.join(words)}",
                 f"give it up, it has done nothing: recourse recover abort {work.plan.id}; then make a new plan",
             )
-        if work.plan.skips and found.around.checkpoint.committed != found.world.batch:
+        if work.plan.skips and work.plan.stateful and found.around.checkpoint.committed != found.world.batch:
             raise UsageError(
-                f"{found.world.txn} is in the tables and not finished in the checkpoint",
-                f"let the stream finish it (recourse streams run {work.stream.name} --trigger available-now), "
-                f"then resume",
+                f"{found.world.txn} is in the tables, and the state does not know it yet",
+                f"let the stream finish it (recourse streams run {work.stream.name} --trigger available-now), then "
+                "resume; if it cannot start, abort, and make a plan that goes back",
             )
         committed = found.around.checkpoint.committed
         if committed is None:
@@ -88,12 +93,20 @@ class Keep:
         savepoints.drop_outdated(work.settings, found.record, committed)
         taken = savepoints.take(work.settings, found.record, committed, "recovery", f"before {work.plan.id}")
         savepoints.keep_for_recovery(work.settings, taken)
-        if work.plan.skips and skipped_to(work, taken) == {t: dict(taken.ends[t]) for t in work.plan.wanted}:
+        at = found.history.position
+        if work.plan.skips and all(
+            offset <= at.get(t, {}).get(p, 0) for t, each in work.plan.wanted.items() for p, offset in each.items()
+        ):
             raise UsageError(
                 f"stream {work.stream.name} has come past the plan's offsets by itself",
                 f"there is nothing left to skip: recourse recover abort {work.plan.id}",
             )
-        return {"savepoint": taken.id, "batch": found.world.batch, "since": found.world.batch - work.plan.saw.batch}
+        return {
+            "savepoint": taken.id,
+            "batch": found.world.batch,
+            "position": {topic: dict(each) for topic, each in at.items()},
+            "since": found.world.batch - work.plan.saw.batch,
+        }
 
 
 class Fence:
@@ -106,7 +119,9 @@ class Fence:
         return f"fence {_tables(plan)} for generation {plan.generation}: only this plan starts the stream from here on"
 
     def run(self, work: Work) -> Found:
-        """One commit without rows a table."""
+        """One commit without rows a table; until the first of them the stream may have run on, so it is kept again."""
+        if not fenced_by(work.settings, work.stream, work.plan.id):
+            work.journal.write("keep", "done", Keep().run(work))
         fence(work.settings, work.stream, work.plan.id, work.plan.generation)
         return {}
 
@@ -285,7 +300,8 @@ class Finish:
 
     def explain(self, plan: Plan) -> str:
         """What it will do."""
-        return f"remove staging; start the stream again: recourse streams run {plan.stream}, or Dagster does"
+        staging_goes = "" if plan.skips else "remove staging; "
+        return f"{staging_goes}start the stream again: recourse streams run {plan.stream}, or Dagster does"
 
     def run(self, work: Work) -> Found:
         """Remove the workshop and the stop marker that the plan has set."""
@@ -294,7 +310,7 @@ class Finish:
 
 
 BACK: tuple[Stage, ...] = (Keep(), Fence(), Prepare(), Replay(), Audit(), Publish(), Switch(), Finish())
-FORWARD: tuple[Stage, ...] = (Keep(), Confirm(), Fence(), Skip(), Finish())
+FORWARD: tuple[Stage, ...] = (Keep(), Fence(), Confirm(), Skip(), Finish())
 
 
 def stages_of(plan: Plan) -> tuple[Stage, ...]:

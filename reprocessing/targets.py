@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from reprocessing.history import History, Offsets
+from reprocessing.history import Batch, History, Offsets, on_path, spans, within
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.generation import CodeSince, StreamRecord
@@ -111,8 +111,11 @@ def resolve(target: Target, view: View) -> Resolved:
 
 def at_or_before(wanted: Offsets, view: View) -> Resolved:
     """The last batch that read nothing from these offsets on."""
-    found = view.history.last_within(wanted)
+    found: Batch | Savepoint | None = view.history.last_within(wanted)
     notes = list(view.notes)
+    if found is None:  # the ledger may not reach back that far
+        kept = [s for s in view.savepoints if on_path(view.record.generations, s.txn) and within(s.ends, wanted)]
+        found = kept[-1] if kept else None
     if found is not None and any(
         found.ends.get(topic, {}).get(p) != offset for topic, each in wanted.items() for p, offset in each.items()
     ):
@@ -262,10 +265,7 @@ def _batch(target: Target, view: View) -> Resolved:
     if target.kind == "code":
         since = _code(target.value, view)
         first = Txn(since.generation, since.batch)
-        before = history.before(first)
-        if first.batch > 0 and before is None:
-            raise UsageError(f"what came before code {since.hash} is no longer in the ledger", "choose a savepoint")
-        return Resolved(before.txn if before else None, before.ends if before else view.starts)
+        return Resolved(*before(first, view))
     if target.kind == "table-version":
         version = _integer(target, "a version of the table")
         table = next(t.name for t in view.record.tables if t.role == "primary")
@@ -286,6 +286,24 @@ def _batch(target: Target, view: View) -> Resolved:
     if found.ends == position:
         raise UsageError(f"{found.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
     return Resolved(found.txn, found.ends)
+
+
+def before(txn: Txn, view: View) -> tuple[Txn | None, Offsets]:
+    """The end of the last batch before a position, and its offsets; None and the start where there was none.
+
+    Raises UsageError when neither ledger nor savepoints reach back to it.
+    """
+    batch = view.history.before(txn)
+    if batch is not None:
+        return batch.txn, batch.ends
+    lives = view.record.generations
+    kept = [s for s in view.savepoints if on_path(lives, s.txn) and s.txn < txn]
+    if kept:
+        return kept[-1].txn, kept[-1].ends
+    number, first, _ = next(spans(lives))
+    if txn > Txn(number, first):
+        raise UsageError(f"what came before {txn} is no longer in the ledger", "choose a savepoint, or --to-batch -1")
+    return None, view.starts
 
 
 def _code(text: str, view: View) -> CodeSince:

@@ -63,7 +63,9 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
     state = checkpoint.folder / "state"
     for file in needed_state(state, batch + 1):
         hard_link(file, partial / "state" / file.relative_to(state))
+    _sync(partial)
     partial.replace(target)
+    _sync(target.parent, deep=False)
 
 
 def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> None:
@@ -83,7 +85,20 @@ def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> Non
     made = Checkpoint(partial)
     if ends is not None and (last := made.last_planned) is not None:
         (partial / "offsets" / str(last)).write_text(made.entry_ending_at(last, ends), encoding="utf-8")
+    _sync(partial)
     partial.replace(target)
+    _sync(target.parent, deep=False)
+
+
+def _sync(folder: Path, *, deep: bool = True) -> None:
+    """Have a folder on disk, with all that is in it; state files are links of files that Spark has finished."""
+    inside = [path for path in folder.rglob("*") if path.is_dir() or "state" not in path.parts] if deep else []
+    for path in (*inside, folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def needed_state(state: Path, version: int) -> Iterator[Path]:

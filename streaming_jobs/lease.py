@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -57,6 +57,12 @@ class Lease:
         """Write the JVM's pid into the lease."""
         self.owner = Owner(**{**asdict(self.owner), "jvm": pid, "jvm_started": psutil.Process(pid).create_time()})
         _write(self.descriptor, self.owner)
+
+    def unlock(self) -> None:
+        """Let go for the JVM too: its query of this stream has ended. The descriptor stays open until `release`."""
+        self.owner = replace(self.owner, jvm=None, jvm_started=None)
+        _write(self.descriptor, self.owner)
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def release(self) -> None:
         """Let go; the lock stays held while a JVM that inherited the descriptor lives."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import gzip
+import io
 import json
 import os
 import re
@@ -102,7 +103,7 @@ class LedgerFile:
     def days(self, stream: str) -> Iterator[list[RawLine]]:
         """Every whole line of each day as they were written, newest day first, as far back as they are kept."""
         for path in reversed(_by_day(self.folder)):
-            with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            with _opened(path) as file:
                 found = ((_PLACE.match(text), text) for text in file if _WHOLE.search(text, len(text) - 20))
                 yield [RawLine(Txn(int(at[1]), int(at[2])), stream, text) for at, text in found if at]
 
@@ -129,6 +130,8 @@ class LedgerFile:
                 self.roll(now)
             with path.open("a", encoding="utf-8") as file:
                 file.write("\n" + "\n".join(new) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def roll(self, now: datetime) -> None:
         """Compress the files of past days and remove those older than the retention; the newest file stays."""
@@ -136,12 +139,23 @@ class LedgerFile:
             packed = path.with_suffix(".jsonl.gz")
             partial = packed.with_suffix(".partial")
             with path.open("rb") as plain, gzip.open(partial, "wb") as file:
+                if packed.exists():  # the clock went back over midnight, or a kill came before the unlink below
+                    with gzip.open(packed, "rb") as before:
+                        shutil.copyfileobj(before, file)
                 shutil.copyfileobj(plain, file)
             partial.replace(packed)
             path.unlink()
         for path in sorted(self.folder.glob("*.jsonl.gz"))[:-1]:
             if path.name[:10] < f"{now - self.retention:%Y-%m-%d}":
                 path.unlink(missing_ok=True)
+
+
+def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """The file of a day, which a driver at work may just have packed."""
+    try:
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    except FileNotFoundError:
+        return gzip.open(path.with_suffix(".jsonl.gz"), "rb")
 
 
 def _by_day(folder: Path) -> list[Path]:

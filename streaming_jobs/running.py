@@ -39,7 +39,10 @@ _TOPIC_CHECK_EVERY = 1.0
 
 @dataclass
 class RunningStream:
-    """A stream of this session. All methods are called from the session's main thread."""
+    """A stream of this session. All methods are called from the session's main thread.
+
+    Once it is `left`, its lease is free: its files are no longer this session's.
+    """
 
     stream: Stream
     settings: Settings
@@ -51,6 +54,7 @@ class RunningStream:
     stop_requested: threading.Event = field(default_factory=threading.Event)
     query: StreamingQuery | None = None
     pipeline: BatchPipeline | None = None
+    left: bool = False
     _stop_since: float = 0.0
     _not_in_batch_since: float = 0.0
     _failures: int = 0

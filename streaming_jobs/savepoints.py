@@ -262,6 +262,11 @@ def version_after(table: Path, stream: str, txn: Txn) -> int:
         entry = commit.entry
         if entry is None or entry.stream != stream or entry.kind not in ("batch", "fence", "publish"):
             continue
+        if entry.kind == "publish" and entry.txn > txn:
+            raise PreflightRefused(
+                f"{txn} was replayed by plan {entry.plan}: no version of table {table.name} shows it alone",
+                f"choose {entry.txn} or a later batch, or a savepoint",
+            )
         if entry.txn <= txn:
             return version
         version = commit.version - 1

@@ -178,10 +178,18 @@ class Session:
                 if self.stop_all.is_set() or _marker(self.settings, running.stream.name).exists():
                     running.request_stop()
                 running.poll(self.spark)
+                if running.ended and not running.left:
+                    self._leave(running)
             if time.monotonic() - written >= _STATUS_EVERY:
                 self._write_statuses()
                 written = time.monotonic()
             time.sleep(_LOOK_EVERY)
+
+    def _leave(self, running: RunningStream) -> None:
+        """One stream is over and others go on: from here on it is free for a recovery, or for another session."""
+        self._write_status(running.status)
+        running.left = True
+        running.lease.unlock()
 
     def _look_at_recoveries(self) -> None:
         """End when a recovery that stopped a stream of this session is over, if somebody starts the next one."""
@@ -218,8 +226,9 @@ class Session:
 
     def _write_statuses(self) -> None:
         for running in self.running:
-            running.refresh_status()
-            self._write_status(running.status)
+            if not running.left:
+                running.refresh_status()
+                self._write_status(running.status)
 
     def _write_status(self, status: Status) -> None:
         """A report that cannot be written (the disk is full) stops nothing; told once until it works again."""

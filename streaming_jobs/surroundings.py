@@ -15,8 +15,7 @@ from streaming_jobs.ledger import Commit, LedgerEntry, Txn
 class TableWorld:
     """One sink's table: `entry` is the stream's newest ledger entry, `foreign` later commits of others.
 
-    `known_version` is the last version the ledger file beside the state knows, for tables whose log no longer
-    reaches back to the newest entry.
+    The log of the table may no longer reach back to that entry; it was then taken from the ledger beside the state.
     """
 
     name: str

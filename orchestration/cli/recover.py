@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Put a stream right after a bug.", 
 
 WOULD_CHANGE = 10
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan.", show_default=False)]
-Yes = Annotated[bool, typer.Option("--yes", help="Publish without asking.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Publish, or skip, without asking.")]
 
 
 @app.callback()
@@ -154,7 +154,12 @@ def list_plans(context: typer.Context, output: OutputOption = Output.text) -> No
     from reprocessing.targets import instant_words
 
     settings = invocation(context).settings
-    found = [(load(settings, name), journal_of(settings, name).outcome) for name in names(settings)]
+    found = []
+    for name in names(settings):
+        try:
+            found.append((load(settings, name), journal_of(settings, name).outcome))
+        except UsageError as error:
+            say(f"{name}: {error.found}")
     value = [
         {"plan": p.id, "stream": p.stream, "target": p.target, "made_at": p.made_at, "outcome": o} for p, o in found
     ]
@@ -209,6 +214,7 @@ def _value(plan: Plan) -> dict[str, Any]:
         "records": plan.records,
         "seconds": plan.seconds,
         "ranges": [list(each) for each in plan.ranges()],
+        "skipped": [list(each) for each in plan.skipped()],
     }
 
 
@@ -246,10 +252,12 @@ def _talk(yes: bool) -> Talk:
         doing = "skip these records" if work.plan.skips else "publish the rebuilt rows"
         return typer.confirm(f"{doing} (plan {work.plan.id})?", err=True)
 
-    began = time.monotonic()
+    began: list[tuple[float, int]] = []
 
     def progress(done: int, total: int) -> None:
-        rate = done / max(time.monotonic() - began, 0.001)
+        began.append((time.monotonic(), done))
+        (since, first), (now, _) = began[0], began[-1]
+        rate = (done - first) / max(now - since, 0.001)
         left = f", about {(total - done) / rate:,.0f} s left" if rate and done < total else ""
         say(f"  replay: {done:,} of {total:,} records, {rate:,.0f} a second{left}")
 

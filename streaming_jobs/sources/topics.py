@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not name what it re-exports
     AdminClient,
@@ -25,6 +26,7 @@ from streaming_jobs.sources.connection import Failures, client_config, spark_opt
 __all__ = ["KEEP_FOREVER", "Offsets", "TopicInfo", "Topics", "client_config", "spark_options"]
 
 T = TypeVar("T")
+log = structlog.get_logger()
 
 KEEP_FOREVER = -1
 """retention.ms of a topic whose records are never too old: event times of 2013 are its record timestamps."""
@@ -165,11 +167,9 @@ class Topics:
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         """Bytes of key and value of an average record, from the first ones at `starts`; None when none came in time."""
-        consumer = Consumer(
-            {**self._settings, "group.id": "recourse-sizes", "enable.auto.commit": False, "fetch.wait.max.ms": 100}
-        )
         sizes: list[int] = []
         ends_at = time.monotonic() + _SIZES_WITHIN
+        consumer = Consumer({**self._settings, "group.id": "recourse-sizes", "enable.auto.commit": False})
         try:
             consumer.assign([TopicPartition(name, partition, offset) for partition, offset in starts.items()])
             while len(sizes) < _SIZES_OF and (left := ends_at - time.monotonic()) > 0:
@@ -177,6 +177,8 @@ class Topics:
                 sizes += [len(m.key() or b"") + len(m.value() or b"") for m in read if m.error() is None]
                 if sizes and not read:
                     break
+        except KafkaException as error:
+            log.info("records could not be measured", topic=name, reason=str(error)[:200])
         finally:
             consumer.close()
         return sum(sizes) / len(sizes) if sizes else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,35 @@ def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: Plan) -> None:
     act(life, plan, "give_up")
     assert stop_of(life).read_text() == "by hand"
     assert executor.journal_of(life.settings, plan.id).outcome == "aborted"
+
+
+@pytest.mark.parametrize(("stage", "what"), [("finish", "resume"), ("abort", "give_up")])
+def test_a_marker_that_a_kill_left_after_the_end_goes(life: Life, plan: Plan, stage: str, what: str) -> None:
+    executor.journal_of(life.settings, plan.id).write(stage, "done")
+    stop_of(life).write_text(f"stopped for recovery plan {plan.id}\n")
+    with suppress(UsageError):
+        act(life, plan, what)
+    assert not stop_of(life).exists()
+
+
+def test_giving_up_a_plan_that_was_not_begun_stops_nothing_and_leaves_the_marker_of_another(
+    life: Life, plan: Plan
+) -> None:
+    stop_of(life).write_text("stopped for recovery plan things-0099\n")
+    with take(life.settings, STREAM.name, purpose="recovery things-0099", wait=0):
+        act(life, plan, "give_up")
+    assert executor.journal_of(life.settings, plan.id).outcome == "aborted" and stop_of(life).exists()
+
+
+def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: Life, plan: Plan) -> None:
+    path = folder(life.settings, plan.id) / "plan.json"
+    path.write_text(path.read_text().replace('"rate"', '"pace"'))
+    executor.journal_of(life.settings, plan.id).write("keep", "begun")
+    assert executor.under_way(life.settings, "others") is None
+    with pytest.raises(UsageError, match="cannot be read"):
+        executor.under_way(life.settings, STREAM.name)
+    executor.journal_of(life.settings, plan.id).write("abort", "done")
+    assert executor.under_way(life.settings, STREAM.name) is None
 
 
 def test_the_second_operator_is_refused(life: Life, plan: Plan) -> None:

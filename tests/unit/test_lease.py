@@ -248,3 +248,23 @@ def test_a_lease_file_that_says_nothing_is_free(home: Settings, text: str) -> No
     lease_file(home).write_text(text)
     assert holder(home, STREAM) is None
     acquire(home, STREAM, purpose="session", wait=0).release()
+
+
+def test_a_lease_is_let_go_while_whoever_inherited_it_lives_on(settings: SettingsFactory) -> None:
+    """As a session does with a stream that has ended, while its JVM runs the others."""
+    home = settings({})
+    lease = acquire(home, "one", purpose="session", wait=0)
+    heir = subprocess.Popen(["sleep", "60"], pass_fds=[lease.descriptor])
+    try:
+        lease.record_jvm(heir.pid)
+        with pytest.raises(LeaseBusy):
+            acquire(home, "one", purpose="recovery", wait=0)
+        lease.unlock()
+        assert holder(home, "one") is None
+        with take(home, "one", purpose="recovery", wait=0):
+            lease.release()
+            owner = holder(home, "one")
+            assert owner is not None and owner.purpose == "recovery"
+    finally:
+        heir.kill()
+        heir.wait()

@@ -20,17 +20,17 @@ from reprocessing.planner import make_plan
 from reprocessing.publish import fence
 from reprocessing.report import page
 from reprocessing.situation import Situation, look
-from reprocessing.stages import AuditRefused, Confirm, Keep, stages_of
+from reprocessing.stages import AuditRefused, Confirm, Fence, Keep, Publish, Switch, stages_of
 from reprocessing.targets import Target
 from reprocessing.work import Talk, Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
-from streaming_jobs.generation import Accepted
-from streaming_jobs.ledger import Txn
+from streaming_jobs.generation import Accepted, CodeSince
+from streaming_jobs.ledger import OffsetRange, Txn
 from streaming_jobs.preflight import verdicts
-from streaming_jobs.world import gather
-from tests.unit.life import STREAM, TOPIC, Life, Topics
+from streaming_jobs.world import gather, ledger_file
+from tests.unit.life import STREAM, TOPIC, TOPIC_ID, Life, Topics
 
 NONE = Checks()
 
@@ -74,7 +74,7 @@ def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
     plan = work.plan
     assert load(life.settings, plan.id) == plan and plan.skips and not plan.records
     assert list(plan.skipped()) == [(TOPIC, 0, 90, 110)]
-    assert [stage.name for stage in stages_of(plan)] == ["keep", "confirm", "fence", "skip", "finish"]
+    assert [stage.name for stage in stages_of(plan)] == ["keep", "fence", "confirm", "skip", "finish"]
     text = explain(plan)
     for words in ("skip ahead to offsets 0:110", "20 records are never read", "keeps its rows", "undo reads them"):
         assert words in text
@@ -161,11 +161,89 @@ def test_a_stream_that_has_come_past_the_target_has_nothing_to_skip(life: Life) 
         Keep().run(working(life, plan))
 
 
-def test_a_batch_that_is_in_the_table_alone_is_finished_before_anything_is_skipped(life: Life) -> None:
+def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_has_to_know_it(life: Life) -> None:
+    """Killed between the table's commit and Spark's: with the checkpoint at 8, batch 9 is in the table."""
+    plan = make_plan(found(life), Target("offsets", "0:95"), NONE)
+    life.batch(9, commit=False)
+    with pytest.raises(UsageError, match="come past the plan's offsets"):
+        Keep().run(working(life, plan))
+    work = begun(life, Target("offsets", "0:110"))
+    skip(work)
+    assert life.rows() == list(range(100)) and life.at() == Txn(2, 8) and refusals(life) == []
+    assert generations.checkpoint(life.settings, STREAM.name, 2).end(8) == {TOPIC: {0: 110}}
+    assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
+
+
+def test_state_has_to_know_a_batch_before_anything_behind_it_is_skipped(life: Life) -> None:
+    stateful(life)
     plan = make_plan(found(life), Target("latest"), NONE)
     life.batch(9, commit=False)
-    with pytest.raises(UsageError, match="not finished in the checkpoint"):
+    with pytest.raises(UsageError, match="the state does not know it yet"):
         Keep().run(working(life, plan))
+
+
+def test_a_stream_that_ran_on_before_the_fence_is_kept_again(life: Life) -> None:
+    """Killed or refused between keep and fence, nothing forbids a start: what it read must not be lost."""
+    work = working(life, make_plan(found(life), Target("offsets", "0:110"), NONE))
+    work.journal.write("keep", "done", Keep().run(work))
+    life.batch(9)
+    work.journal.write("fence", "done", Fence().run(work))
+    skip(work)
+    assert life.rows() == list(range(100)) and life.record.generations[-1].from_batch == 9
+    assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
+
+
+def test_what_somebody_else_wrote_before_the_fence_is_seen(life: Life) -> None:
+    work = working(life, make_plan(found(life), Target("latest"), NONE))
+    work.journal.write("keep", "done", Keep().run(work))
+    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+    with pytest.raises(ForeignWrite):
+        Fence().run(work)
+
+
+def test_an_abort_before_the_first_fence_touches_nothing(life: Life) -> None:
+    work = working(life, make_plan(found(life), Target("latest"), NONE))
+    work.journal.write("keep", "done", Keep().run(work))
+    work.journal.write("fence", "begun")
+    life.batch(9)
+    abort(work)
+    assert life.rows() == list(range(100)) and life.record.generation == 1 and refusals(life) == []
+
+
+def test_behind_a_skip_there_is_a_border_to_go_back_to(life: Life) -> None:
+    skip(begun(life, Target("offsets", "0:110")))
+    life.save(replace(life.record, code=(*life.record.code, CodeSince("z", "1", 2, 9, 1.0))))
+    life.batch(9, generation=2, code="z")
+    line = replace(life.entry(9, 2, "z"), offsets=(OffsetRange(TOPIC, TOPIC_ID, {0: 110}, {0: 120}),))
+    ledger_file(life.settings, STREAM.name).append(line, {"things": life.sink().handle.version()})
+    for target in (Target("code", "z"), Target("offsets", "0:112")):
+        plan = make_plan(found(life), target, NONE)
+        assert (plan.base.generation, plan.base.batch, plan.base.ends) == (2, 8, {TOPIC: {0: 110}})
+        assert not any("skipped" in note for note in plan.notes)
+
+
+def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Life) -> None:
+    """The checkpoint can be cut after a replayed batch; the table shows it only together with those after it."""
+    plan = make_plan(found(life), Target("batch", "3"), NONE)
+    base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    fence(life.settings, STREAM, plan.id, 2)
+    workshop.prepare(life.settings, plan, life.record, base)
+    staged = Life.__new__(Life)
+    staged.settings = workshop.settings_of(life.settings, plan)
+    for number in range(4, 9):
+        staged.batch(number, generation=2, code="z")
+    work = working(life, plan)
+    Publish().run(work)
+    Switch().run(work)
+    assert life.rows() == list(range(90)) and life.record.generation == 2
+    with pytest.raises(PreflightRefused, match="was replayed by plan"):
+        savepoints.take(life.settings, life.record, 5, "purpose")
+    again = make_plan(found(life), Target("batch", "5"), NONE)
+    assert base is not None and again.base.savepoint == base.id
+    taken = savepoints.take(life.settings, life.record, 8, "purpose")
+    assert (
+        sum(len(life.rows(t)) for t in [life.table]) == 90 and taken.tables[0].version == life.sink().handle.version()
+    )
 
 
 def test_nothing_is_skipped_unless_somebody_agrees(life: Life) -> None:
@@ -216,6 +294,45 @@ def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> No
     workshop.prepare(life.settings, plan, life.record, None)
     record = generations.load(workshop.settings_of(life.settings, plan), STREAM.name)
     assert record is not None and record.topics[0].start == {"0": 35}
+
+
+def test_where_the_targets_own_records_are_gone_it_begins_with_the_first_that_is_left(life: Life) -> None:
+    stateful(life)
+    forget_cuts(life)
+    for target in (Target("batch", "3"), Target("batch", "-1")):
+        plan = make_plan(found(life, Topics(first=65, end=120)), target, NONE, discard_state=True)
+        assert plan.discards_state and plan.base.ends == {TOPIC: {0: 65}} and plan.records == 55
+        assert any("the first that the topic still has" in note for note in plan.notes)
+
+
+def forget_cuts(life: Life) -> None:
+    """Spark's log reaches back to the last batches only."""
+    folder_of = generations.checkpoint(life.settings, STREAM.name, 1).folder
+    for log in ("offsets", "commits"):
+        for number in range(6):
+            (folder_of / log / str(number)).unlink()
+
+
+def test_nothing_is_discarded_where_nothing_is_replayed(life: Life) -> None:
+    stateful(life)
+    savepoints.take(life.settings, life.record, 8, "purpose")
+    with pytest.raises(UsageError, match="nothing to replay"):
+        make_plan(found(life, Topics()), Target("savepoint", "g0001-b000000008"), NONE, discard_state=True)
+
+
+def test_savepoints_reach_back_further_than_the_ledger(life: Life) -> None:
+    savepoints.take(life.settings, life.record, 2, "purpose")
+    forget_cuts(life)
+    ledger = ledger_file(life.settings, STREAM.name)
+    day = next(ledger.folder.glob("*.jsonl"))
+    day.write_text("\n".join(day.read_text().splitlines()[5:]) + "\n")
+    plan = make_plan(found(life), Target("offsets", "0:45"), NONE)
+    assert plan.base.savepoint == "g0001-b000000002"
+    life.save(replace(life.record, code=(CodeSince("z", "1", 1, 4, 1.0),)))
+    assert make_plan(found(life), Target("code", "z"), NONE).base.savepoint == "g0001-b000000002"
+    savepoints.drop(life.settings, STREAM.name, "g0001-b000000002")
+    with pytest.raises(UsageError, match="no longer in the ledger"):
+        make_plan(found(life), Target("code", "z"), NONE)
 
 
 def test_state_is_discarded_where_there_is_any_and_it_matters(life: Life) -> None:

@@ -367,6 +367,15 @@ def test_what_differs_is_counted_by_time(tmp_path: Path) -> None:
     assert audit.compare("t", old, old, ("id",)).by_time == ()
 
 
+def test_times_before_1970_and_columns_of_any_type_are_compared(tmp_path: Path) -> None:
+    at = pa.array([datetime(1960, 1, 1, 6, 5, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    for name, n in (("old", 1), ("new", 2)):
+        rows = pa.table({"inside": [{"a": n}], "list": [[n]], "at": at})
+        write_deltalake(tmp_path / name, rows)
+    found = audit.compare("t", tmp_path / "old", tmp_path / "new", ())
+    assert list(found.by_time) == [("1960-01-01 06:05", 1, 1, 0)]
+
+
 @pytest.mark.parametrize("rule", ["nothing > 1", "id >>> 1 (", "'", "1 / (id - id) = 1", "CAST(place AS INT) > 0"])
 def test_a_rule_that_cannot_be_asked_is_refused(life: Life, rule: str) -> None:
     with pytest.raises(UsageError, match="cannot be asked"):
