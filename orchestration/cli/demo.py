@@ -151,9 +151,9 @@ class Story:
 
         send(self.settings.kafka, self.bootstrap, part)
 
-    def run_streams(self) -> None:
-        """Let both streams read what there is."""
-        self.recourse("streams", "run", "inventory", "low_stock", "--trigger", "available-now", quiet=True)
+    def run_streams(self, names: Sequence[str] = ("inventory", "low_stock")) -> None:
+        """Let streams read what there is."""
+        self.recourse("streams", "run", *names, "--trigger", "available-now", quiet=True)
 
     def compare(self, count: int, *, right: bool, bad: int | None = None, low_stock: bool = False) -> int:
         """Compare `inventory` with the truth; products with an impossible stock. Raises when it is not as expected.

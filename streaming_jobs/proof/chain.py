@@ -3,6 +3,9 @@
 The rules that an entry has to keep: it names its own stream and table; it carries the table's transaction with the
 version that its generation and batch make; generations never fall, batches rise by one; each topic and partition goes
 on exactly where the batch before ended. A commit that changes rows and is no batch of the stream is a fault.
+
+The publish of a recovery begins anew: its rows were written elsewhere, so all up to its offsets is believed, unproved.
+One that changes no rows went forward instead: what lies between is skipped, which is neither lost nor read.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ class Chain:
     first: Entry | None = None
     last: Entry | None = None
     spans: list[Span] = field(default_factory=list)
+    believed: list[Span] = field(default_factory=list)
+    skipped: list[Span] = field(default_factory=list)
     batches: int = 0
     written: int = 0
 
@@ -55,6 +60,10 @@ class Chain:
             return
         if (entry.stream, entry.table) != (self.stream, self.table):
             yield "entry", f"carries the entry of stream {entry.stream} for table {entry.table}"
+        if entry.kind == "publish":
+            yield from self._placed(commit, entry)
+            self._published(entry, rebuilt=commit.changes_rows)
+            return
         if entry.kind != "batch":
             if commit.changes_rows:
                 yield "entry", f"changed rows ({commit.operation}) under an entry of kind {entry.kind}"
@@ -67,6 +76,17 @@ class Chain:
         self.first, self.last = self.first or entry, entry
         self.batches += 1
         self.written += entry.rows.get("written", 0)
+
+    def _published(self, entry: Entry, *, rebuilt: bool) -> None:
+        ends = [(read.topic, partition, end) for read in entry.ranges for partition, end in read.end.items()]
+        if rebuilt:
+            self.believed = [Span(topic, partition, 0, end) for topic, partition, end in ends]
+            self.spans, self.skipped, self.first = [], [], None
+        else:
+            starts = {(r.topic, p): end for r in (self.last.ranges if self.last else ()) for p, end in r.end.items()}
+            jumps = [Span(topic, p, starts.get((topic, p), end), end) for topic, p, end in ends]
+            self.skipped += [span for span in jumps if span.offsets > 0]
+        self.last = entry
 
     def _placed(self, commit: Commit, entry: Entry) -> Iterator[tuple[Kind, str]]:
         due = entry.generation << 32 | (entry.batch + 1)

@@ -183,7 +183,9 @@ class _Judge:
                 )
 
     def _gone(self, chain: Chain, there: Sequence[int]) -> list[Span]:
-        """What entries that the log no longer has must have covered; they cannot be looked at."""
+        """What entries that the log no longer has must have covered, or a recovery has rebuilt: it is not looked at."""
+        if chain.believed:
+            return chain.believed
         if there and there[0] > 0 and chain.first is not None:
             return assumed(chain.first)
         return []
@@ -193,7 +195,8 @@ class _Judge:
         mine = [
             span for span in (*chain.spans, *before) if (span.topic, span.partition) == (whole.topic, whole.partition)
         ]
-        found = sweep(mine, whole)
+        skipped = [s for s in chain.skipped if (s.topic, s.partition) == (whole.topic, whole.partition)]
+        found = sweep([*mine, *skipped], whole)
         ends = max((span.end for span in mine), default=whole.start)
         for span in found.missing:
             if span.start >= ends and not self.finished:
@@ -208,7 +211,8 @@ class _Judge:
         )
         self.unproved += assumed_here
         twice = sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in found.doubled)
-        self.verified += whole.offsets - total(found.missing) - twice - assumed_here
+        left_out = sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in skipped)
+        self.verified += whole.offsets - total(found.missing) - twice - assumed_here - left_out
 
     def _rows(self, path: Path, there: Sequence[int], chain: Chain, before: list[Span]) -> int:
         """Judge the rows of the newest version; how many there are."""

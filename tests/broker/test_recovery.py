@@ -23,6 +23,7 @@ from reprocessing.situation import look
 from reprocessing.targets import Target
 from streaming_jobs import generation as generations
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.progress import read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stock.movements import PARTITIONS, TOPIC
@@ -64,6 +65,7 @@ def run(story: Story, *arguments: str, crash: str | None = None) -> subprocess.C
     environment = story.environment()
     if crash is not None:
         environment["RECOURSE_CRASH"] = f"inventory:{crash}" if ":" in crash else f"inventory:{crash}:0"
+        environment["RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER"] = "700"  # a replay of several batches
     return command(story.folder, environment, *arguments)
 
 
@@ -341,6 +343,43 @@ def test_savepoints_and_generations_are_listed_and_dropped(story: Story) -> None
     assert len(json.loads(run(story, "savepoints", "list", "inventory", "--output", "json").stdout)) == 1
     lives = json.loads(run(story, "generations", "list", "inventory", "--output", "json").stdout)
     assert [life["number"] for life in lives] == [1] and lives[0]["kept"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story, supervised: bool) -> None:
+    """Afterwards a session that somebody starts again ends, so that the next one runs the corrected code."""
+    arguments = ["--streams", "inventory,low_stock", "--trigger", "continuous", *(["--supervised"] * supervised)]
+    session = subprocess.Popen(
+        [sys.executable, "-m", "streaming_jobs.session", *arguments],
+        cwd=story.folder,
+        env=story.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def state(stream: str) -> str:
+        status = read_status(story.settings, stream)
+        return status.state if status is not None else ""
+
+    try:
+        until(lambda: {state("inventory"), state("low_stock")} <= {"running", "idle"}, 90, "both streams")
+        plan = story.plan()
+        story.recourse("recover", "apply", plan, "--yes")
+        story.compare(COUNT, right=True)
+        assert state("inventory") == "stopped"
+        if supervised:
+            assert session.wait(60) == 0, "it ends with the recovery"
+        else:
+            assert session.poll() is None and state("low_stock") in ("running", "idle")
+            story.run_streams(["inventory"])
+            story.compare(COUNT, right=True)
+    finally:
+        if session.poll() is None:
+            os.killpg(session.pid, signal.SIGKILL)
+        session.wait()
 
 
 @pytest.mark.long

@@ -13,21 +13,25 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from streaming_jobs.proof.log import commit_file
-from streaming_jobs.proof.spans import Span, sweep
+from streaming_jobs.proof.spans import Span, sweep, total
 from streaming_jobs.proof.subjects import FLIGHTS, SPLIT
 from streaming_jobs.proof.verifier import StreamVerdict, newest_versions, verify
 from tests.unit.proofs import (
     BATCHES,
     CLEAN,
     HOURS,
+    SCHEMAS,
     SIZES,
     TOPIC,
     TOPIC_ID,
     TOTALS,
     Spoiler,
+    clean_rows,
+    entry,
     judged,
     make_split,
     make_tables,
+    properties,
     topic,
     write_split,
 )
@@ -237,6 +241,43 @@ def test_a_partition_that_came_later_starts_at_its_first_offset(tables: Path) ->
     assert "starts at 10 of flights-1, the batch before ended at 0" in told(tables, TOTALS)
     Spoiler(tables / TOTALS).entry(4, without)
     assert "reads nothing of partitions [1]" in told(tables, TOTALS)
+
+
+def published(tables: Path, generation: int, *, skip: int = 0, rows: list[dict[str, Any]] | None = None) -> None:
+    """The publish of a recovery at the last batch: of other rows, or forward over `skip` records."""
+    batch = BATCHES - 1
+    value = {**entry(CLEAN, batch, 0), "kind": "publish", "generation": generation}
+    read = {"id": TOPIC_ID, "start": {}, "end": {p: (batch + 1) * size + skip for p, size in SIZES.items()}}
+    value["offsets"] = {TOPIC: read}
+    table = DeltaTable(tables / CLEAN)
+    if rows is None:
+        table.create_write_transaction(
+            [], mode="append", schema=table.schema(), partition_by=[], commit_properties=properties(value)
+        )
+    else:
+        data = pa.Table.from_pylist(rows, SCHEMAS[CLEAN])
+        write_deltalake(table, data, mode="overwrite", commit_properties=properties(value))
+
+
+def test_what_a_recovery_has_rebuilt_is_believed_and_what_comes_after_it_proved(tables: Path) -> None:
+    rows = [row for batch in range(BATCHES) for row in clean_rows(batch)]
+    published(tables, 2, rows=rows)
+    found = judged(tables, CLEAN)
+    assert not found.faults and not found.lost and not found.doubled
+    assert (found.verified, found.unproved) == (0, BATCHES * 15)
+    published(tables, 3, rows=rows[1:])
+    assert total(judged(tables, CLEAN).lost) == 1, "its rows are compared all the same"
+
+
+def test_what_was_skipped_is_not_lost(tables: Path) -> None:
+    published(tables, 2, skip=2)
+    whole = topic(BATCHES)
+    whole[TOPIC] = replace(
+        whole[TOPIC],
+        partitions={p: replace(content, high=content.high + 2) for p, content in whole[TOPIC].partitions.items()},
+    )
+    found = judged(tables, CLEAN, whole, finished=True)
+    assert not found.faults and not found.lost and found.verified == BATCHES * 15
 
 
 def split(folder: Path, **options: Any) -> StreamVerdict:
