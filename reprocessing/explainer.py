@@ -65,6 +65,7 @@ def _replayed(plan: Plan) -> Iterator[str]:
         yield f"  {topic:<24} {partition:>9} {retained:>13,} {wanted:>10,} {begin:>11,} {end:>10,}"
     size = "" if plan.size is None else f", about {_size(plan.size)}"
     time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
+    time = time if plan.records else "for Spark's start"
     yield f"  {plan.records:,} records{size} to replay; the stream stands still {time}, its tables stay readable"
 
 

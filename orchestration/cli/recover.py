@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -243,7 +244,7 @@ def _talk(yes: bool) -> Talk:
             for since, gone, came, changed in difference.by_time:
                 say(f"    {difference.time_column} from {since}: {changed:,} changed, {gone:,} go, {came:,} come")
             for row in difference.sample:
-                say(f"    {row}")
+                say(f"    {_row_words(row)}")
         if yes:
             return True
         if not sys.stdin.isatty():
@@ -258,8 +259,9 @@ def _talk(yes: bool) -> Talk:
         began.append((time.monotonic(), done))
         (since, first), (now, _) = began[0], began[-1]
         rate = (done - first) / max(now - since, 0.001)
+        pace = f", {rate:,.0f} a second" if rate else ""
         left = f", about {(total - done) / rate:,.0f} s left" if rate and done < total else ""
-        say(f"  replay: {done:,} of {total:,} records, {rate:,.0f} a second{left}")
+        say(f"  replay: {done:,} of {total:,} records{pace}{left}")
 
     return Talk(tell=say, progress=progress, confirm=confirm)
 
@@ -271,6 +273,17 @@ def _words(difference: Any) -> str:
         f"  {d.table}: {d.old_rows:,} rows published, {d.new_rows:,} rebuilt; {d.changed:,} changed, "
         f"{d.only_old:,} go, {d.only_new:,} come{totals}"
     )
+
+
+def _row_words(row: Mapping[str, Any]) -> str:
+    """A row that differs: its keys and what changes, or which side has it."""
+    for side in ("published", "rebuilt"):
+        if row.keys() == {side}:
+            return f"only {side}: " + ", ".join(f"{name} {value}" for name, value in row[side].items())
+    names = [name.removesuffix(" published") for name in row if name.endswith(" published")]
+    keys = [f"{name} {value}" for name, value in row.items() if not name.endswith((" published", " rebuilt"))]
+    pairs = [(name, row[f"{name} published"], row[f"{name} rebuilt"]) for name in names]
+    return f"{', '.join(keys)}: " + ", ".join(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
 
 
 def _topics(call: Invocation) -> Topics:

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestration import cli
+from orchestration.cli import recover
 from orchestration.cli.invocation import Invocation, environment_name, parse_set, parse_value
 from streaming_jobs.errors import SetupError, UsageError
 
@@ -238,3 +240,18 @@ def test_light_commands_import_nothing_heavy_and_answer_quickly(arguments: list[
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            {"id": 1, "n published": 2, "n rebuilt": 3, "at published": 4, "at rebuilt": 4},
+            "id 1: n 2 -> 3",
+        ),
+        ({"published": {"id": 1, "n": 2}}, "only published: id 1, n 2"),
+        ({"rebuilt": {"id": 1}}, "only rebuilt: id 1"),
+    ],
+)
+def test_a_row_that_differs_is_told_by_what_differs(row: dict[str, Any], words: str) -> None:
+    assert recover._row_words(row) == words
