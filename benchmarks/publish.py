@@ -12,6 +12,7 @@ import argparse
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from reprocessing.publish import content_of, publish
 from streaming_jobs import generation as generations
+from streaming_jobs.generation import Accepted
 from streaming_jobs.ledger import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import STREAM_PROPERTY
@@ -61,7 +63,7 @@ def measured(settings: Settings, count: int) -> tuple[float, float, float]:
         settings,
         stream,
         {"things": content_of(staged)},
-        record=generations.first("things"),
+        record=replace(generations.first("things"), accepted=(Accepted("things", 1, "made here", 0.0),)),
         plan="things-0001",
         at=Txn(2, 5),
         offsets=(),
