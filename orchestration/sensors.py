@@ -60,11 +60,13 @@ def keepalive_sensor(session: Session, *, running: bool) -> dg.SensorDefinition:
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         runs = session_runs(context.instance, session)
+        stopped = frozenset(n for n in job.streams if (session.settings.state / n / "stop").exists())
+        held = {} if runs and runs[0].status in IN_PROGRESS else _holders(session)
         seen = JobSeen(
             runs=runs,
             streams=job.streams,
-            stopped_on_purpose=frozenset(n for n in job.streams if (session.settings.state / n / "stop").exists()),
-            held_by={} if runs and runs[0].status in IN_PROGRESS else _holders(session),
+            stopped_on_purpose=stopped,
+            held_by={name: who for name, who in held.items() if name not in stopped},
             fingerprint=_fingerprint(session, runs),
         )
         verdict = keepalive(seen, time.time())
@@ -208,9 +210,11 @@ def session_runs(instance: dg.DagsterInstance, session: Session) -> list[RunSeen
 def _presumed_dead(session: Session, run: RunSeen) -> str | None:
     settings = session.settings
     worker = run.tags.get(WORKER_TAG)
-    statuses = [read_status(settings, name) for name in session.job.streams]
-    beats = [status.heartbeat for status in statuses if status and status.run_id == run.run_id]
-    seen = SessionSeen(run, lives(worker) if worker else None, bool(_holders(session)), max(beats, default=None))
+    statuses = {name: read_status(settings, name) for name in session.job.streams}
+    mine = {name: status for name, status in statuses.items() if status and status.run_id == run.run_id}
+    held = any((owner := holder(settings, name)) is not None and owner.purpose == "session" for name in mine)
+    beats = [status.heartbeat for status in mine.values()]
+    seen = SessionSeen(run, lives(worker) if worker else None, held, max(beats, default=None))
     return presumed_dead(
         seen, time.time(), stale_after=settings.dagster.stale_after.total_seconds(), patience=session.patience
     )

@@ -24,7 +24,7 @@ from streaming_jobs import savepoints
 from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.files import private_folder, write_atomic
-from streaming_jobs.lease import holder, take
+from streaming_jobs.lease import take
 from streaming_jobs.session import STOPPED_FOR_RECOVERY
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
@@ -99,9 +99,10 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
                 f"finish it: recourse recover resume {plan.id}; then: recourse recover undo {plan.id}",
             )
 
-    if work.journal.outcome == "planned":  # nothing was begun, so nothing has to stop
-        with _only_operator(settings, plan):
+    with _only_operator(settings, plan):
+        if work.journal.outcome == "planned":  # nothing was begun, so nothing has to stop
             work.journal.write("abort", "done")
+            _let_go(work)
             return work
     with _working(work, check):
         work.journal.write("abort", "begun")
@@ -217,9 +218,9 @@ def _only_operator(settings: Settings, plan: Plan) -> Iterator[None]:
 
 
 def _stop(settings: Settings, plan: Plan) -> None:
-    """Ask a running stream to stop; somebody else's marker stays as it is."""
+    """Ask a running stream to stop, and nobody to start it; somebody else's marker stays as it is."""
     marker = private_folder(settings.state / plan.stream) / "stop"
-    if not marker.exists() and holder(settings, plan.stream) is not None:
+    if not marker.exists():
         write_atomic(marker, _mark(plan))
 
 

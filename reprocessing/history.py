@@ -115,8 +115,14 @@ class History:
         return found[::-1]
 
     def numbered(self, number: int) -> Batch | None:
-        """The newest batch of that number."""
-        return next((batch for batch in self.newest_first() if batch.txn.batch == number), None)
+        """The newest batch of that number; the border behind a skip, which reads nothing, if there is no other."""
+        border = None
+        for batch in self.newest_first():
+            if batch.txn.batch == number:
+                if batch.versions or batch.starts != batch.ends:
+                    return batch
+                border = border or batch
+        return border
 
     def pace(self) -> Pace | None:
         """How long its newest batches took: a line laid through their sizes and times; None where that is not known.

@@ -21,8 +21,9 @@ from streaming_jobs import savepoints
 from streaming_jobs.checkpoint_cut import copy
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.generation import Generation
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest, walk
 from streaming_jobs.savepoints import Savepoint
+from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.world import ledger_file
 
 
@@ -77,13 +78,20 @@ def _as_they_are(work: Work, kept: Savepoint, doing: str) -> dict[str, Content]:
     for sink in sinks(work.settings, work.stream):
         _, foreign = newest(sink.path, work.stream.name)
         if foreign and all(commit.version in work.record.accepts(sink.name) for commit in foreign):
-            if unfinished:
+            if unfinished or _further(sink, kept):
                 raise PreflightRefused(
                     f"version {foreign[0].version} of table {sink.name} came after a batch that was not finished",
                     f"put the table back to version {foreign[-1].version - 1}, and make the change again afterwards",
                 )
             contents[sink.name] = content_of(sink.path)
     return contents
+
+
+def _further(sink: DeltaSink, kept: Savepoint) -> bool:
+    """Whether the table has a batch after the savepoint's: a crash came before the primary table had it too."""
+    entries = (commit.entry for commit in walk(sink.path) if commit.entry is not None)
+    newest_batch = next((e for e in entries if e.stream == kept.stream and e.kind == "batch"), None)
+    return newest_batch is not None and newest_batch.txn > kept.txn
 
 
 def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str) -> None:

@@ -114,7 +114,7 @@ def _reminders(found: Situation, resolved: Resolved, start: Base) -> list[str]:
         {**void, "from": max(void["from"], begin)}
         for void in found.record.void_ranges
         if (begin := start.ends.get(void["topic"], {}).get(void["partition"], void["from"])) < void["to"]
-        and void["generation"] in lives
+        and void.get("generation", found.record.generation) in lives
     ]
     return [
         *(

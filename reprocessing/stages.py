@@ -213,6 +213,8 @@ class Publish:
         staged = staging(work.settings, work.plan.id)
         contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(work.stream)}
         last = last_entry(work.own, work.stream)
+        begins = work.plan.base.ends  # so that who reads the log knows from where on the rows were rebuilt
+        offsets = [replace(each, start=dict(begins.get(each.topic, {}))) for each in last.offsets]
         done = publish(
             work.settings,
             work.stream,
@@ -220,7 +222,7 @@ class Publish:
             record=work.record,
             plan=work.plan.id,
             at=last.txn,
-            offsets=last.offsets,
+            offsets=offsets,
             code=last.code,
             between=lambda _: work.crash_point("recover_publish_between"),
         )

@@ -92,7 +92,8 @@ def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> Non
 
 def _sync(folder: Path, *, deep: bool = True) -> None:
     """Have a folder on disk, with all that is in it; state files are links of files that Spark has finished."""
-    inside = [path for path in folder.rglob("*") if path.is_dir() or "state" not in path.parts] if deep else []
+    found = folder.rglob("*") if deep else ()
+    inside = [path for path in found if path.is_dir() or path.relative_to(folder).parts[0] != "state"]
     for path in (*inside, folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -61,7 +61,8 @@ class Lease:
     def unlock(self) -> None:
         """Let go for the JVM too: its query of this stream has ended. The descriptor stays open until `release`."""
         self.owner = replace(self.owner, jvm=None, jvm_started=None)
-        _write(self.descriptor, self.owner)
+        with suppress(OSError):  # a full disk; the next one then waits until the JVM has ended
+            _write(self.descriptor, self.owner)
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def release(self) -> None:

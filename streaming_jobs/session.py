@@ -85,6 +85,7 @@ class Session:
         self.spark: SparkSession | None = None
         self.supervised = supervised
         self._recovering: set[str] = set()
+        self._superseded = False
         self._status_unwritten = False
 
     def run(self) -> int:
@@ -122,9 +123,19 @@ class Session:
         return leases
 
     def _clear_stops(self) -> None:
-        """A start with intent ends a stop on purpose; only now that nobody can refuse the start any more."""
+        """A start with intent ends a stop on purpose; only now that nobody can refuse the start any more.
+
+        What a recovery has stopped it frees by itself, unless preflight lets the stream start.
+        """
         for stream in self.streams:
-            _marker(self.settings, stream.name).unlink(missing_ok=True)
+            if not self._stopped_for_recovery(stream.name):
+                _marker(self.settings, stream.name).unlink(missing_ok=True)
+
+    def _stopped_for_recovery(self, stream: str) -> bool:
+        try:
+            return _marker(self.settings, stream).read_text(encoding="utf-8").startswith(STOPPED_FOR_RECOVERY)
+        except OSError:
+            return False
 
     def _prepare(self, leases: Sequence[Lease]) -> None:
         now = time.time()
@@ -149,6 +160,8 @@ class Session:
             running.connection = connection
             try:
                 running.preflight()
+                if not self.respect_stop:
+                    _marker(self.settings, running.stream.name).unlink(missing_ok=True)
             except Exception as error:  # noqa: BLE001 - one stream's trouble leaves the others running
                 running.fail(classify(error))
 
@@ -178,7 +191,9 @@ class Session:
                 if self.stop_all.is_set() or _marker(self.settings, running.stream.name).exists():
                     running.request_stop()
                 running.poll(self.spark)
-                if running.ended and not running.left:
+            over = [running for running in self.running if running.ended and not running.left]
+            if len(over) < len([running for running in self.running if not running.left]):
+                for running in over:
                     self._leave(running)
             if time.monotonic() - written >= _STATUS_EVERY:
                 self._write_statuses()
@@ -186,23 +201,20 @@ class Session:
             time.sleep(_LOOK_EVERY)
 
     def _leave(self, running: RunningStream) -> None:
-        """One stream is over and others go on: from here on it is free for a recovery, or for another session."""
-        self._write_status(running.status)
-        running.left = True
-        running.lease.unlock()
+        """One stream is over and others go on: once that is written it is free for a recovery, or another session."""
+        if self._write_status(running.status):
+            running.left = True
+            running.lease.unlock()
 
     def _look_at_recoveries(self) -> None:
         """End when a recovery that stopped a stream of this session is over, if somebody starts the next one."""
         for running in self.running if self.supervised else ():
             name = running.stream.name
-            try:
-                said = _marker(self.settings, name).read_text(encoding="utf-8")
-            except OSError:
-                said = ""
-            if said.startswith(STOPPED_FOR_RECOVERY):
+            if self._stopped_for_recovery(name):
                 self._recovering.add(name)
-            elif not said and name in self._recovering and not self.stop_all.is_set():
+            elif name in self._recovering and not _marker(self.settings, name).exists() and not self.stop_all.is_set():
                 log.info("a recovery is over: this session ends, the next one runs the code of now", stream=name)
+                self._superseded = True
                 self.stop_all.set()
 
     @contextmanager
@@ -230,8 +242,8 @@ class Session:
                 running.refresh_status()
                 self._write_status(running.status)
 
-    def _write_status(self, status: Status) -> None:
-        """A report that cannot be written (the disk is full) stops nothing; told once until it works again."""
+    def _write_status(self, status: Status) -> bool:
+        """Whether it was written: if not (the disk is full), it stops nothing and is told once until it works again."""
         try:
             write_status(self.settings, status)
             self._status_unwritten = False
@@ -239,8 +251,11 @@ class Session:
             if not self._status_unwritten:
                 log.warning("the status could not be written", stream=status.stream, reason=str(error))
             self._status_unwritten = True
+        return not self._status_unwritten
 
     def _exit_code(self) -> int:
+        if self._superseded:  # what failed before the recovery is for the next session to find out
+            return 0
         failed = [r.status.error for r in self.running if r.status.state == "failed" and r.status.error]
         if not failed:
             return 0

@@ -11,11 +11,11 @@ One that changes no rows went forward instead: what lies between is skipped, whi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from streaming_jobs.proof.log import Commit, Entry, Range
-from streaming_jobs.proof.spans import Span
+from streaming_jobs.proof.spans import Span, without
 
 Kind = Literal["entry", "order", "chain", "rows", "foreign", "unreadable", "offsets", "topic"]
 
@@ -78,15 +78,25 @@ class Chain:
         self.written += entry.rows.get("written", 0)
 
     def _published(self, entry: Entry, *, rebuilt: bool) -> None:
-        ends = [(read.topic, partition, end) for read in entry.ranges for partition, end in read.end.items()]
+        seen: dict[tuple[str, int], int] = {}
+        for span in (*self.believed, *self.spans, *self.skipped):
+            place = span.topic, span.partition
+            seen[place] = min(seen.get(place, span.start), span.start)
+        ends = {(r.topic, p): end for r in (self.last.ranges if self.last else ()) for p, end in r.end.items()}
+        believed, skipped = [], list(self.skipped)
+        for read in entry.ranges:
+            for partition, end in read.end.items():
+                place, begin = (read.topic, partition), read.start.get(partition, 0)
+                whole = Span(read.topic, partition, seen.get(place, begin), end)
+                if rebuilt:
+                    # What was skipped after `begin` has been read now.
+                    skipped = [s for s in skipped if (s.topic, s.partition) != place or s.end <= begin]
+                    believed += without(whole, [s for s in skipped if (s.topic, s.partition) == place])
+                elif self.last is not None and ends.get(place, 0) < end:
+                    skipped.append(replace(whole, start=ends.get(place, 0)))
         if rebuilt:
-            self.believed = [Span(topic, partition, 0, end) for topic, partition, end in ends]
-            self.spans, self.skipped, self.first = [], [], None
-        else:
-            starts = {(r.topic, p): end for r in (self.last.ranges if self.last else ()) for p, end in r.end.items()}
-            jumps = [Span(topic, p, starts.get((topic, p), end), end) for topic, p, end in ends]
-            self.skipped += [span for span in jumps if span.offsets > 0]
-        self.last = entry
+            self.believed, self.spans, self.first = believed, [], None
+        self.skipped, self.last = skipped, entry
 
     def _placed(self, commit: Commit, entry: Entry) -> Iterator[tuple[Kind, str]]:
         due = entry.generation << 32 | (entry.batch + 1)

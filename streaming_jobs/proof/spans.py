@@ -37,6 +37,16 @@ class Sweep:
     beyond: list[Span] = field(default_factory=list)
 
 
+def without(whole: Span, holes: Iterable[Span]) -> list[Span]:
+    """What is left of a range when others of its partition are taken out."""
+    left, at = [], whole.start
+    for hole in sorted(holes, key=lambda span: span.start):
+        if at < min(hole.start, whole.end):
+            left.append(replace(whole, start=at, end=min(hole.start, whole.end)))
+        at = max(at, hole.end)
+    return [*left, replace(whole, start=at)] if at < whole.end else left
+
+
 def sweep(spans: Iterable[Span], whole: Span) -> Sweep:
     """Lay the ranges of one partition over `whole`, which is what the topic holds of it."""
     taken = [span for span in spans if span.offsets > 0]

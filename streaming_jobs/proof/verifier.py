@@ -207,7 +207,9 @@ class _Judge:
         for span in found.beyond:
             self._fault(None, "offsets", f"its entries cover {span}, which the topic does not hold")
         assumed_here = sum(
-            max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in before if s.partition == whole.partition
+            max(0, min(s.end, whole.end) - max(s.start, whole.start))
+            for s in before
+            if (s.topic, s.partition) == (whole.topic, whole.partition)
         )
         self.unproved += assumed_here
         twice = sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in found.doubled)

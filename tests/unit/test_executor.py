@@ -75,6 +75,35 @@ def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: Plan) -> None:
     assert executor.journal_of(life.settings, plan.id).outcome == "aborted"
 
 
+def test_a_plan_that_was_killed_before_it_began_takes_its_marker_along(life: Life, plan: Plan) -> None:
+    stop_of(life).write_text(f"stopped for recovery plan {plan.id}\n")
+    act(life, plan, "give_up")
+    assert not stop_of(life).exists()
+
+
+def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(
+    life: Life, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    class Look:
+        name = "keep"
+
+        def explain(self, _: Plan) -> str:
+            return "look"
+
+        def run(self, _: object) -> dict[str, str]:
+            seen.append(stop_of(life).read_text())
+            raise RuntimeError("enough")
+
+    monkeypatch.setattr(executor, "stages_of", lambda _: (Look(),))
+    with pytest.raises(RuntimeError):
+        act(life, plan, "resume")
+    assert seen == [f"stopped for recovery plan {plan.id}\n"] and stop_of(life).exists(), "it is under way"
+    act(life, plan, "give_up")
+    assert not stop_of(life).exists()
+
+
 @pytest.mark.parametrize(("stage", "what"), [("finish", "resume"), ("abort", "give_up")])
 def test_a_marker_that_a_kill_left_after_the_end_goes(life: Life, plan: Plan, stage: str, what: str) -> None:
     executor.journal_of(life.settings, plan.id).write(stage, "done")

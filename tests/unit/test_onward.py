@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,11 +26,13 @@ from reprocessing.targets import Target
 from reprocessing.work import Talk, Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
+from streaming_jobs.checkpoint_cut import copy
 from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
 from streaming_jobs.generation import Accepted, CodeSince
-from streaming_jobs.ledger import OffsetRange, Txn
+from streaming_jobs.ledger import LedgerEntry, OffsetRange, Txn
 from streaming_jobs.preflight import verdicts
-from streaming_jobs.world import gather, ledger_file
+from streaming_jobs.sinks.delta import open_sink
+from streaming_jobs.world import all_tables, gather, ledger_file
 from tests.unit.life import STREAM, TOPIC, TOPIC_ID, Life, Topics
 
 NONE = Checks()
@@ -208,6 +211,41 @@ def test_an_abort_before_the_first_fence_touches_nothing(life: Life) -> None:
     life.batch(9)
     abort(work)
     assert life.rows() == list(range(100)) and life.record.generation == 1 and refusals(life) == []
+
+
+def test_a_number_names_the_batch_and_not_the_border_behind_a_skip(life: Life) -> None:
+    skip(begun(life, Target("offsets", "0:110")))
+    batch = found(life).history.numbered(8)
+    assert batch is not None and batch.txn == Txn(1, 8)
+    assert found(life).history.position == {TOPIC: {0: 110}}
+
+
+def test_rows_of_a_batch_that_only_a_further_table_has_do_not_come_twice(life: Life) -> None:
+    """Killed between the two tables' commits, then somebody's accepted change on the one that is ahead."""
+    sink = open_sink(life.settings, all_tables(STREAM)[1][0], STREAM.name)
+    assert sink is not None
+    entry = LedgerEntry("batch", STREAM.name, sink.name, 1, 9)
+    sink.commit(entry, lambda *_: None)
+    work = begun(life, Target("batch", "3"))
+    schema = pa.schema(DeltaTable(sink.path).schema().to_arrow())
+    values = {pa.string(): "x", pa.int32(): 0, pa.int64(): 0, pa.binary(): b"x"}
+    row = {f.name: values.get(f.type, datetime.now(UTC) if pa.types.is_timestamp(f.type) else None) for f in schema}
+    write_deltalake(sink.path, pa.Table.from_pylist([row], schema=schema), mode="append")
+    version = DeltaTable(sink.path).version()
+    life.save(replace(life.record, accepted=(Accepted(sink.name, version, "right", 1.0),)))
+    with pytest.raises(PreflightRefused, match="came after a batch that was not finished"):
+        abort(work)
+
+
+def test_a_copy_is_on_disk_before_it_counts(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(
+        "os.fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
+    taken = savepoints.take(life.settings, life.record, 5, "purpose")
+    copy(savepoints.checkpoint_of(life.settings, taken), tmp_path / "state" / "copy")
+    for name in ("checkpoint.partial/offsets/5", "copy.partial/offsets/5", "copy.partial/commits/5"):
+        assert any(path.endswith(name) for path in synced), name
 
 
 def test_behind_a_skip_there_is_a_border_to_go_back_to(life: Life) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 
 from streaming_jobs import session as module
-from streaming_jobs.errors import LeaseBusy, TransientError
+from streaming_jobs.errors import LeaseBusy, PreflightRefused, TransientError
 from streaming_jobs.lease import holder, take
-from streaming_jobs.progress import read_status
+from streaming_jobs.progress import Status, read_status, write_status
 from streaming_jobs.running import RunningStream
 from streaming_jobs.session import STOPPED_FOR_RECOVERY, Session
 from streaming_jobs.settings import Settings
@@ -21,7 +22,13 @@ from tests.unit.worlds import parity, plain
 
 
 @pytest.fixture
-def home(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def looping() -> Callable[[Session], None]:
+    """The loop itself, which `home` replaces."""
+    return Session._loop
+
+
+@pytest.fixture
+def home(looping: Callable[[Session], None], settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings of a session whose streams end as soon as they are started; nothing starts Spark."""
     monkeypatch.setattr(module, "_LEASE_WAIT", 0)
     monkeypatch.setattr(Session, "_start_spark", lambda self, _: [r._stopped() for r in self.running if not r.ended])
@@ -128,6 +135,7 @@ def test_a_session_ends_with_the_recovery_of_one_of_its_streams(home: Settings, 
     """If somebody starts the next one: the code in this process is the code that was wrong."""
     session = Session(home, [plain, parity], supervised=supervised)
     session.run()
+    session.running[0].status.state, session.running[0].status.error = "failed", {"permanent": "true"}
     stop = marker(home)
     for text, ends in (("by hand", False), (None, False), (f"{STOPPED_FOR_RECOVERY}plain-0001", False), (None, True)):
         if text is None:
@@ -136,3 +144,59 @@ def test_a_session_ends_with_the_recovery_of_one_of_its_streams(home: Settings, 
             stop.write_text(text)
         session._look_at_recoveries()
         assert session.stop_all.is_set() == (ends and supervised)
+    assert session._exit_code() == (0 if supervised else 78), "what failed before is for the next session to find out"
+
+
+def test_a_start_that_is_refused_leaves_the_marker_of_a_recovery(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = marker(home)
+    stop.write_text(f"{STOPPED_FOR_RECOVERY}plain-0001")
+
+    def refused(_: RunningStream) -> None:
+        raise PreflightRefused("fenced", "resume it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunningStream, "preflight", refused)
+        assert Session(home, [plain]).run() == 78
+    assert stop.exists()
+    assert Session(home, [plain]).run() == 0 and not stop.exists()
+
+
+def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
+) -> None:
+    polls: list[str] = []
+    full = [True]
+
+    def write(settings: Settings, status: Status) -> None:
+        if full[0] and status.stream == "plain" and status.state == "failed":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_status(settings, status)
+
+    def poll(running: RunningStream, _: object) -> None:
+        polls.append(running.stream.name)
+        if len(polls) == 2:
+            running_of["plain"].status.state = "failed"
+        if len(polls) == 6:
+            assert holder(home, "plain") is not None, "its end is not written yet"
+            full[0] = False
+        if len(polls) == 10:
+            assert holder(home, "plain") is None and holder(home, "parity") is not None
+            assert state(home, "plain") == "failed"
+            running_of["parity"].status.state = "stopped"
+
+    monkeypatch.setattr(module, "write_status", write)
+    monkeypatch.setattr(RunningStream, "poll", poll)
+    monkeypatch.setattr(Session, "_start_spark", lambda self, _: setattr(self, "spark", object()))
+    monkeypatch.setattr(Session, "_end_spark", lambda _: None)
+    monkeypatch.setattr(module, "_LOOK_EVERY", 0.001)
+    session = Session(home, [plain, parity])
+    running_of: dict[str, RunningStream] = {}
+    monkeypatch.setattr(
+        Session,
+        "_loop",
+        lambda self: (running_of.update({r.stream.name: r for r in self.running}), looping(self)),
+    )
+    session.run()
+    assert [running.left for running in session.running] == [True, False], "the last one keeps its lease to the end"

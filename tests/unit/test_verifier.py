@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -15,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from streaming_jobs.proof.log import commit_file
 from streaming_jobs.proof.spans import Span, sweep, total
 from streaming_jobs.proof.subjects import FLIGHTS, SPLIT
+from streaming_jobs.proof.topic import PartitionContent, TopicContent
 from streaming_jobs.proof.verifier import StreamVerdict, newest_versions, verify
 from tests.unit.proofs import (
     BATCHES,
@@ -243,11 +245,26 @@ def test_a_partition_that_came_later_starts_at_its_first_offset(tables: Path) ->
     assert "reads nothing of partitions [1]" in told(tables, TOTALS)
 
 
-def published(tables: Path, generation: int, *, skip: int = 0, rows: list[dict[str, Any]] | None = None) -> None:
+Rows = list[dict[str, Any]] | None
+
+
+def longer(more: int) -> dict[str, TopicContent]:
+    """The topic with so many records more in each partition."""
+    found = {}
+    for number, content in topic(BATCHES)[TOPIC].partitions.items():
+        high = content.high + more
+        keys = (*content.keys, *(b"more" for _ in range(more)))
+        found[number] = PartitionContent(content.low, high, np.arange(content.low, high), keys)
+    return {TOPIC: TopicContent(TOPIC, TOPIC_ID, found)}
+
+
+def published(tables: Path, generation: int, *, skip: int = 0, base: int | None = None, rows: Rows = None) -> None:
     """The publish of a recovery at the last batch: of other rows, or forward over `skip` records."""
     batch = BATCHES - 1
     value = {**entry(CLEAN, batch, 0), "kind": "publish", "generation": generation}
-    read = {"id": TOPIC_ID, "start": {}, "end": {p: (batch + 1) * size + skip for p, size in SIZES.items()}}
+    ends = {p: (batch + 1) * size for p, size in SIZES.items()}
+    start = {} if base is None else {p: end + base for p, end in ends.items()}
+    read = {"id": TOPIC_ID, "start": start, "end": {p: end + skip for p, end in ends.items()}}
     value["offsets"] = {TOPIC: read}
     table = DeltaTable(tables / CLEAN)
     if rows is None:
@@ -271,13 +288,20 @@ def test_what_a_recovery_has_rebuilt_is_believed_and_what_comes_after_it_proved(
 
 def test_what_was_skipped_is_not_lost(tables: Path) -> None:
     published(tables, 2, skip=2)
-    whole = topic(BATCHES)
-    whole[TOPIC] = replace(
-        whole[TOPIC],
-        partitions={p: replace(content, high=content.high + 2) for p, content in whole[TOPIC].partitions.items()},
-    )
-    found = judged(tables, CLEAN, whole, finished=True)
+    found = judged(tables, CLEAN, longer(2), finished=True)
     assert not found.faults and not found.lost and found.verified == BATCHES * 15
+
+
+def test_a_rebuilt_table_keeps_what_was_skipped_before_its_base(tables: Path) -> None:
+    """Skip two offsets of each partition, then rewind to behind them: they are in no row, and not lost."""
+    published(tables, 2, skip=2)
+    rows = [row for batch in range(BATCHES) for row in clean_rows(batch)]
+    published(tables, 3, skip=2, base=2, rows=rows)
+    whole = longer(2)
+    found = judged(tables, CLEAN, whole, finished=True)
+    assert not found.faults and not found.lost
+    published(tables, 4, skip=2, rows=rows)
+    assert total(judged(tables, CLEAN, whole, finished=True).lost) == 4, "a rewind to before them has to read them"
 
 
 def split(folder: Path, **options: Any) -> StreamVerdict:
