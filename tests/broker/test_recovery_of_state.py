@@ -116,8 +116,9 @@ def home(broker: Broker, tmp_path: Path) -> Iterator[Home]:
     topics.delete(TOPIC)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stream", ["minutes", pytest.param("distinct_readings", marks=pytest.mark.long)])
+@pytest.mark.parametrize("stream", ["minutes", "distinct_readings"])
 def test_windows_and_deduplication_go_on_from_the_savepoints_state(home: Home, stream: str) -> None:
     home.send(0, 450)  # four batches, then four more; windows and duplicates lie across the border
     home.read(stream)
