@@ -30,6 +30,7 @@ from orchestration.fingerprint import fingerprint
 from orchestration.reporting import table_key
 from orchestration.supervisor import Session, lives
 from orchestration.tags import FINGERPRINT_TAG, WORKER_TAG
+from streaming_jobs import stops
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.lease import holder
 from streaming_jobs.progress import read_status
@@ -60,7 +61,7 @@ def keepalive_sensor(session: Session, *, running: bool) -> dg.SensorDefinition:
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         runs = session_runs(context.instance, session)
-        stopped = frozenset(n for n in job.streams if (session.settings.state / n / "stop").exists())
+        stopped = frozenset(n for n in job.streams if stops.asked(session.settings, n))
         held = {} if runs and runs[0].status in IN_PROGRESS else _holders(session)
         seen = JobSeen(
             runs=runs,

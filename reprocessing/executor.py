@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from reprocessing.journal import Journal, Outcome
@@ -20,12 +20,11 @@ from reprocessing.situation import look
 from reprocessing.stages import stages_of
 from reprocessing.targets import Resolved, Target, instant_words
 from reprocessing.work import Talk, Work
-from streaming_jobs import savepoints
+from streaming_jobs import savepoints, stops
 from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import LeaseBusy, UsageError
-from streaming_jobs.files import private_folder, write_atomic
+from streaming_jobs.files import private_folder
 from streaming_jobs.lease import take
-from streaming_jobs.session import STOPPED_FOR_RECOVERY
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
@@ -64,7 +63,7 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
         _same_code(work)
 
     if work.journal.outcome == "published":
-        _let_go(work)
+        stops.clear_for(settings, plan.stream, plan.id)
         return work
     with _working(work, check):
         for stage in stages_of(plan):
@@ -91,7 +90,7 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
 
     def check() -> None:
         if (outcome := work.journal.outcome) in ("aborted", "published"):
-            _let_go(work)
+            stops.clear_for(settings, plan.stream, plan.id)
             raise UsageError(f"plan {plan.id} is {outcome}", _next(plan.id, outcome))
         if work.journal.begun("publish") or work.journal.begun("skip"):
             raise UsageError(
@@ -102,7 +101,7 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
     with _only_operator(settings, plan):
         if work.journal.outcome == "planned":  # nothing was begun, so nothing has to stop
             work.journal.write("abort", "done")
-            _let_go(work)
+            stops.clear_for(settings, plan.stream, plan.id)
             return work
     with _working(work, check):
         work.journal.write("abort", "begun")
@@ -197,14 +196,14 @@ def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
     patience = work.settings.for_stream(name).stop_deadline.total_seconds() + _STOP_EXTRA
     with _only_operator(work.settings, work.plan):
         check()
-        _stop(work.settings, work.plan)
+        stops.ask_for(work.settings, name, work.plan.id)
         try:
             with take(work.settings, name, purpose=f"recovery {work.plan.id}", wait=patience):
                 check()
                 yield
         finally:
             if work.journal.outcome in ("planned", "published", "aborted"):
-                _let_go(work)
+                stops.clear_for(work.settings, name, work.plan.id)
 
 
 @contextmanager
@@ -215,25 +214,6 @@ def _only_operator(settings: Settings, plan: Plan) -> Iterator[None]:
         except OSError as error:
             raise LeaseBusy(f"somebody else is at plan {plan.id}", "wait until they are done") from error
         yield
-
-
-def _stop(settings: Settings, plan: Plan) -> None:
-    """Ask a running stream to stop, and nobody to start it; somebody else's marker stays as it is."""
-    marker = private_folder(settings.state / plan.stream) / "stop"
-    if not marker.exists():
-        write_atomic(marker, _mark(plan))
-
-
-def _let_go(work: Work) -> None:
-    """Let the stream start again, if it was this plan that has stopped it."""
-    marker = work.settings.state / work.stream.name / "stop"
-    with suppress(FileNotFoundError):
-        if marker.read_text(encoding="utf-8") == _mark(work.plan):
-            marker.unlink()
-
-
-def _mark(plan: Plan) -> str:
-    return f"{STOPPED_FOR_RECOVERY}{plan.id}\n"
 
 
 def _next(plan: str, outcome: Outcome) -> str:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs import generation as generations
+from streaming_jobs import stops
 from streaming_jobs.assembly import Connection
 from streaming_jobs.errors import PermanentError, RecourseError, UsageError
 from streaming_jobs.failures import classify
@@ -52,8 +52,6 @@ log = structlog.get_logger()
 _LEASE_WAIT = 10.0
 _LOOK_EVERY = 0.1
 _STATUS_EVERY = 1.0
-STOPPED_FOR_RECOVERY = "stopped for recovery plan "
-"""How the file `stop` of a stream begins while a recovery is at it."""
 _QUICK = timedelta(seconds=2)
 _JVM_END = 60.0  # one that writes a class-data archive takes some seconds, any other one none
 
@@ -128,14 +126,8 @@ class Session:
         What a recovery has stopped it frees by itself, unless preflight lets the stream start.
         """
         for stream in self.streams:
-            if not self._stopped_for_recovery(stream.name):
-                _marker(self.settings, stream.name).unlink(missing_ok=True)
-
-    def _stopped_for_recovery(self, stream: str) -> bool:
-        try:
-            return _marker(self.settings, stream).read_text(encoding="utf-8").startswith(STOPPED_FOR_RECOVERY)
-        except OSError:
-            return False
+            if not stops.for_recovery(self.settings, stream.name):
+                stops.clear(self.settings, stream.name)
 
     def _prepare(self, leases: Sequence[Lease]) -> None:
         now = time.time()
@@ -161,7 +153,7 @@ class Session:
             try:
                 running.preflight()
                 if not self.respect_stop:
-                    _marker(self.settings, running.stream.name).unlink(missing_ok=True)
+                    stops.clear(self.settings, running.stream.name)
             except Exception as error:  # noqa: BLE001 - one stream's trouble leaves the others running
                 running.fail(classify(error))
 
@@ -188,7 +180,7 @@ class Session:
         while not all(running.ended for running in self.running):
             self._look_at_recoveries()
             for running in self.running:
-                if self.stop_all.is_set() or _marker(self.settings, running.stream.name).exists():
+                if self.stop_all.is_set() or stops.asked(self.settings, running.stream.name):
                     running.request_stop()
                 running.poll(self.spark)
             over = [running for running in self.running if running.ended and not running.left]
@@ -210,9 +202,9 @@ class Session:
         """End when a recovery that stopped a stream of this session is over, if somebody starts the next one."""
         for running in self.running if self.supervised else ():
             name = running.stream.name
-            if self._stopped_for_recovery(name):
+            if stops.for_recovery(self.settings, name):
                 self._recovering.add(name)
-            elif name in self._recovering and not _marker(self.settings, name).exists() and not self.stop_all.is_set():
+            elif name in self._recovering and not stops.asked(self.settings, name) and not self.stop_all.is_set():
                 log.info("a recovery is over: this session ends, the next one runs the code of now", stream=name)
                 self._superseded = True
                 self.stop_all.set()
@@ -288,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = [name for name in options.streams.split(",") if name]
         streams = Topology.load(settings.flows).select(names)
         if options.respect_stop:
-            streams = [s for s in streams if not _marker(settings, s.name).exists()]
+            streams = [s for s in streams if not stops.asked(settings, s.name)]
             if not streams:
                 log.info("all streams of this session are stopped on purpose")
                 return 0
@@ -307,10 +299,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RecourseError as error:
         log.error("session failed", code=error.code, found=error.found, next=error.next_step)
         return error.exit_code
-
-
-def _marker(settings: Settings, stream: str) -> Path:
-    return generations.folder(settings, stream) / "stop"
 
 
 def _watch_stdin(stop: threading.Event) -> None:

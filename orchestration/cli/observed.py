@@ -92,6 +92,7 @@ class Observed:
 
 def observe(settings: Settings, stream: str) -> Observed:
     """Look at one stream now."""
+    from streaming_jobs import stops
     from streaming_jobs.lease import holder
     from streaming_jobs.progress import read_status
 
@@ -100,8 +101,9 @@ def observe(settings: Settings, stream: str) -> Observed:
     if owner is None:
         status = read_status(settings, stream)
     stale_after = settings.dagster.stale_after.total_seconds()
-    marker = settings.state / stream / "stop"
-    return Observed(stream, state_of(status, owner, now, stale_after), now, status, owner, marker.exists())
+    return Observed(
+        stream, state_of(status, owner, now, stale_after), now, status, owner, stops.asked(settings, stream)
+    )
 
 
 def observe_all(settings: Settings, streams: Iterable[str]) -> list[Observed]:

@@ -193,9 +193,9 @@ def accept(
 
 def ask_to_stop(settings: Settings, stream: str) -> None:
     """Write the marker that a running session obeys at the next batch border, and keepalive respects."""
-    from streaming_jobs.files import private_folder, write_atomic
+    from streaming_jobs import stops
 
-    write_atomic(private_folder(settings.state / stream) / "stop", "asked by recourse streams stop\n")
+    stops.ask(settings, stream, "asked by recourse streams stop")
 
 
 def _patience(settings: Settings, streams: list[str]) -> float:

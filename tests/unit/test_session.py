@@ -15,7 +15,7 @@ from streaming_jobs.errors import LeaseBusy, PreflightRefused, TransientError
 from streaming_jobs.lease import holder, take
 from streaming_jobs.progress import Status, read_status, write_status
 from streaming_jobs.running import RunningStream
-from streaming_jobs.session import STOPPED_FOR_RECOVERY, Session
+from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 from tests.unit.worlds import parity, plain
@@ -137,7 +137,12 @@ def test_a_session_ends_with_the_recovery_of_one_of_its_streams(home: Settings, 
     session.run()
     session.running[0].status.state, session.running[0].status.error = "failed", {"permanent": "true"}
     stop = marker(home)
-    for text, ends in (("by hand", False), (None, False), (f"{STOPPED_FOR_RECOVERY}plain-0001", False), (None, True)):
+    for text, ends in (
+        ("by hand", False),
+        (None, False),
+        ("stopped for recovery plan plain-0001", False),
+        (None, True),
+    ):
         if text is None:
             stop.unlink()
         else:
@@ -151,7 +156,7 @@ def test_a_start_that_is_refused_leaves_the_marker_of_a_recovery(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop = marker(home)
-    stop.write_text(f"{STOPPED_FOR_RECOVERY}plain-0001")
+    stop.write_text("stopped for recovery plan plain-0001")
 
     def refused(_: RunningStream) -> None:
         raise PreflightRefused("fenced", "resume it")

@@ -1,0 +1,61 @@
+"""The file `<state>/<stream>/stop`: whoever writes it asks the stream's session to stop at a batch border.
+
+While it is there, nothing that works by itself starts the stream. It says who has asked; a recovery's is removed by the
+recovery, anybody else's by a start with intent.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from streaming_jobs.files import private_folder, write_atomic
+from streaming_jobs.settings import Settings
+from streaming_jobs.stream import checked_name
+
+_RECOVERY = "stopped for recovery plan "
+
+
+def marker(settings: Settings, stream: str) -> Path:
+    """The file."""
+    return settings.state / checked_name("stream", stream) / "stop"
+
+
+def asked(settings: Settings, stream: str) -> bool:
+    """Whether the stream is to stop, or to stay stopped."""
+    return marker(settings, stream).exists()
+
+
+def ask(settings: Settings, stream: str, who: str) -> None:
+    """Ask for a stop; it is on disk when this returns."""
+    path = marker(settings, stream)
+    private_folder(path.parent)
+    write_atomic(path, f"{who}\n")
+
+
+def clear(settings: Settings, stream: str) -> None:
+    """Let the stream start again."""
+    marker(settings, stream).unlink(missing_ok=True)
+
+
+def for_recovery(settings: Settings, stream: str) -> bool:
+    """Whether it is a recovery that has asked."""
+    return _who(settings, stream).startswith(_RECOVERY)
+
+
+def ask_for(settings: Settings, stream: str, plan: str) -> None:
+    """Ask for a recovery; a request that is there already, whosever it is, stays as it is."""
+    if not asked(settings, stream):
+        ask(settings, stream, f"{_RECOVERY}{plan}")
+
+
+def clear_for(settings: Settings, stream: str, plan: str) -> None:
+    """Let the stream start again, if it was this recovery that has asked."""
+    if _who(settings, stream) == f"{_RECOVERY}{plan}":
+        clear(settings, stream)
+
+
+def _who(settings: Settings, stream: str) -> str:
+    with suppress(OSError):
+        return marker(settings, stream).read_text(encoding="utf-8").strip()
+    return ""
