@@ -32,8 +32,8 @@ from orchestration.supervisor import Session, lives
 from orchestration.tags import FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs import stops
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.lease import holder
-from streaming_jobs.progress import read_status
+from streaming_jobs.lease import Owner, holder
+from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 
@@ -212,13 +212,19 @@ def _presumed_dead(session: Session, run: RunSeen) -> str | None:
     settings = session.settings
     worker = run.tags.get(WORKER_TAG)
     statuses = {name: read_status(settings, name) for name in session.job.streams}
-    mine = {name: status for name, status in statuses.items() if status and status.run_id == run.run_id}
-    held = any((owner := holder(settings, name)) is not None and owner.purpose == "session" for name in mine)
-    beats = [status.heartbeat for status in mine.values()]
+    held = any(_may_be_of(run, status, holder(settings, name)) for name, status in statuses.items())
+    beats = [status.heartbeat for status in statuses.values() if status and status.run_id == run.run_id]
     seen = SessionSeen(run, lives(worker) if worker else None, held, max(beats, default=None))
     return presumed_dead(
         seen, time.time(), stale_after=settings.dagster.stale_after.total_seconds(), patience=session.patience
     )
+
+
+def _may_be_of(run: RunSeen, status: Status | None, owner: Owner | None) -> bool:
+    """Whether who holds a stream may be the run's driver: not a recovery, and no session that says it is another's."""
+    if owner is None or owner.purpose != "session":
+        return False
+    return status is None or status.pid != owner.pid or status.run_id == run.run_id
 
 
 def _end(instance: dg.DagsterInstance, seen: RunSeen, reason: str) -> None:

@@ -134,9 +134,7 @@ def test_windows_and_deduplication_go_on_from_the_savepoints_state(home: Home, s
 
 
 @pytest.mark.timeout(300)
-def test_a_partitioned_table_is_rebuilt_over_a_compaction_with_a_new_column_and_skips_what_is_not_wanted(
-    home: Home,
-) -> None:
+def test_a_partitioned_table_is_rebuilt_over_a_compaction_with_a_new_column(home: Home) -> None:
     line = 'select("place", "id", "at")\n'
     home.send(0, 450)
     home.read("places")
@@ -153,6 +151,13 @@ def test_a_partitioned_table_is_rebuilt_over_a_compaction_with_a_new_column_and_
     assert plan["checks"]["rules"] == ["id >= 0"] and plan["base"]["savepoint"] and plan["records"] == 600
     home("recover", "apply", plan["id"], "--yes")
     assert home.readings() == [*((n, None) for n in twice(0, 450)), *((n, "fixed") for n in twice(450, 900))]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_records_that_nobody_wants_are_skipped_and_an_undo_reads_them(home: Home) -> None:
+    home.send(0, 900)
+    home.read("places")
     home.send(900, 1000)
     assert "is at" in home("recover", "plan", "places", "--to-offsets", "0:1200", code=2)
     home("recover", "plan", "places", "--to-latest", "--detailed-exitcode", code=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -20,6 +21,7 @@ from orchestration.sensors import session_runs
 from orchestration.streams import sessions
 from orchestration.supervisor import Session
 from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
+from streaming_jobs import stops
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.lease import acquire
 from streaming_jobs.progress import Status, write_status
@@ -217,6 +219,30 @@ def test_the_watchdog_leaves_a_run_alone_whose_driver_holds_a_lease(
     run = ticks.instance.get_run_by_id(run_id)
     assert run is not None
     assert run.status is dg.DagsterRunStatus.STARTED
+
+
+@pytest.mark.parametrize("purpose", ["recovery customers-0001", "session"])
+def test_the_watchdog_takes_nobody_elses_lease_for_the_runs_driver(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch, purpose: str
+) -> None:
+    """A recovery of a stream that has left the session, or a session of its own that somebody has started by hand."""
+    run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
+    lease = acquire(ticks.settings, "customers", purpose=purpose)
+    by_hand = Status(stream="customers", pid=os.getpid(), run_id=None, started_at=1.0, heartbeat=1.0)
+    write_status(ticks.settings, by_hand)
+    monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+    ticks.tick("watchdog")
+    lease.release()
+    run = ticks.instance.get_run_by_id(run_id)
+    assert run is not None and run.status is dg.DagsterRunStatus.FAILURE
+
+
+def test_keepalive_does_not_wait_for_a_stream_that_a_recovery_holds(ticks: Ticks) -> None:
+    """Its session has ended meanwhile: the others are started, that one is left out."""
+    stops.ask_for(ticks.settings, "customers", "customers-0001")
+    lease = acquire(ticks.settings, "customers", purpose="recovery customers-0001")
+    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+    lease.release()
 
 
 def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settings) -> None:
