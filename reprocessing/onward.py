@@ -44,25 +44,24 @@ def skip(work: Work) -> Mapping[str, Any]:
     """Let the stream go on at the plan's offsets; may be run again from its beginning after a kill."""
     if work.record.generation != work.plan.generation:
         kept = work.kept()
-        go_on(work, kept, skipped_to(work, kept), number=work.plan.generation, doing="skip")
+        go_on(work, kept, skipped_to(work), number=work.plan.generation, doing="skip")
     return {"generation": work.record.generation}
 
 
-def skipped_to(work: Work, kept: Savepoint) -> Offsets:
+def skipped_to(work: Work) -> Offsets:
     """Where the stream goes on: the plan's offsets, or where it is by now, if that is further."""
-    at = position(work, kept)
+    at = position(work)
     return {
         topic: {p: max(offset, at.get(topic, {}).get(p, 0)) for p, offset in each.items()}
         for topic, each in work.plan.wanted.items()
     }
 
 
-def position(work: Work, kept: Savepoint) -> Offsets:
+def position(work: Work) -> Offsets:
     """Where the stream had come when it was kept: a batch that only the tables know as done counts."""
-    found = (work.journal.done("keep") or {}).get("position")
-    if found is None:
-        return kept.ends
-    return {topic: {int(p): offset for p, offset in each.items()} for topic, each in found.items()}
+    return {
+        topic: {int(p): offset for p, offset in each.items()} for topic, each in work.found("keep")["position"].items()
+    }
 
 
 def _as_they_are(work: Work, kept: Savepoint, doing: str) -> dict[str, Content]:
@@ -71,7 +70,7 @@ def _as_they_are(work: Work, kept: Savepoint, doing: str) -> dict[str, Content]:
     A batch that the tables have and the checkpoint does not know as done comes again after an abort, so its rows go; a
     skip lies behind it, so they stay. Raises PreflightRefused where an accepted change came on top of rows that go.
     """
-    unfinished = (work.journal.done("keep") or {}).get("batch") != kept.batch
+    unfinished = work.found("keep")["batch"] != kept.batch
     if unfinished and doing == "skip":
         return {sink.name: content_of(sink.path) for sink in sinks(work.settings, work.stream)}
     contents = contents_of(work.settings, kept)
@@ -115,7 +114,7 @@ def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str
     opened = Generation(number, time.time(), f"{doing} of {work.plan.id}", kept.generation, kept.batch)
     void = []
     if doing == "skip":
-        void = list(_void(work, kept, ends, number))
+        void = list(_void(work, ends, number))
         border = tuple(
             OffsetRange(topic, kept.topic_ids[topic], dict(each), dict(each)) for topic, each in ends.items()
         )
@@ -125,9 +124,9 @@ def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str
     generations.save(settings, opened_record)
 
 
-def _void(work: Work, kept: Savepoint, ends: Offsets, generation: int) -> Iterator[Mapping[str, Any]]:
+def _void(work: Work, ends: Offsets, generation: int) -> Iterator[Mapping[str, Any]]:
     """The ranges that are never read, as the record keeps them: as long as their generation is on the path."""
-    at = position(work, kept)
+    at = position(work)
     earliest = {topic.name: topic.earliest for topic in work.plan.saw.topics}
     for topic, each in ends.items():
         for partition, end in each.items():

@@ -49,7 +49,7 @@ class SawTopic:
 
 
 @dataclass(frozen=True)
-class World:
+class SawWorld:
     """What the plan rests on. `code` is the function as it is now, which the replay will run."""
 
     generation: int
@@ -102,7 +102,7 @@ class Plan:
     target: str
     wanted: Mapping[str, Mapping[int, int]]
     notes: tuple[str, ...]
-    saw: World
+    saw: SawWorld
     base: Base
     stateful: bool
     rate: float | None
@@ -212,7 +212,7 @@ def names(settings: Settings) -> list[str]:
     return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
 
-def moved(plan: Plan, now: World) -> list[str]:
+def moved(plan: Plan, now: SawWorld) -> list[str]:
     """What has changed since the plan was made so that it no longer holds, in words."""
     saw, found = plan.saw, []
     if now.generation != saw.generation:
@@ -250,7 +250,7 @@ def _fingerprint(value: dict[str, Any]) -> str:
 
 def _decoded(value: dict[str, Any]) -> Plan:
     saw, base, checks = value.pop("saw"), value.pop("base"), value.pop("checks")
-    world = World(
+    world = SawWorld(
         generation=saw["generation"],
         batch=saw["batch"],
         code=(saw["code"][0], saw["code"][1]),

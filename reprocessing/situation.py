@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reprocessing.history import Batch, History, path
-from reprocessing.plan import SawTable, SawTopic, World
+from reprocessing.plan import SawTable, SawTopic, SawWorld
 from reprocessing.targets import View
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
@@ -21,8 +21,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import open_sink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
-from streaming_jobs.surroundings import TopicWorld
-from streaming_jobs.surroundings import World as Surroundings
+from streaming_jobs.surroundings import TopicWorld, World
 from streaming_jobs.world import all_tables, gather, ledger_file
 
 
@@ -34,18 +33,18 @@ class Situation:
     stream: Stream
     topics: Topics
     record: StreamRecord
-    around: Surroundings
+    around: World
     history: History
     savepoints: Sequence[Savepoint]
 
     @cached_property
-    def world(self) -> World:
+    def world(self) -> SawWorld:
         """What a plan keeps of it; raises UsageError where there is nothing to put right."""
         if self.history.last is None:
             raise UsageError(f"stream {self.stream.name} has not run a batch yet", "there is nothing to put right")
         last = self.history.last.txn
         code = code_version(self.stream, self.settings.flows)
-        return World(
+        return SawWorld(
             generation=self.record.generation,
             batch=last.batch,
             code=(code.hash, code.package),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from reprocessing import workshop
 from reprocessing.audit import Difference
@@ -59,9 +60,13 @@ class Work:
 
     def kept(self) -> Savepoint:
         """The savepoint of the stream as the plan found it."""
-        found = self.journal.done("keep")
+        return self.savepoint(self.found("keep")["savepoint"])
+
+    def found(self, stage: str) -> Mapping[str, Any]:
+        """What a stage that is done has found."""
+        found = self.journal.done(stage)
         assert found is not None
-        return self.savepoint(found["savepoint"])
+        return found
 
     def savepoint(self, name: str) -> Savepoint:
         """A savepoint that is there."""

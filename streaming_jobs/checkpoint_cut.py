@@ -18,7 +18,7 @@ from pathlib import Path
 
 from streaming_jobs.checkpoint import Checkpoint, TopicOffsets
 from streaming_jobs.errors import UsageError
-from streaming_jobs.files import hard_link
+from streaming_jobs.files import hard_link, sync
 
 _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(changelog|zip|delta|snapshot)(?:\.crc)?")
 _FULL = ("zip", "snapshot")
@@ -63,9 +63,7 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
     state = checkpoint.folder / "state"
     for file in needed_state(state, batch + 1):
         hard_link(file, partial / "state" / file.relative_to(state))
-    _sync(partial)
-    partial.replace(target)
-    _sync(target.parent, deep=False)
+    _placed(partial, target)
 
 
 def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> None:
@@ -85,21 +83,16 @@ def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> Non
     made = Checkpoint(partial)
     if ends is not None and (last := made.last_planned) is not None:
         (partial / "offsets" / str(last)).write_text(made.entry_ending_at(last, ends), encoding="utf-8")
-    _sync(partial)
-    partial.replace(target)
-    _sync(target.parent, deep=False)
+    _placed(partial, target)
 
 
-def _sync(folder: Path, *, deep: bool = True) -> None:
-    """Have a folder on disk, with all that is in it; state files are links of files that Spark has finished."""
-    found = folder.rglob("*") if deep else ()
-    inside = [path for path in found if path.is_dir() or path.relative_to(folder).parts[0] != "state"]
+def _placed(folder: Path, target: Path) -> None:
+    """Have it on disk, then give it its name; state files are links of files that Spark has finished."""
+    inside = [path for path in folder.rglob("*") if path.is_dir() or path.relative_to(folder).parts[0] != "state"]
     for path in (*inside, folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
+    folder.replace(target)
+    sync(target.parent)
 
 
 def needed_state(state: Path, version: int) -> Iterator[Path]:

@@ -24,7 +24,7 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     if durable:
-        _sync_folder(path.parent)
+        sync(path.parent)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
@@ -45,7 +45,8 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def _sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file, or a folder's list of names, on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -103,9 +103,8 @@ class LedgerFile:
     def days(self, stream: str) -> Iterator[list[RawLine]]:
         """Every whole line of each day as they were written, newest day first, as far back as they are kept."""
         for path in reversed(_by_day(self.folder)):
-            with _opened(path) as file:
-                found = ((_PLACE.match(text), text) for text in file if _WHOLE.search(text, len(text) - 20))
-                yield [RawLine(Txn(int(at[1]), int(at[2])), stream, text) for at, text in found if at]
+            found = ((_PLACE.match(text), text) for text in _texts(path) if _WHOLE.search(text, len(text) - 20))
+            yield [RawLine(Txn(int(at[1]), int(at[2])), stream, text) for at, text in found if at]
 
     def adopt(self, other: LedgerFile) -> None:
         """Add the lines of another folder that are not here yet: its generation has become this stream's.
@@ -122,7 +121,7 @@ class LedgerFile:
                 new[line] = None
         for path in _by_day(self.folder):
             for text in _texts(path):
-                new.pop(text.strip(), None)
+                new.pop(text.decode(errors="replace").strip(), None)
         if new:
             now = datetime.now(UTC)
             path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
@@ -162,8 +161,8 @@ def _by_day(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])
 
 
-def _texts(path: Path) -> Iterator[str]:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+def _texts(path: Path) -> Iterator[bytes]:
+    with _opened(path) as file:
         yield from file
 
 

@@ -95,8 +95,6 @@ class Session:
             at_end.callback(self._end_spark)
             at_end.callback(self._write_statuses)
             try:
-                if not self.respect_stop:
-                    self._clear_stops()
                 self._prepare(leases)
                 if any(not r.ended for r in self.running):
                     with self._beating():
@@ -119,15 +117,6 @@ class Session:
                 lease.release()
             raise
         return leases
-
-    def _clear_stops(self) -> None:
-        """A start with intent ends a stop on purpose; only now that nobody can refuse the start any more.
-
-        What a recovery has stopped it frees by itself, unless preflight lets the stream start.
-        """
-        for stream in self.streams:
-            if not stops.for_recovery(self.settings, stream.name):
-                stops.clear(self.settings, stream.name)
 
     def _prepare(self, leases: Sequence[Lease]) -> None:
         now = time.time()
@@ -152,10 +141,10 @@ class Session:
             running.connection = connection
             try:
                 running.preflight()
-                if not self.respect_stop:
-                    stops.clear(self.settings, running.stream.name)
             except Exception as error:  # noqa: BLE001 - one stream's trouble leaves the others running
                 running.fail(classify(error))
+            if not self.respect_stop and not running.ended:  # a start with intent that nothing has refused
+                stops.clear(self.settings, running.stream.name)
 
     def _start_spark(self, leases: Sequence[Lease]) -> None:
         from streaming_jobs.platform import spark as platform

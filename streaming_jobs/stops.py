@@ -1,7 +1,7 @@
 """The file `<state>/<stream>/stop`: whoever writes it asks the stream's session to stop at a batch border.
 
-While it is there, nothing that works by itself starts the stream. It says who has asked; a recovery's is removed by the
-recovery, anybody else's by a start with intent.
+While it is there, nothing that works by itself starts the stream. It says who has asked. A start with intent removes it
+once preflight has let the stream start; a recovery removes its own when it is over.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from reprocessing.plan import (
     Plan,
     SawTable,
     SawTopic,
-    World,
+    SawWorld,
     folder,
     load,
     moved,
@@ -31,7 +31,7 @@ from reprocessing.plan import (
     save,
     staging,
 )
-from reprocessing.publish import content_of, contents_of, fence, misfit, publish, refuse_foreign
+from reprocessing.publish import Content, content_of, contents_of, fence, misfit, publish, refuse_foreign
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused, UsageError
@@ -66,7 +66,7 @@ def planned(life: Life, batch: int | None = 2) -> Plan:
         target="batch 2",
         wanted={TOPIC: {0: 30}},
         notes=(),
-        saw=World(1, 5, ("fixed", "1"), tables, (SawTopic(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),)),
+        saw=SawWorld(1, 5, ("fixed", "1"), tables, (SawTopic(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),)),
         base=Base(taken.id, 1, 2, taken.ends) if taken else Base(None, 1, -1, {TOPIC: {0: 0}}),
         stateful=False,
         rate=10.0,
@@ -105,16 +105,23 @@ class Staged(Life):
         self.settings = own  # type: ignore[assignment]
 
 
-def published(life: Life, plan: Plan, between: Callable[[str], None] = lambda _: None) -> None:
-    """Publish what staging holds."""
-    contents = {t.name: content_of(staging(life.settings, plan.id) / t.name) for t in life.record.tables}
+def published(
+    life: Life,
+    plan: Plan,
+    between: Callable[[str], None] = lambda _: None,
+    *,
+    contents: Mapping[str, Content] | None = None,
+    generation: int = 2,
+) -> None:
+    """Publish what staging holds, or these contents."""
+    staged = staging(life.settings, plan.id)
     publish(
         life.settings,
         STREAM,
-        contents,
+        contents or {t.name: content_of(staged / t.name) for t in life.record.tables},
         record=life.record,
         plan=plan.id,
-        at=Txn(plan.generation, 5),
+        at=Txn(generation, 5),
         offsets=life.entry(5).offsets,
         code=CODE,
         between=between,
@@ -161,12 +168,11 @@ def test_from_the_fence_on_an_old_driver_writes_nothing_and_nobody_else_starts(l
     rows = pa.table({"id": [1], "place": ["plain"]})
     with pytest.raises(Fenced):
         zombie.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
-    from streaming_jobs.surroundings import CheckpointWorld, TopicWorld
-    from streaming_jobs.surroundings import World as Surroundings
+    from streaming_jobs.surroundings import CheckpointWorld, TopicWorld, World
     from streaming_jobs.world import _checkpoint, _tables
 
     checkpoint: CheckpointWorld = _checkpoint(generations.checkpoint(life.settings, STREAM.name, 1))
-    world = Surroundings(
+    world = World(
         STREAM.name,
         life.record,
         checkpoint,
@@ -238,17 +244,7 @@ def test_an_abort_leaves_the_tables_as_they_were_one_generation_later(life: Life
     old = life.rows()
     kept = savepoints.take(life.settings, life.record, 5, "recovery")
     fence(life.settings, STREAM, plan.id, plan.generation)
-    contents = contents_of(life.settings, kept)
-    publish(
-        life.settings,
-        STREAM,
-        contents,
-        record=life.record,
-        plan=plan.id,
-        at=Txn(3, 5),
-        offsets=life.entry(5).offsets,
-        code=CODE,
-    )
+    published(life, plan, contents=contents_of(life.settings, kept), generation=3)
     assert life.rows() == old and life.at() == Txn(3, 5)
     commit, _ = newest(life.table, STREAM.name)
     assert commit is not None and not commit.changes_data, "nothing was rewritten"
@@ -267,17 +263,7 @@ def test_an_abort_that_was_killed_in_the_middle_goes_on(life: Life) -> None:
     for between in (killed, str):
         fence(life.settings, STREAM, plan.id, plan.generation, passed=True)
         try:
-            publish(
-                life.settings,
-                STREAM,
-                contents,
-                record=life.record,
-                plan=plan.id,
-                at=Txn(3, 5),
-                offsets=life.entry(5).offsets,
-                code=CODE,
-                between=between,
-            )
+            published(life, plan, between, contents=contents, generation=3)
         except KeyboardInterrupt as end:
             assert str(end) == "things_dead_letters" and life.at() == Txn(2, -1)
     assert life.rows() == old and life.at() == Txn(3, 5)

@@ -152,11 +152,12 @@ def test_a_session_ends_with_the_recovery_of_one_of_its_streams(home: Settings, 
     assert session._exit_code() == (0 if supervised else 78), "what failed before is for the next session to find out"
 
 
-def test_a_start_that_is_refused_leaves_the_marker_of_a_recovery(
-    home: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("who", ["stopped for recovery plan plain-0001", "by hand"])
+def test_a_start_that_preflight_refuses_leaves_the_marker(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     stop = marker(home)
-    stop.write_text("stopped for recovery plan plain-0001")
+    stop.write_text(who)
 
     def refused(_: RunningStream) -> None:
         raise PreflightRefused("fenced", "resume it")
@@ -165,6 +166,11 @@ def test_a_start_that_is_refused_leaves_the_marker_of_a_recovery(
         patched.setattr(RunningStream, "preflight", refused)
         assert Session(home, [plain]).run() == 78
     assert stop.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(RunningStream, "preflight", lambda _: (_ for _ in ()).throw(TransientError("away", "wait")))
+        Session(home, [plain]).run()
+        assert not stop.exists(), "what may pass is tried again"
+    stop.write_text(who)
     assert Session(home, [plain]).run() == 0 and not stop.exists()
 
 
