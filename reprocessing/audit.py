@@ -20,6 +20,7 @@ from streaming_jobs.errors import UsageError
 
 _SAMPLE = 5
 _PERIODS = 10
+_FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that holds it may begin before
 _TIMES = {"timestamp", "timestamp_ntz", "date"}
 _NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
 
@@ -85,7 +86,9 @@ def _by_time(
 ) -> list[tuple[str, int, int, int]]:
     """What differs in at most `_PERIODS` periods; a changed row counts where it was published."""
     differing = _differing_by_key(names, keys, when) if keys else _differing_by_row(names, when)
-    seconds = f"SELECT CAST(extract(epoch FROM CAST(at AS TIMESTAMP)) AS BIGINT) AS s, gone, came, changed {differing}"
+    # In seconds from the start: DataFusion's TIMESTAMP counts nanoseconds and ends in the year 2262.
+    epoch = "CAST(arrow_cast(at, 'Timestamp(Second, None)') AS BIGINT)"
+    seconds = f"SELECT {epoch} AS s, gone, came, changed {differing}"
     ends = _one(data, f"SELECT min(s) AS a, max(s) AS b FROM ({seconds}) x WHERE s IS NOT NULL", table)
     if ends["a"] is None:
         return []
@@ -99,7 +102,7 @@ def _by_time(
     )
     return [
         (
-            datetime.fromtimestamp(r["p"], UTC).strftime("%Y-%m-%d %H:%M"),
+            datetime.fromtimestamp(max(r["p"], _FIRST_SECOND), UTC).isoformat(" ", "minutes")[:16],
             int(r["gone"]),
             int(r["came"]),
             int(r["changed"]),
@@ -113,7 +116,8 @@ def _width(seconds: int) -> int:
     for width in (60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 28 * 86_400, 364 * 86_400):
         if seconds <= width * (_PERIODS - 1):
             return width
-    return 3_640 * 86_400
+    decade = 3_640 * 86_400
+    return decade * -(-seconds // (decade * (_PERIODS - 1)))
 
 
 def _differing_by_key(names: Sequence[str], keys: Sequence[str], when: str) -> str:

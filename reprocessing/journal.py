@@ -38,7 +38,7 @@ class Journal:
     def lines(self) -> list[Line]:
         """All whole lines, oldest first."""
         try:
-            texts = self.path.read_text(encoding="utf-8").splitlines()
+            texts = self.path.read_text(encoding="utf-8").split("\n")
         except FileNotFoundError:
             return []
         found = []

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from streaming_jobs.delta_log import actions
 from streaming_jobs.errors import PermanentError, PreflightRefused
 
 Kind = Literal["batch", "fence", "publish", "upkeep", "schema"]
@@ -172,11 +173,9 @@ def walk(table: Path) -> Iterator[Commit]:
         if position and versions[position - 1] != version + 1:
             return
         try:
-            text = (log / f"{version:020d}.json").read_text(encoding="utf-8")
+            commit = _commit(version, log / f"{version:020d}.json")
         except FileNotFoundError:  # cleaned up since the folder was listed
             return
-        try:
-            commit = _commit(version, text)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise PreflightRefused(
                 f"version {version} in {log} cannot be read: {error}", "put the table's log back from a copy"
@@ -211,12 +210,10 @@ def newest(table: Path, stream: str) -> tuple[Commit | None, list[Commit]]:
     return None, foreign
 
 
-def _commit(version: int, text: str) -> Commit:
+def _commit(version: int, file: Path) -> Commit:
     at, operation, changes, entry = 0, "", False, None
-    for line in text.splitlines():
-        if not line:
-            continue
-        (kind, action), *_ = json.loads(line).items()
+    for line in actions(file):
+        (kind, action), *_ = line.items()
         if kind == "commitInfo":
             at = int(action.get("timestamp", 0))
             operation = str(action.get("operation", ""))

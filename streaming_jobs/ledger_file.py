@@ -173,7 +173,7 @@ def _last_lines(path: Path) -> list[str]:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - _TAIL, 0))
-        return file.read().decode(errors="replace").splitlines()
+        return file.read().decode(errors="replace").split("\n")
 
 
 def _last_byte(file: BinaryIO) -> bytes:

@@ -1,7 +1,7 @@
 """A table's commits as its log tells them: the JSON files of Delta's protocol, and the ledger entry in `userMetadata`.
 
-Read here once more from the files, on purpose: the code that writes entries has its own reader, and a proof that used
-it would believe what it is to prove.
+What the actions mean is read here once more, on purpose: the code that writes entries has its own reader, and a proof
+that used it would believe what it is to prove. Only the splitting of a commit file into actions is shared.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from streaming_jobs.delta_log import actions
 
 _DIGITS = 20
 
@@ -67,10 +69,8 @@ def read_commit(table: Path, version: int) -> Commit:
     """One commit; raises FileNotFoundError when the log no longer has it, ValueError when it cannot be read."""
     operation, entry, changes = "", None, False
     txns: dict[str, int] = {}
-    for line in commit_file(table, version).read_text(encoding="utf-8").splitlines():
-        if not line:
-            continue
-        (kind, action), *_ = json.loads(line).items()
+    for line in actions(commit_file(table, version)):
+        (kind, action), *_ = line.items()
         if kind == "commitInfo":
             operation = str(action.get("operation", ""))
             entry = _entry(action.get("userMetadata"))

@@ -7,7 +7,6 @@ deltalake's list.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
+from streaming_jobs.delta_log import actions
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.sinks.table_log import log_files
 
@@ -66,14 +66,10 @@ def table_files(table: Path, version: int) -> dict[str, TableFile]:
         rows = pq.read_table(log / f"{begin:020d}.checkpoint.parquet", columns=["add"])["add"].to_pylist()
         files = {row["path"]: _file(row) for row in rows if row is not None and row["path"] is not None}
     for number in sorted(commits):
-        for line in commits[number].read_text(encoding="utf-8").splitlines():
-            action = json.loads(line) if line else {}
-            if (gone := action.get("remove")) is not None:
-                files.pop(gone["path"], None)
-        for line in commits[number].read_text(encoding="utf-8").splitlines():
-            action = json.loads(line) if line else {}
-            if (added := action.get("add")) is not None:
-                files[added["path"]] = _file(added)
+        commit = list(actions(commits[number]))
+        for gone in (action["remove"] for action in commit if action.get("remove")):
+            files.pop(gone["path"], None)
+        files.update({action["add"]["path"]: _file(action["add"]) for action in commit if action.get("add")})
     listed = DeltaTable(table, version=version).get_add_actions()["path"].to_pylist()
     if {unquote(path) for path in files} != {unquote(path) for path in listed}:
         raise PreflightRefused(

@@ -8,10 +8,9 @@ VACUUM; `_change_data` is the exception that it makes.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from streaming_jobs.delta_log import actions
 from streaming_jobs.sinks.table_log import log_files
 
 _DATA = re.compile(r".*\.parquet(?:#\d+|\.crc)?")
@@ -115,8 +115,7 @@ def _removals(log: Path) -> dict[str, float]:
         found.update({name: (at or 0) / 1000 for name, at in zip(names, times, strict=True)})
     since = -1 if checkpoint is None else checkpoint.version
     for file in sorted((f for f in files if f.kind == "commit" and f.version > since), key=lambda f: f.version):
-        for line in file.path.read_text(encoding="utf-8").splitlines():
-            action: Mapping[str, Mapping[str, object]] = json.loads(line) if '"remove"' in line else {}
+        for action in actions(file.path, containing='"remove"'):
             if (removal := action.get("remove")) is not None:
                 found[str(removal["path"])] = float(str(removal.get("deletionTimestamp") or 0)) / 1000
     return found

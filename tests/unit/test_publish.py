@@ -362,6 +362,22 @@ def test_times_before_1970_and_columns_of_any_type_are_compared(tmp_path: Path) 
     assert list(found.by_time) == [("1960-01-01 06:05", 1, 1, 0)]
 
 
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")], ids=str)
+@pytest.mark.parametrize("year", [1, 1677, 2263, 9999])
+def test_dates_beyond_what_nanoseconds_can_hold_are_compared(tmp_path: Path, kind: pa.DataType, year: int) -> None:
+    zone = UTC if getattr(kind, "tz", None) else None
+    far = datetime(year, 12, 31, 23, 59, 59, 999_999, tzinfo=zone)
+    near = datetime(2026, 1, 1, tzinfo=zone)
+    days = [far.date(), near.date()] if pa.types.is_date(kind) else [far, near]
+    for name, n in (("old", 1), ("new", 2)):
+        write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "n": [n, n], "at": pa.array(days, kind)}))
+    for keys in (("id",), ()):
+        found = audit.compare("t", tmp_path / "old", tmp_path / "new", keys)
+        assert len(found.by_time) == 2
+        assert sum(gone + came + changed for _, gone, came, changed in found.by_time) == (2 if keys else 4)
+        assert all(period[4] == "-" for period, *_ in found.by_time)
+
+
 @pytest.mark.parametrize("rule", ["nothing > 1", "id >>> 1 (", "'", "1 / (id - id) = 1", "CAST(place AS INT) > 0"])
 def test_a_rule_that_cannot_be_asked_is_refused(life: Life, rule: str) -> None:
     with pytest.raises(UsageError, match="cannot be asked"):
