@@ -21,7 +21,12 @@ State = Literal["starting", "running", "idle", "stopping", "stopped", "failed"]
 
 @dataclass
 class Status:
-    """One stream's state; times in seconds since 1970, rates in records a second, `state_mb` in MB."""
+    """One stream's state. Times are seconds since 1970, rates records a second, `state_mb` is MB.
+
+    Each group of figures says how old it is: `committed_at` of what the last batch did, `progress_at` of Spark's
+    figures (rates, watermark, state), `lag_at` of the lag. Counters without `_total` began with the session, at
+    `started_at`; those with it began at `totals_since` and outlive sessions, replays of recoveries included.
+    """
 
     stream: str
     state: State = "starting"
@@ -29,14 +34,27 @@ class Status:
     run_id: str | None = None
     generation: int = 0
     batch: int | None = None
+    """The last batch that is in the tables, also of a session before this one."""
     heartbeat: float = 0.0
     started_at: float = 0.0
     committed_at: float | None = None
     batch_ms: int | None = None
     batch_records: int | None = None
+    batch_every_s: float = 0.0
+    """Seconds that the trigger leaves between two batches."""
+    progress_at: float | None = None
     input_rows_per_s: float | None = None
     processed_rows_per_s: float | None = None
+    lag_at: float | None = None
+    """When the end of the topics was last compared with the position."""
     lag_records: int | None = None
+    """Records between the last batch and the end of the topics then."""
+    lag_s: float | None = None
+    """Everything that was in the topics this many seconds before `lag_at` has been read; 0 at the end."""
+    lag_partitions: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The same by topic and partition."""
+    read_up_to: float | None = None
+    """The moment up to which everything that came to the topics has been read."""
     watermark: str | None = None
     watermark_delay_s: float | None = None
     state_rows: int | None = None
@@ -44,12 +62,22 @@ class Status:
     rows_written: int = 0
     dead_letters: int = 0
     late_rows_dropped: int = 0
+    totals_since: float | None = None
+    records_total: int = 0
+    rows_written_total: int = 0
+    dead_letters_total: int = 0
+    late_rows_total: int = 0
     restarts: int = 0
+    failures: int = 0
+    """Failures in a row that the stream has not recovered from by ten good batches or ten minutes."""
     code_version: str = ""
     committer: str | None = None
     path: str | None = None
     warnings: list[str] = field(default_factory=list)
     error: dict[str, str] | None = None
+    """Why the stream failed, while it is failed or waits for its next try."""
+    last_error: dict[str, str] | None = None
+    """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
 
 
 def write_status(settings: Settings, status: Status) -> None:

@@ -78,6 +78,8 @@ class StreamSettings(_Section):
     direct_merge_max_mb: int = Field(2048, gt=0, description="upserts into a larger table go through Spark's MERGE, MB")
     stop_deadline: Duration = Field(timedelta(seconds=30), description="for a batch to reach its border on stop")
     max_restarts: int = Field(5, ge=0, description="transient failures in a row before a stream is given up")
+    stuck_after: Duration = Field(timedelta(minutes=5), description="red: unread records and no batch done; 0: never")
+    late_after: Duration = Field(timedelta(minutes=10), description="red: records unread for longer; 0: never")
 
     def commit_interval(self, *, upsert: bool) -> timedelta:
         """The shortest time between the starts of two batches."""
@@ -103,6 +105,8 @@ class StreamOverrides(_Section):
     direct_merge_max_mb: int | None = Field(None, gt=0)
     stop_deadline: Duration | None = None
     max_restarts: int | None = Field(None, ge=0)
+    stuck_after: Duration | None = None
+    late_after: Duration | None = None
 
 
 class TableSettings(_Section):

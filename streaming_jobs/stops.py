@@ -7,6 +7,7 @@ once preflight has let the stream start; a recovery removes its own when it is o
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from streaming_jobs.files import private_folder, write_atomic
@@ -14,6 +15,19 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.stream import checked_name
 
 _RECOVERY = "stopped for recovery plan "
+
+
+@dataclass(frozen=True)
+class Request:
+    """A stop that was asked for: by whom, in words, since when (seconds since 1970), and for which recovery plan."""
+
+    who: str
+    since: float
+
+    @property
+    def plan(self) -> str | None:
+        """The recovery that has asked, if it was one."""
+        return self.who.removeprefix(_RECOVERY) if self.who.startswith(_RECOVERY) else None
 
 
 def marker(settings: Settings, stream: str) -> Path:
@@ -24,6 +38,15 @@ def marker(settings: Settings, stream: str) -> Path:
 def asked(settings: Settings, stream: str) -> bool:
     """Whether the stream is to stop, or to stay stopped."""
     return marker(settings, stream).exists()
+
+
+def request(settings: Settings, stream: str) -> Request | None:
+    """The stop that was asked for, or None."""
+    path = marker(settings, stream)
+    try:
+        return Request(path.read_text(encoding="utf-8").strip(), path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
 
 
 def ask(settings: Settings, stream: str, who: str) -> None:
