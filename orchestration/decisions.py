@@ -60,13 +60,16 @@ class Wait:
 
 def keepalive(seen: JobSeen, now: float) -> Start | Wait:
     """Whether a continuous job's session is to be started now."""
-    newest = seen.runs[0] if seen.runs else None
-    if newest and newest.status in IN_PROGRESS:
-        return Wait(f"run {newest.run_id[:8]} is {newest.status.lower()}")
+    runs = without_duplicates(seen.runs)
+    newest = runs[0] if runs else None
+    if in_progress := [run for run in runs if run.status in IN_PROGRESS]:
+        return Wait(_in_progress(seen.runs[0], in_progress))
     if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
         return Wait("every stream was stopped on purpose; launch the job to start them again")
     if newest and newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
-        return Wait(f"an operator stopped run {newest.run_id[:8]}; launch the job to start it again")
+        stopped = f"run {newest.run_id[:8]}" if newest.started else f"run {newest.run_id[:8]} before it began"
+        verb = "stopped" if newest.started else "cancelled"
+        return Wait(f"an operator {verb} {stopped}; launch the job to start it again")
     if seen.held_by:
         holders = ", ".join(f"{stream} by {who}" for stream, who in sorted(seen.held_by.items()))
         return Wait(f"a driver outside this job runs: {holders}")
@@ -76,10 +79,40 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
         return Wait(
             f"gave up: run {newest.run_id[:8]} failed and would fail again; correct what it names, then launch the job"
         )
-    rest = back_off(seen.runs) - (now - (newest.ended or newest.updated))
+    rest = back_off(runs) - (now - (newest.ended or newest.updated))
     if rest > 0:
         return Wait(f"run {newest.run_id[:8]} ended; the next try is in {rest:.0f} s")
     return Start(f"after-{newest.run_id}")
+
+
+def without_duplicates(runs: Sequence[RunSeen]) -> list[RunSeen]:
+    """The runs but those that were cancelled in the queue while another one was the session: nothing was stopped.
+
+    A run that was cancelled before it began while there was no other is a stop: it would have been the session.
+    """
+    return [run for run in runs if not (run.status == "CANCELED" and run.started is None and _another(run, runs))]
+
+
+def _another(queued: RunSeen, runs: Sequence[RunSeen]) -> bool:
+    until = queued.ended or queued.updated
+    return any(
+        run.started is not None and run.started <= until and (run.ended is None or run.ended >= queued.created)
+        for run in runs
+        if run.run_id != queued.run_id
+    )
+
+
+def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
+    """Why nothing is to be started while a run is in progress; names the run that is the session."""
+    session = next((run for run in in_progress if run.status != "QUEUED"), in_progress[-1])
+    if newest.status == "CANCELED" and newest.started is None:
+        return f"queued run {newest.run_id[:8]} was cancelled; session {session.run_id[:8]} runs"
+    said = f"run {session.run_id[:8]} is {session.status.lower()}"
+    behind = [run.run_id[:8] for run in in_progress if run is not session and run.status == "QUEUED"]
+    if not behind:
+        return said
+    waiting = f"run {behind[0]} waits" if len(behind) == 1 else f"{len(behind)} runs wait"
+    return f"{said}; {waiting} in the queue for its end"
 
 
 def gave_up(newest: RunSeen, fingerprint: str) -> bool:

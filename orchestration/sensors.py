@@ -29,7 +29,7 @@ from orchestration.decisions import (
 from orchestration.fingerprint import fingerprint
 from orchestration.reporting import table_key
 from orchestration.supervisor import Session, lives
-from orchestration.tags import FINGERPRINT_TAG, WORKER_TAG
+from orchestration.tags import FINGERPRINT_TAG, WAITS_FOR_TAG, WORKER_TAG
 from streaming_jobs import stops
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.lease import Owner, holder
@@ -41,6 +41,7 @@ log = structlog.get_logger()
 
 ASSET_JOB = "__ASSET_JOB"
 """The job that Dagster uses when assets are launched without naming one."""
+BEGUN = [dg.DagsterRunStatus[status] for status in IN_PROGRESS if status != "QUEUED"]
 FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 DELETE_AT_ONCE = 5
 NEWEST = 12
@@ -85,12 +86,15 @@ def watchdog_sensor(sessions: Sequence[Session]) -> dg.SensorDefinition:
         name="watchdog",
         minimum_interval_seconds=15,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Fails a session's run when its worker is gone, no driver holds its streams, no heartbeat comes.",
+        description="Fails a session's run when its worker is gone, no driver holds its streams, no heartbeat comes. "
+        "Says in a queued run's log what it waits for.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         ended = []
         for session in sessions:
-            for run in session_runs(context.instance, session):
+            runs = session_runs(context.instance, session)
+            _tell_queued(context.instance, session, runs)
+            for run in runs:
                 if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run)):
                     _end(context.instance, run, reason)
                     ended.append(f"{run.run_id[:8]}: {reason}")
@@ -190,6 +194,9 @@ def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
 def session_runs(instance: dg.DagsterInstance, session: Session) -> list[RunSeen]:
     """The newest runs of a session, newest first, also those launched from an asset's page without a job."""
     records = list(instance.get_run_records(dg.RunsFilter(job_name=session.job.key), limit=NEWEST))
+    # Beside the newest ones what has begun, however many duplicates were queued since.
+    for statuses in (BEGUN, [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]):
+        records += instance.get_run_records(dg.RunsFilter(job_name=session.job.key, statuses=statuses), limit=NEWEST)
     tables = {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}
     others = instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB), limit=NEWEST)
     records += [r for r in others if tables & set(r.dagster_run.asset_selection or ())]
@@ -203,9 +210,26 @@ def session_runs(instance: dg.DagsterInstance, session: Session) -> list[RunSeen
             updated=r.update_timestamp.timestamp(),
             tags=r.dagster_run.tags,
         )
-        for r in records
+        for r in {r.dagster_run.run_id: r for r in records}.values()
     ]
     return sorted(found, key=lambda run: run.created, reverse=True)
+
+
+def _tell_queued(instance: dg.DagsterInstance, session: Session, runs: Sequence[RunSeen]) -> None:
+    """Say once in the log of each queued run which run it waits for."""
+    first = next((run for run in runs if run.status in IN_PROGRESS and run.status != "QUEUED"), None)
+    for queued in runs if first else ():
+        if queued.status != "QUEUED" or queued.tags.get(WAITS_FOR_TAG) == first.run_id:
+            continue
+        run = instance.get_run_by_id(queued.run_id)
+        if run is None or run.status is not dg.DagsterRunStatus.QUEUED:
+            continue
+        instance.add_run_tags(run.run_id, {WAITS_FOR_TAG: first.run_id})
+        instance.report_engine_event(
+            f"waits in the queue: run {first.run_id[:8]} is the session of {', '.join(session.job.streams)}, and there "
+            "is one at a time; this one begins when that one ends",
+            run,
+        )
 
 
 def _presumed_dead(session: Session, run: RunSeen) -> str | None:

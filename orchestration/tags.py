@@ -16,3 +16,6 @@ STOPPED_BY_TAG = "recourse/stopped_by"
 
 KIND_TAG = "recourse/kind"
 """`continuous`, `scheduled` or `manual`: how the job of a session is started."""
+
+WAITS_FOR_TAG = "recourse/waits_for"
+"""Id of the run that was the session when this one was queued behind it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from orchestration import job_yaml
 from orchestration.dagster_home import prepare
@@ -17,7 +18,7 @@ from orchestration.decisions import IN_PROGRESS
 from orchestration.definitions import definitions
 from orchestration.fingerprint import fingerprint
 from orchestration.reporting import table_key, topic_key
-from orchestration.sensors import session_runs
+from orchestration.sensors import NEWEST, session_runs
 from orchestration.streams import sessions
 from orchestration.supervisor import Session
 from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
@@ -30,6 +31,7 @@ from streaming_jobs.topology import Topology
 from tests.dagster.conftest import ROOT
 from tests.dagster.fakes.command import fake_command
 
+REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("streams"), "__repository__")
 DEAD_WORKER = "nowhere:1:1.00"
 
 
@@ -148,9 +150,15 @@ class Ticks:
 
     def run(self, status: dg.DagsterRunStatus, **tags: str) -> str:
         run = self.instance.create_run_for_job(
-            self.defs.resolve_job_def("shop"), status=status, tags={k.replace("__", "/"): v for k, v in tags.items()}
+            self.defs.resolve_job_def("shop"),
+            status=status,
+            tags={k.replace("__", "/"): v for k, v in tags.items()},
+            remote_job_origin=RemoteJobOrigin(REPOSITORY, "shop"),  # a run in the queue has to have one
         )
         return run.run_id
+
+    def happened(self, run_id: str, what: dg.DagsterEventType) -> None:
+        self.instance.report_dagster_event(dg.DagsterEvent(what.value, "shop"), run_id=run_id)
 
 
 @pytest.fixture
@@ -192,6 +200,24 @@ def test_keepalive_gives_up_until_code_settings_or_decisions_change(
     monkeypatch.setenv("RECOURSE_STREAM__MAX_RESTARTS", "9")
     verdict = ticks.tick("keepalive_shop")
     assert isinstance(verdict, dg.RunRequest) or f"run {run_id[:8]} ended" in str(verdict)
+
+
+def test_cancelling_queued_duplicates_does_not_switch_keepalive_off(ticks: Ticks) -> None:
+    session = ticks.run(dg.DagsterRunStatus.STARTING)
+    ticks.happened(session, dg.DagsterEventType.RUN_START)
+    duplicates = [ticks.run(dg.DagsterRunStatus.QUEUED) for _ in range(NEWEST + 1)]
+    assert f"run {session[:8]} is started" in str(ticks.tick("keepalive_shop"))
+    ticks.tick("watchdog")
+    ticks.tick("watchdog")
+    log = [entry.message for entry in ticks.instance.all_logs(duplicates[-1])]
+    (said,) = [message for message in log if "waits in the queue" in message]
+    assert f"run {session[:8]} is the session of orders, customers" in said
+    for run_id in duplicates:
+        ticks.instance.report_run_canceled(ticks.instance.get_run_by_id(run_id))
+    verdict = str(ticks.tick("keepalive_shop"))
+    assert f"queued run {duplicates[-1][:8]} was cancelled; session {session[:8]} runs" in verdict
+    ticks.instance.report_run_failed(ticks.instance.get_run_by_id(session))
+    assert f"run {session[:8]} ended; the next try is in" in str(ticks.tick("keepalive_shop"))
 
 
 def own_session(settings: Settings) -> Session:

@@ -70,6 +70,39 @@ def test_a_session_that_an_operator_stopped_stays_stopped() -> None:
     assert "operator" in waits(keepalive(seen(run("CANCELED"), run("SUCCESS")), NOW))
 
 
+def duplicate(run_id: str, *, ago: float, waited: float) -> RunSeen:
+    """A run that was cancelled in the queue: it never started."""
+    return RunSeen(run_id, "CANCELED", created=NOW - ago - waited, started=None, ended=NOW - ago, updated=NOW - ago)
+
+
+def test_a_queued_duplicate_that_was_cancelled_is_no_stop_of_the_session() -> None:
+    running = run("STARTED", ago=0, lasted=300, run_id="session-of-now")
+    cancelled = duplicate("duplicate", ago=100, waited=20)
+    reason = waits(keepalive(seen(cancelled, running), NOW))
+    assert reason == "queued run duplicat was cancelled; session session- runs"
+    ended = run("FAILURE", ago=50, lasted=250, run_id="session-of-now")
+    assert keepalive(seen(cancelled, ended), NOW) == Start("after-session-of-now")
+
+
+def test_a_duplicate_cancelled_together_with_the_session_leaves_it_stopped() -> None:
+    stopped = run("CANCELED", ago=99, lasted=300, run_id="session-of-then")
+    reason = waits(keepalive(seen(duplicate("duplicate", ago=100, waited=20), stopped), NOW))
+    assert "an operator stopped run session-" in reason
+
+
+def test_the_only_session_cancelled_before_it_began_stays_stopped() -> None:
+    failed = run("FAILURE", ago=300, lasted=10, run_id="before")
+    reason = waits(keepalive(seen(duplicate("the-next", ago=100, waited=20), failed), NOW))
+    assert "an operator cancelled run the-next before it began" in reason
+
+
+def test_a_queued_run_says_what_it_waits_for() -> None:
+    running = run("STARTED", ago=0, lasted=300, run_id="session-of-now")
+    queued = replace(run("QUEUED", ago=9, run_id="duplicate"), started=None)
+    reason = waits(keepalive(seen(queued, running), NOW))
+    assert reason == "run session- is started; run duplicat waits in the queue for its end"
+
+
 def test_a_session_that_recourse_up_ended_is_started_again_at_once() -> None:
     stopped = run("CANCELED", ago=0.1, run_id="r3", **{STOPPED_BY_TAG: "shutdown"})
     assert keepalive(seen(stopped, run("FAILURE")), NOW) == Start("after-r3")
