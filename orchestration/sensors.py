@@ -218,7 +218,9 @@ def session_runs(instance: dg.DagsterInstance, session: Session) -> list[RunSeen
 def _tell_queued(instance: dg.DagsterInstance, session: Session, runs: Sequence[RunSeen]) -> None:
     """Say once in the log of each queued run which run it waits for."""
     first = next((run for run in runs if run.status in IN_PROGRESS and run.status != "QUEUED"), None)
-    for queued in runs if first else ():
+    if first is None:
+        return
+    for queued in runs:
         if queued.status != "QUEUED" or queued.tags.get(WAITS_FOR_TAG) == first.run_id:
             continue
         run = instance.get_run_by_id(queued.run_id)
