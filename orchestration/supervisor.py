@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import dagster as dg
-import psutil
 import structlog
 
 from orchestration.driver import BoundedLog, Driver
@@ -33,6 +32,7 @@ from orchestration.job_yaml import Continuous, Job
 from orchestration.reporting import Reporter, failure_text
 from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
+from streaming_jobs.platform.process_identity import is_alive, mark
 from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
@@ -221,9 +221,8 @@ def by_itself(tags: Mapping[str, str]) -> bool:
 
 
 def identity(pid: int | None = None) -> str:
-    """Host, pid and start time of a process (this one), as a tag value."""
-    process = psutil.Process(pid)
-    return f"{socket.gethostname()}:{process.pid}:{process.create_time():.2f}"
+    """Host, pid and mark (process_identity.py) of a process (this one), as a tag value."""
+    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}:{mark(pid)}"
 
 
 def lives(worker: str) -> bool | None:
@@ -234,11 +233,7 @@ def lives(worker: str) -> bool | None:
         return None
     if host != socket.gethostname():
         return None
-    try:
-        process = psutil.Process(int(pid))
-        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - float(started)) < 1.0
-    except psutil.NoSuchProcess:
-        return False
+    return pid.isdigit() and is_alive(int(pid), started)
 
 
 def parent_lives(parent: str) -> bool:

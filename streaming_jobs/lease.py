@@ -17,29 +17,28 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.files import private_folder
+from streaming_jobs.platform.process_identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds, or last held, a lease; times in seconds since 1970."""
+    """Who holds, or last held, a lease; `since` in seconds since 1970, the marks as process_identity.py makes them."""
 
     pid: int
-    pid_started: float
+    pid_started: Mark
     jvm: int | None
-    jvm_started: float | None
+    jvm_started: Mark | None
     since: float
     purpose: str
 
     def alive(self) -> str | None:
         """What of the owner still lives: `driver`, `jvm`, or None."""
-        if _lives(self.pid, self.pid_started):
+        if is_alive(self.pid, self.pid_started):
             return "driver"
-        if self.jvm is not None and self.jvm_started is not None and _lives(self.jvm, self.jvm_started):
+        if self.jvm is not None and self.jvm_started is not None and is_alive(self.jvm, self.jvm_started):
             return "jvm"
         return None
 
@@ -55,7 +54,7 @@ class Lease:
 
     def record_jvm(self, pid: int) -> None:
         """Write the JVM's pid into the lease."""
-        self.owner = Owner(**{**asdict(self.owner), "jvm": pid, "jvm_started": psutil.Process(pid).create_time()})
+        self.owner = replace(self.owner, jvm=pid, jvm_started=mark(pid))
         _write(self.descriptor, self.owner)
 
     def unlock(self) -> None:
@@ -90,8 +89,7 @@ def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0
             if time.monotonic() > deadline:
                 raise LeaseBusy(_busy(stream, _read(descriptor)), f"stop it first: recourse streams stop {stream}")
             time.sleep(0.05)
-        me = psutil.Process()
-        owner = Owner(me.pid, me.create_time(), None, None, time.time(), purpose)
+        owner = Owner(os.getpid(), mark(), None, None, time.time(), purpose)
         _write(descriptor, owner)
     except BaseException:
         os.close(descriptor)
@@ -137,14 +135,6 @@ def _busy(stream: str, owner: Owner | None) -> str:
     what = "the JVM of a driver that was killed" if owner.alive() == "jvm" else f"process {owner.pid}"
     since = time.strftime("%H:%M:%S", time.localtime(owner.since))
     return f"stream {stream} is held by {what} ({owner.purpose}, since {since})"
-
-
-def _lives(pid: int, started: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 1.0
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _named(descriptor: int) -> Owner | None:

@@ -4,8 +4,9 @@ It listens on the loopback alone, keeps its data under `<home>/broker` between r
 started it (see lifeline.py), and is never stopped by a Ctrl-C that was meant for that process. One broker a
 home: whoever comes second is attached to the running one and leaves it running.
 
-`broker.json` says where it is: {pid, create_time, bootstrap_servers, started_at}, times in seconds since 1970.
-The file stays when the broker has gone, so that the next start has the same address.
+`broker.json` says where it is: {pid, mark, bootstrap_servers, started_at}; `mark` tells that process from another one
+with its pid (process_identity.py), `started_at` is in seconds since 1970. The file stays when the broker has gone, so
+that the next start has the same address.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-
-import psutil
 
 from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.files import private_folder, write_atomic, write_json
@@ -36,6 +35,7 @@ from streaming_jobs.platform import class_data, java, ports
 from streaming_jobs.platform.broker_config import as_properties, jvm_options, logging_properties, server_properties
 from streaming_jobs.platform.jars import broker_jars
 from streaming_jobs.platform.lifeline import Lifeline
+from streaming_jobs.platform.process_identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ _silent.addHandler(logging.NullHandler())
 
 @dataclass(frozen=True)
 class Running:
-    """A broker as its `broker.json` names it; times in seconds since 1970."""
+    """A broker as its `broker.json` names it; `started_at` in seconds since 1970."""
 
     pid: int
-    create_time: float
+    mark: Mark
     bootstrap_servers: str
     started_at: float
 
@@ -66,11 +66,13 @@ class Running:
 
     def lives(self) -> bool:
         """Whether that very process runs; another one with its pid does not count."""
-        try:
-            process = psutil.Process(self.pid)
-            return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - self.create_time) < 1.0
-        except psutil.NoSuchProcess:
-            return False
+        return is_alive(self.pid, self.mark)
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Running:
+        """From the file's content; raises KeyError for one that is not whole. Earlier files have `create_time`."""
+        started = value["mark"] if "mark" in value else value["create_time"]
+        return cls(value["pid"], started, value["bootstrap_servers"], value["started_at"])
 
 
 def bootstrap_servers(settings: Settings) -> str:
@@ -217,8 +219,7 @@ class Broker:
                 umask=0o077,
             )
         self._lifeline.tie(self._process.pid)
-        created = psutil.Process(self._process.pid).create_time()
-        return Running(self._process.pid, created, f"{ports.HOST}:{port}", time.time())
+        return Running(self._process.pid, mark(self._process.pid), f"{ports.HOST}:{port}", time.time())
 
     def _options(self) -> list[str]:
         settings = self._settings
@@ -307,8 +308,8 @@ class Broker:
 
 def _last(settings: Settings) -> Running | None:
     try:
-        return Running(**json.loads((settings.broker_dir / "broker.json").read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+        return Running.of(json.loads((settings.broker_dir / "broker.json").read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.lease import Owner, acquire, holder, take
+from streaming_jobs.platform.process_identity import mark
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
 
@@ -226,7 +227,7 @@ def test_the_jvm_is_written_into_the_lease_and_told(home: Settings) -> None:
             lease.record_jvm(jvm.pid)
             found = holder(home, STREAM)
             assert found is not None
-            assert (found.jvm, found.jvm_started) == (jvm.pid, jvm.create_time())
+            assert (found.jvm, found.jvm_started) == (jvm.pid, mark(jvm.pid))
             assert found.alive() == "driver"
         # Its driver lives and has let go by itself: the JVM holds nothing any more.
         assert holder(home, STREAM) is None
@@ -236,7 +237,7 @@ def test_the_jvm_is_written_into_the_lease_and_told(home: Settings) -> None:
 def test_a_dead_owner_is_not_alive_and_a_zombie_is_dead(home: Settings) -> None:
     assert left_behind(home, None).alive() is None
     process = subprocess.Popen(["true"])
-    started = psutil.Process(process.pid).create_time()
+    started = mark(process.pid)
     until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
     assert Owner(process.pid, started, None, None, 0.0, "session").alive() is None
     process.wait(10)
