@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from streaming_jobs.files import private_folder
+from streaming_jobs.files import private_folder, sync
 
 Outcome = Literal["planned", "applying", "published", "aborting", "aborted", "refused"]
 
@@ -64,6 +64,7 @@ class Journal:
             file.write((b"\n" if broken else b"") + json.dumps(line, separators=(",", ":")).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        sync(self.path.parent)
 
     def done(self, stage: str) -> Mapping[str, Any] | None:
         """What a stage found, if it is done."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.files import private_folder, sync, write_json
 from streaming_jobs.ledger import Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import checked_name
@@ -185,6 +185,7 @@ def save(settings: Settings, plan: Plan) -> Path:
     """Write the plan; it is on disk when this returns."""
     path = private_folder(folder(settings, plan.id)) / "plan.json"
     write_json(path, {"format": _FORMAT, **asdict(plan)})
+    sync(path.parent.parent)
     return path
 
 

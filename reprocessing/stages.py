@@ -39,6 +39,7 @@ from reprocessing.work import Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
+from streaming_jobs.files import sync
 from streaming_jobs.world import all_tables, ledger_file
 
 Found = Mapping[str, Any]
@@ -142,6 +143,7 @@ class Prepare:
     def run(self, work: Work) -> Found:
         """Make them anew."""
         workshop.prepare(work.settings, work.plan, work.record, work.base())
+        workshop.sync_all(work.settings, work.plan)
         return {}
 
 
@@ -157,7 +159,9 @@ class Replay:
 
     def run(self, work: Work) -> Found:
         """Run to the topic's end."""
-        return replay(work)
+        found = replay(work)
+        workshop.sync_all(work.settings, work.plan)
+        return found
 
 
 class Audit:
@@ -278,6 +282,7 @@ class Switch:
         target = generations.checkpoint(work.settings, name, number).folder
         if not target.exists():
             source.rename(target)
+            sync(target.parent)
         work.crash_point("recover_switch_between")
         ledger_file(work.settings, name).adopt(ledger_file(work.own, name))
         replayed = generations.load(work.own, name)

@@ -21,7 +21,7 @@ from reprocessing.plan import Plan, folder, staging
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint_cut import copy
-from streaming_jobs.files import hard_link, private_folder
+from streaming_jobs.files import hard_link, private_folder, sync, sync_tree
 from streaming_jobs.generation import BoundTable, Generation, StreamRecord
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id
 from streaming_jobs.savepoints import SavedTable, Savepoint
@@ -80,6 +80,15 @@ def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Sav
     generations.save(own, replace(opened, tables=tuple(bound)))
 
 
+def sync_all(settings: Settings, plan: Plan) -> None:
+    """Have the workshop on disk: state, tables, and the folders that name them."""
+    own = settings_of(settings, plan)
+    for root in (own.state, own.tables):
+        sync_tree(root)
+    for above in (own.tables.parent, own.tables.parent.parent):
+        sync(above)
+
+
 def opened_by(plan: Plan) -> Generation:
     """The generation that a plan's replay opens."""
     origin = plan.base.generation if plan.base.savepoint else None
@@ -89,12 +98,15 @@ def opened_by(plan: Plan) -> Generation:
 
 
 def clear(settings: Settings, plan: Plan) -> None:
-    """Remove the workshop."""
+    """Remove the workshop; it stays removed."""
     shutil.rmtree(folder(settings, plan.id) / "state", ignore_errors=True)
     shutil.rmtree(staging(settings, plan.id), ignore_errors=True)
     parent = staging(settings, plan.id).parent
     if parent.is_dir() and not any(parent.iterdir()):
         parent.rmdir()
+    for place in (folder(settings, plan.id), parent, parent.parent):
+        if place.is_dir():
+            sync(place)
 
 
 def table_of(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from streaming_jobs.checkpoint import Checkpoint, TopicOffsets
 from streaming_jobs.errors import UsageError
-from streaming_jobs.files import hard_link, sync
+from streaming_jobs.files import hard_link, sync, sync_tree
 
 _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(changelog|zip|delta|snapshot)(?:\.crc)?")
 _FULL = ("zip", "snapshot")
@@ -87,10 +87,8 @@ def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> Non
 
 
 def _placed(folder: Path, target: Path) -> None:
-    """Have it on disk, then give it its name; state files are links of files that Spark has finished."""
-    inside = [path for path in folder.rglob("*") if path.is_dir() or path.relative_to(folder).parts[0] != "state"]
-    for path in (*inside, folder):
-        sync(path)
+    """Have it on disk, then give it its name; Spark itself has synced none of the files that were linked."""
+    sync_tree(folder)
     folder.replace(target)
     sync(target.parent)
 

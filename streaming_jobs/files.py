@@ -1,10 +1,15 @@
-"""Writing small files so that a kill at any moment leaves the old content or the new one, never a part."""
+"""Files and folders that survive a kill and a power cut: whole or not at all, and on disk before anything relies on it.
+
+A kill loses nothing that was written; a power cut loses what the system had in memory. So a file is on disk once it
+was synced itself **and** the folder that names it was, and that folder's own name, up to one that was there before.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,15 +38,23 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def hard_link(source: Path, target: Path) -> None:
-    """A second name for a file, below folders that are made; one that an attempt that was killed has made stays."""
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """A second name for a file, below folders that are made; one that an attempt that was killed has made stays.
+
+    The folders get the mode that the umask gives, as those that deltalake and Spark make: who may read a table reads
+    all of it. On disk once the caller has synced the folder.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         os.link(source, target)
 
 
 def private_folder(path: Path) -> Path:
-    """Make the folder, readable by its owner alone, and return it."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Make the folder, readable by its owner alone, and return it; its name is on disk when this returns."""
+    if not path.is_dir():
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in missing:
+            sync(folder.parent)
     return path
 
 
@@ -52,3 +65,26 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_files(files: Iterable[Path], root: Path) -> None:
+    """Have these files on disk, then the folders that lead to them from `root` on; one that has gone is passed over."""
+    folders = {}
+    for file in files:
+        with suppress(FileNotFoundError):
+            sync(file)
+        folders.update(dict.fromkeys(folder for folder in file.parents if folder.is_relative_to(root)))
+    for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
+        with suppress(FileNotFoundError):
+            sync(folder)
+
+
+def sync_tree(root: Path) -> None:
+    """Have everything below a folder on disk, and the folder's own name; what is gone meanwhile is passed over."""
+    for folder, _, names in os.walk(root, topdown=False):
+        for path in (*(Path(folder) / name for name in names), Path(folder)):
+            if not path.is_symlink():
+                with suppress(FileNotFoundError):
+                    sync(path)
+    with suppress(FileNotFoundError):
+        sync(root.parent)

@@ -30,7 +30,7 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs import generation as generations
 from streaming_jobs.checkpoint_cut import cut
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
-from streaming_jobs.files import hard_link, private_folder, write_json
+from streaming_jobs.files import hard_link, private_folder, sync, sync_files, write_json
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import OffsetRange, Txn, walk
 from streaming_jobs.settings import SavepointSettings, Settings
@@ -317,14 +317,19 @@ def _take(settings: Settings, record: StreamRecord, txn: Txn, reason: Reason, no
     )
     with gzip.open(place / "files.json.gz", "wt", encoding="utf-8") as packed:
         json.dump({table: [asdict(file) for file in listed] for table, listed in files.items()}, packed)
+    sync(place / "files.json.gz")
     write_json(place / "savepoint.json", {"format": _FORMAT, **asdict(savepoint)})
     return savepoint
 
 
 def _link(table: Path, files: Iterable[TableFile], target: Path) -> None:
+    """Link a table's files, and have the links on disk."""
+    made = []
     for file in files:
         source = on_disk(table, file.path)
-        hard_link(source, target / source.relative_to(table))
+        made.append(target / source.relative_to(table))
+        hard_link(source, made[-1])
+    sync_files(made, table)
 
 
 def _linked_tables(settings: Settings, stream: str, name: str) -> Iterator[Path]:

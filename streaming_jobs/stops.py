@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from streaming_jobs.files import private_folder, write_atomic
+from streaming_jobs.files import private_folder, sync, write_atomic
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import checked_name
 
@@ -57,8 +57,11 @@ def ask(settings: Settings, stream: str, who: str) -> None:
 
 
 def clear(settings: Settings, stream: str) -> None:
-    """Let the stream start again."""
-    marker(settings, stream).unlink(missing_ok=True)
+    """Let the stream start again, also after a power cut."""
+    path = marker(settings, stream)
+    if path.exists():
+        path.unlink(missing_ok=True)
+        sync(path.parent)
 
 
 def for_recovery(settings: Settings, stream: str) -> bool:

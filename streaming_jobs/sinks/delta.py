@@ -19,13 +19,16 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from streaming_jobs.durations import milliseconds
 from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, OutputMismatch
-from streaming_jobs.files import private_folder
+from streaming_jobs.files import private_folder, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, walk
 from streaming_jobs.settings import Settings, TableSettings
+from streaming_jobs.sinks.durable import sync_commits
 from streaming_jobs.stream import DeltaTable as Declared
 
 STREAM_PROPERTY = "recourse.stream"
 _ATTEMPTS = 20
+_OPEN_END = 5
+"""Commits that a driver may have made and not synced before it was killed: one batch, upkeep, a change of schema."""
 _WATERMARK = "spark.watermarkDelayMs"  # EventTimeWatermark.delayKey
 _DIRECT_WRITER_FEATURES = {
     "appendOnly",
@@ -46,7 +49,9 @@ class DeltaSink:
         self.stream = stream
         self.app_id = app_id(stream, declared.name)
         self.handle = handle
+        self.removed_bytes = 0
         self._known = handle.version()
+        self._synced = handle.version() - _OPEN_END
         self._sized: tuple[int, float] | None = None
         self._at: tuple[int, Txn | None] | None = None
         self._read_schema()
@@ -109,6 +114,7 @@ class DeltaSink:
         """
         for _ in range(_ATTEMPTS):
             if self.holds(entry):
+                self.sync()
                 return None
             at = self.position
             try:
@@ -131,11 +137,21 @@ class DeltaSink:
         return at is not None and at >= entry.txn
 
     def committed(self) -> int:
-        """Take note of a commit of our own; the table's version."""
+        """Take note of a commit of our own, and have it on disk; the table's version."""
         version = int(self.handle.version())
+        self.sync()
         if version == self._known + 1:  # with more between, the next look reads them
             self._known = version
         return version
+
+    def sync(self) -> None:
+        """Have everything up to the handle's version on disk; counts the bytes of files that went in `removed_bytes`.
+
+        Also what a driver before this one may have left in memory only when it was killed.
+        """
+        version = int(self.handle.version())
+        self.removed_bytes += sync_commits(self.path, range(max(self._synced + 1, 0), version + 1))
+        self._synced = version
 
     def _refuse_foreign(self) -> None:
         """Look at the commits since the last look, if there are any that are not known to be ours."""
@@ -221,6 +237,7 @@ def ensure_sink(
                 ],
             ),
         )
+        sync_tree(path)
         return DeltaSink(path, declared, stream, DeltaTable(path))
     _check_layout(sink, declared)
     if added := _added(sink, contract):
@@ -232,6 +249,7 @@ def ensure_sink(
         sink.refresh()
         sink._read_schema()
     _apply_properties(sink, _upkeep_properties(settings.table), generation)
+    sink.sync()
     return sink
 
 

@@ -299,6 +299,7 @@ def _spark_commit(
     `write_nothing` commits the transaction alone, for a write that turned out to change nothing.
     """
     if sink.holds(entry):
+        sink.sync()
         return None
     at = sink.position
     for attempt in (write, write_nothing):

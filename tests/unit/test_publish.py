@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -38,6 +40,7 @@ from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, Prefligh
 from streaming_jobs.generation import Accepted
 from streaming_jobs.ledger import CodeVersion, Txn, newest
 from streaming_jobs.preflight import verdicts
+from streaming_jobs.sinks.table_files import on_disk
 from streaming_jobs.world import ledger_file
 from tests.unit.life import STREAM, TOPIC, TOPIC_ID, Life
 
@@ -149,6 +152,22 @@ def test_the_rebuilt_rows_replace_the_wrong_ones_in_one_commit(life: Life) -> No
     assert kept, "files of the savepoint that the table still had stayed where they were"
     workshop.clear(life.settings, plan)
     assert life.rows() == list(range(60)) and not (life.settings.tables / "_staging").exists()
+
+
+def test_who_could_read_the_table_can_read_what_was_published(life: Life) -> None:
+    """With the usual umask another user enters every folder that leads to a live file, and reads the file."""
+    before = os.umask(0o022)
+    try:
+        plan = planned(life)
+        rebuilt(life, plan)
+        published(life, plan)
+    finally:
+        os.umask(before)
+    files = [on_disk(life.table, path) for path in content_of(life.table).files]
+    assert any(f"r-{plan.id}" in file.parts for file in files)
+    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(life.table)}
+    assert {oct(folder.stat().st_mode & 0o777) for folder in folders} == {"0o755"}
+    assert all(file.stat().st_mode & stat.S_IROTH for file in files)
 
 
 def test_publishing_twice_changes_nothing(life: Life) -> None:

@@ -1,0 +1,54 @@
+"""A table's commits on disk: neither deltalake nor Spark syncs what it writes, so it is done here, after each commit.
+
+In this order: the data files that a commit adds and the folders that lead to them, then the commit's own file and a
+checkpoint of the log made with it, then the log's folder. Whoever relies on the commit (Spark's `commits/N`, a
+recovery's journal) is written after that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from streaming_jobs.files import sync_files
+
+_WITH_FILES = ("add", "cdc")
+
+
+def sync_commits(table: Path, versions: Iterable[int]) -> int:
+    """Have these versions on disk; the bytes of the files that they removed. One that the log lacks is passed over."""
+    log = table / "_delta_log"
+    data: set[Path] = set()
+    commits: list[Path] = []
+    removed = 0
+    for version in versions:
+        commit = log / f"{version:020d}.json"
+        try:
+            lines = commit.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            continue
+        commits.append(commit)
+        if (checkpoint := log / f"{version:020d}.checkpoint.parquet").exists():
+            commits += [checkpoint, log / "_last_checkpoint"]
+        for kind, action in (one for line in lines if line for one in json.loads(line).items()):
+            if kind in _WITH_FILES:
+                data.update(_places(table, action))
+            elif kind == "remove":
+                removed += int(action.get("size") or 0)
+    if data:
+        sync_files(data, table)
+    if commits:
+        sync_files(commits, log)
+    return removed
+
+
+def _places(table: Path, action: Mapping[str, Any]) -> list[Path]:
+    """Where the action's file lies, and its deletion vectors; writers disagree on how often a path is encoded."""
+    path = str(action["path"])
+    names = (path, unquote(path), unquote(unquote(path)))
+    found = next((table / name for name in names if (table / name).exists()), table / path)
+    vectors = table.rglob("deletion_vector_*.bin") if action.get("deletionVector") else ()
+    return [found, *vectors]
