@@ -18,7 +18,7 @@ from streaming_jobs.topology import Topology
 
 def definitions(settings: Settings, command: Command = session_command) -> dg.Definitions:
     """The code location; raises RecourseError where streams or job YAML cannot be used."""
-    topology = Topology.load(settings.flows)
+    topology = Topology.of_settings(settings)
     file = job_yaml.find(settings)
     bundle = job_yaml.load(file, settings.target)
     if job_yaml.is_shipped(file):

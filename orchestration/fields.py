@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.spelling import nearest
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,7 +56,7 @@ class Section:
         section = cls(file, path, value)
         for key in value:
             if allowed and key not in allowed:
-                raise section._at(key).error("is not known here", f"allowed are: {', '.join(allowed)}")
+                raise section._at(key).error("is not known here", _instead(key, allowed))
         return section
 
     def error(self, found: str, next_step: str = "") -> ConfigurationError:
@@ -117,7 +118,7 @@ class Section:
         """One of the allowed words."""
         value = self.text(key, default)
         if value not in allowed:
-            raise self._at(key).error(f"'{value}' is not allowed", f"allowed are: {', '.join(allowed)}")
+            raise self._at(key).error(f"'{value}' is not allowed", _instead(value, allowed))
         return value
 
     def resolved(self, resolve: Callable[[str, Section], str], *, only: str) -> Section:
@@ -148,3 +149,9 @@ class Section:
 
     def _below(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
+
+
+def _instead(name: str, allowed: Sequence[str]) -> str:
+    near = nearest(name, allowed)
+    meant = f"did you mean '{near}'? " if near else ""
+    return f"{meant}allowed are: {', '.join(allowed)}"

@@ -267,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load(dict(_assignment(text) for text in options.set), config_file=options.config).settings
         names = [name for name in options.streams.split(",") if name]
-        streams = Topology.load(settings.flows).select(names)
+        streams = Topology.of_settings(settings).select(names)
         if options.respect_stop:
             streams = [s for s in streams if not stops.asked(settings, s.name)]
             if not streams:

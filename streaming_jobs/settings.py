@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from streaming_jobs.durations import Duration
+from streaming_jobs.durations import Duration, parse_duration
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.spelling import instead, nearest
 
 CONFIG_FILE = "recourse.toml"
 _NO_SETTINGS = ("RECOURSE_CONFIG", "RECOURSE_CRASH", "RECOURSE_RUN_ID", "RECOURSE_PARENT")
@@ -30,6 +31,43 @@ _COMMIT_INTERVAL: dict[Pace, timedelta] = {"live": timedelta(milliseconds=20), "
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _checked_trigger(text: str) -> str:
+    """A trigger as written; raises ValueError for what is none."""
+    word, _, interval = text.partition(" ")
+    if text not in ("continuous", "available-now") and word != "every":
+        raise ValueError(
+            f"'{text}' is not a trigger; {instead(text, ('continuous', 'available-now', 'every 10 seconds'))}"
+        )
+    if word == "every":
+        _parsed(parse_duration, interval)
+    return text
+
+
+def _checked_start(text: str) -> str:
+    """A start position as written; raises ValueError for what is none."""
+    if text not in ("earliest", "latest"):
+        try:
+            zone = datetime.fromisoformat(text).tzinfo
+        except ValueError:
+            zone = None
+        if zone is None:
+            raise ValueError(
+                f"'{text}' is not a start; write earliest, latest, or a time with zone: 2026-11-21T08:00:00+00:00"
+            )
+    return text
+
+
+def _parsed(parse: Callable[[str], object], text: str) -> None:
+    try:
+        parse(text)
+    except ConfigurationError as error:
+        raise ValueError(f"{error.found}; {error.next_step}") from error
+
+
+Trigger = Annotated[str, AfterValidator(_checked_trigger)]
+Start = Annotated[str, AfterValidator(_checked_start)]
 
 
 class KafkaSettings(_Section):
@@ -65,8 +103,8 @@ class SparkSettings(_Section):
 class StreamSettings(_Section):
     """How one stream runs. The section `stream` holds the defaults, `streams.<name>` one stream's own values."""
 
-    start: str = Field("earliest", description="earliest, latest, or an ISO time with zone; first start only")
-    trigger: str = Field("continuous", description="continuous, available-now, or 'every 10 seconds'")
+    start: Start = Field("earliest", description="earliest, latest, or an ISO time with zone; first start only")
+    trigger: Trigger = Field("continuous", description="continuous, available-now, or 'every 10 seconds'")
     lateness: Duration | None = Field(None, description="replaces the watermark delay that the stream declares")
     max_offsets_per_trigger: int = Field(300_000, gt=0, description="records a batch, all partitions together")
     pace: Pace = Field("live", description="live: batches follow each other; economy: two a second, half the cores")
@@ -92,8 +130,8 @@ class StreamSettings(_Section):
 class StreamOverrides(_Section):
     """One stream's own values; what is not set comes from the section `stream`."""
 
-    start: str | None = None
-    trigger: str | None = None
+    start: Start | None = None
+    trigger: Trigger | None = None
     lateness: Duration | None = None
     max_offsets_per_trigger: int | None = Field(None, gt=0)
     pace: Pace | None = None
@@ -258,9 +296,12 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         origin = next((name for name, layer in reversed(layers) if _has(layer, first["loc"])), "default")
+        unknown = first["type"] == "extra_forbidden"
+        near = _nearest_setting(first["loc"]) if unknown else None
+        meant = f"did you mean '{near}'? " if near else ""
         raise ConfigurationError(
-            f"{key} ({origin}): {'no such setting' if first['type'] == 'extra_forbidden' else first['msg']}",
-            "correct or remove it; `recourse config show` then prints every setting",
+            f"{key} ({origin}): {'no such setting' if unknown else first['msg'].removeprefix('Value error, ')}",
+            f"{meant}correct or remove it; `recourse config show` then prints every setting",
         ) from error
     return Loaded(settings, tuple(_origins(settings, layers)))
 
@@ -270,10 +311,24 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
     for name in environment:
         first = name.removeprefix("RECOURSE_").partition("__")[0].lower()
         if name.startswith("RECOURSE_") and name not in _NO_SETTINGS and first not in Settings.model_fields:
+            near = nearest(first, Settings.model_fields)
+            meant = f"did you mean '{name.replace(first.upper(), near.upper(), 1)}'? " if near else ""
             raise ConfigurationError(
                 f"{name} (environment) is no setting",
-                "correct or unset it; `recourse config show` prints every setting",
+                f"{meant}correct or unset it; `recourse config show` prints every setting",
             )
+
+
+def _nearest_setting(location: Sequence[int | str]) -> str | None:
+    """The dotted key that a key which is no setting probably means."""
+    *parents, name = [str(part) for part in location]
+    model: type[BaseModel] = Settings
+    for part in parents:
+        if part in model.model_fields:
+            kind = model.model_fields[part].annotation
+            model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else StreamOverrides
+    near = nearest(name, model.model_fields)
+    return ".".join((*parents, near)) if near else None
 
 
 def _absolute(path: Path) -> Path:

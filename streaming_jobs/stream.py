@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
+from streaming_jobs.spelling import instead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,10 +79,17 @@ class KafkaTopic:
             raise UsageError(f"'{self.name}' is not a topic name", "use letters, digits, '.', '_' and '-'")
         if (self.event_time is None) != (self.lateness is None):
             raise UsageError(f"topic {self.name}: event_time and lateness go together", "set both, or neither")
+        if self.tombstones not in (allowed := ("dead_letter", "keep")):
+            raise UsageError(f"topic {self.name}: tombstones='{self.tombstones}'", instead(self.tombstones, allowed))
+        object.__setattr__(self, "owners", checked_names(f"topic {self.name}", "owners", self.owners))
         if self.lateness is not None:
             parse_duration(self.lateness)
-        if self.event_time is not None and self.event_time not in self.value.schema.fieldNames():
-            raise UsageError(f"topic {self.name}: event_time '{self.event_time}' is not a field of its value")
+        fields = self.value.schema.fieldNames()
+        if self.event_time is not None and self.event_time not in fields:
+            raise UsageError(
+                f"topic {self.name}: event_time '{self.event_time}' is not a field of its value",
+                instead(self.event_time, fields),
+            )
         if SOURCE_COLUMN in self.value.schema.fieldNames():
             raise UsageError(f"topic {self.name}: the field name {SOURCE_COLUMN} is taken", "rename the field")
 
@@ -113,17 +121,21 @@ class DeltaTable:
 
     def __post_init__(self) -> None:
         checked_name("table", self.name)
-        for option in ("keys", "order_by", "partition_by"):
-            object.__setattr__(self, option, tuple(getattr(self, option)))
+        for option in ("keys", "order_by", "partition_by", "owners"):
+            object.__setattr__(self, option, checked_names(f"table {self.name}", option, getattr(self, option)))
         if (self.order_by or self.delete_when) and not self.keys:
             raise UsageError(f"table {self.name}: order_by and delete_when are for upserts", "name the keys")
         checked_columns(self.name, self.keys)
         if self.schema is not None:
             checked_columns(self.name, self.schema.fieldNames())
-            names = set(self.schema.fieldNames())
-            for column in (*self.keys, *self.partition_by):
-                if column not in names:
-                    raise UsageError(f"table {self.name}: '{column}' is not a column of its schema")
+            names = self.schema.fieldNames()
+            for option in ("keys", "order_by", "partition_by"):
+                for column in getattr(self, option):
+                    if column not in names:
+                        raise UsageError(
+                            f"table {self.name}: '{column}' is not a column of its schema ({option})",
+                            instead(column, names),
+                        )
 
     @property
     def mode(self) -> Literal["append", "upsert"]:
@@ -147,8 +159,11 @@ class Stream:
 
     def __post_init__(self) -> None:
         checked_name("stream", self.name)
+        object.__setattr__(self, "owners", checked_names(f"stream {self.name}", "owners", self.owners))
         if not self.sources or not self.sinks:
             raise UsageError(f"stream {self.name} needs a source and a sink")
+        checked_parts(self.name, "source", self.sources.values(), KafkaTopic)
+        checked_parts(self.name, "sink", self.sinks.values(), DeltaTable)
         parameters = list(inspect.signature(self.function).parameters)
         if sorted(parameters) != sorted(self.sources):
             raise UsageError(
@@ -171,7 +186,11 @@ class Stream:
         result = self.function(**frames)
         by_sink = dict(result) if isinstance(result, Mapping) else {next(iter(self.sinks)): result}
         if by_sink.keys() != self.sinks.keys():
-            raise UsageError(f"stream {self.name} returned {sorted(by_sink)}, its sinks are {sorted(self.sinks)}")
+            unknown = [name for name in by_sink if name not in self.sinks]
+            raise UsageError(
+                f"stream {self.name} returned {sorted(by_sink)}, its sinks are {sorted(self.sinks)}",
+                instead(str(unknown[0]), self.sinks) if unknown else "return a frame for every sink",
+            )
         return cast("dict[str, DataFrame]", by_sink)
 
     @property
@@ -212,7 +231,7 @@ def stream(
             sources=sources,
             sinks=sinks,
             description=inspect.getdoc(function) or "",
-            owners=tuple(owners),
+            owners=owners,
         )
 
     return declare
@@ -225,6 +244,24 @@ def checked_name(kind: str, name: str) -> str:
             f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
         )
     return name
+
+
+def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
+    """The names as a tuple; raises UsageError for one text, which Python would take for a list of its letters."""
+    if isinstance(names, str):
+        raise UsageError(f"{what}: {option} is the text '{names}', not a list", f"write {option}=['{names}']")
+    found = tuple(names) if isinstance(names, Iterable) else (names,)
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in found):
+        raise UsageError(f"{what}: {option} is {names!r}, not a list of names", f"write {option}=['first', 'second']")
+    return found
+
+
+def checked_parts(stream: str, option: str, parts: Iterable[object], kind: type) -> None:
+    """Raise UsageError for a source or a sink that is something else, such as a bare name."""
+    for part in parts:
+        if not isinstance(part, kind):
+            example = f"{kind.__name__}({part!r}, ...)" if isinstance(part, str) else f"a {kind.__name__}"
+            raise UsageError(f"stream {stream}: {option} is {part!r}, not a {kind.__name__}", f"write {example}")
 
 
 def checked_columns(table: str, names: Iterable[str]) -> None:

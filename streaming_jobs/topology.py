@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -12,7 +14,14 @@ from pathlib import Path
 from types import ModuleType
 
 from streaming_jobs.errors import RecourseError, UsageError
-from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.settings import Settings
+from streaming_jobs.spelling import instead, nearest
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
+from streaming_jobs.stream import stream as stream_decorator
+
+_UNKNOWN_ARGUMENT = re.compile(
+    r"(?P<declaration>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<argument>\w+)'"
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,18 @@ class Topology:
         return cls(dict(sorted(by_name.items())))
 
     @classmethod
+    def of_settings(cls, settings: Settings) -> Topology:
+        """The streams of the setting `flows`; raises UsageError for a section `streams.<name>` that is no stream's."""
+        topology = cls.load(settings.flows)
+        for name in settings.streams:
+            if name not in topology.streams:
+                raise UsageError(
+                    f"settings are given for stream '{name}', and no stream has that name",
+                    instead(name, topology.streams),
+                )
+        return topology
+
+    @classmethod
     def load(cls, modules: Iterable[str]) -> Topology:
         """Import the named modules or packages and collect the streams they declare."""
         if (here := str(Path.cwd())) not in sys.path:
@@ -52,7 +73,9 @@ class Topology:
             return self.streams[name]
         except KeyError:
             known = ", ".join(self.streams) or "none"
-            raise UsageError(f"no stream is named '{name}'", f"the streams are: {known}") from None
+            near = nearest(name, self.streams)
+            meant = f"did you mean '{near}'? " if near else ""
+            raise UsageError(f"no stream is named '{name}'", f"{meant}the streams are: {known}") from None
 
     def select(self, names: Iterable[str]) -> list[Stream]:
         """The named streams in that order, or all of them when no name is given."""
@@ -114,4 +137,19 @@ def _unusable(name: str, error: Exception) -> UsageError:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f"{f.filename}:{f.lineno}" for f in frames if "importlib" not in f.filename and f.filename != __file__]
     place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else next(iter(theirs), "no line")
-    return UsageError(f"module '{name}' cannot be imported: {type(error).__name__}: {error} ({place})", "correct it")
+    return UsageError(
+        f"module '{name}' cannot be imported: {type(error).__name__}: {error} ({place})",
+        _instead_of_argument(str(error)) or "correct it",
+    )
+
+
+def _instead_of_argument(message: str) -> str:
+    """What to write instead of an argument that a declaration does not have; empty for any other message."""
+    from streaming_jobs.formats import Json
+
+    if (found := _UNKNOWN_ARGUMENT.search(message)) is None:
+        return ""
+    declared = {each.__name__: each for each in (stream_decorator, KafkaTopic, DeltaTable, Json)}.get(
+        found["declaration"]
+    )
+    return instead(found["argument"], inspect.signature(declared).parameters) if declared else ""

@@ -43,7 +43,7 @@ class Invocation:
         """The declared streams."""
         from streaming_jobs.topology import Topology
 
-        return Topology.load(self.settings.flows)
+        return Topology.of_settings(self.settings)
 
     def names(self, names: list[str]) -> list[str]:
         """The named streams, or all; raises UsageError for an unknown one."""

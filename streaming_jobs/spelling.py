@@ -1,0 +1,21 @@
+"""A name that is not known: the known one that is nearest to it, for errors that say what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is probably a misspelling of; None when none is near."""
+    names = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    return names[found[0]] if found else None
+
+
+def instead(name: str, known: Iterable[str]) -> str:
+    """What to write instead, as the next step of an error: the nearest name, or all that there are."""
+    names = list(known)
+    if (near := nearest(name, names)) is not None:
+        return f"did you mean '{near}'?"
+    return f"there are: {', '.join(names)}" if names else "there are none"

@@ -1,0 +1,143 @@
+"""No name can be misspelt in silence: whoever declares or sets one is told at once, with the name that was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from orchestration.cli.invocation import Invocation
+from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.formats import Json
+from streaming_jobs.settings import load
+from streaming_jobs.spelling import instead, nearest
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
+from streaming_jobs.topology import Topology
+
+PAYMENT = StructType([StructField("payment_id", StringType()), StructField("paid_at", LongType())])
+PAYMENTS = KafkaTopic("payments", Json(PAYMENT))
+
+
+def function(payments: object) -> object:
+    return payments
+
+
+def table(**options: Any) -> Callable[[], DeltaTable]:
+    return lambda: DeltaTable("payments", **options)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with one stream, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop_flows.py").write_text(
+        "from streaming_jobs import DeltaTable, Json, KafkaTopic, stream\n"
+        "from pyspark.sql.types import StringType, StructField, StructType\n"
+        "ORDERS = KafkaTopic('orders', Json(StructType([StructField('id', StringType())])))\n"
+        "@stream(source=ORDERS, sink=DeltaTable('orders'))\n"
+        "def airport_hours(orders):\n"
+        "    return orders\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("declare", "told"),
+    [
+        (table(keys="payment_id"), "keys=['payment_id']"),
+        (table(keys=["payment_id"], order_by="paid_at"), "order_by=['paid_at']"),
+        (table(partition_by="day"), "partition_by=['day']"),
+        (table(owners="team:pay"), "owners=['team:pay']"),
+        (table(keys=[1]), "keys=['first', 'second']"),
+        (table(schema=PAYMENT, keys=["payment_id"], order_by=["payed_at"]), "did you mean 'paid_at'?"),
+        (table(schema=PAYMENT, keys=["paymentid"]), "did you mean 'payment_id'?"),
+        (table(schema=PAYMENT, partition_by=["nope"]), "there are: payment_id, paid_at"),
+        (lambda: KafkaTopic("payments", Json(PAYMENT), event_time="payd_at", lateness="1 hour"), "'paid_at'"),
+        (lambda: KafkaTopic("payments", Json(PAYMENT), tombstones="kept"), "did you mean 'keep'?"),  # type: ignore[arg-type]
+        (lambda: KafkaTopic("payments", Json(PAYMENT), owners="me"), "owners=['me']"),
+        (
+            lambda: Stream("s", function, {"payments": "payments"}, {"t": DeltaTable("t")}),
+            "KafkaTopic('payments', ...)",
+        ),  # type: ignore[dict-item]
+        (lambda: Stream("s", function, {"payments": PAYMENTS}, {"t": "t"}), "DeltaTable('t', ...)"),  # type: ignore[dict-item]
+        (lambda: stream(source=PAYMENTS, sink=DeltaTable("t"), owners="me")(function), "owners=['me']"),
+    ],
+)
+def test_a_declaration_says_what_was_probably_meant(declare: Callable[[], object], told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        declare()
+    assert told in caught.value.next_step
+
+
+def test_a_function_that_names_a_sink_wrongly_is_told_the_right_one() -> None:
+    declared = Stream("s", lambda payments: {"evnes": payments}, {"payments": PAYMENTS}, {"evens": DeltaTable("evens")})
+    with pytest.raises(UsageError, match="did you mean 'evens'"):
+        declared.outputs(payments=object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "found", "told"),
+    [
+        ({"stream.max_restart": "3"}, "stream.max_restart (flag): no such setting", "'stream.max_restarts'"),
+        ({"streem.max_restarts": "3"}, "streem (flag): no such setting", "'stream'"),
+        ({"streams.airport_hours.tigger": "continuous"}, "no such setting", "'streams.airport_hours.trigger'"),
+        ({"stream.trigger": "continous"}, "'continous' is not a trigger; did you mean 'continuous'?", ""),
+        ({"stream.trigger": "every 10 parsecs"}, "'10 parsecs' is not a duration", ""),
+        ({"stream.start": "earlest"}, "'earlest' is not a start; write earliest, latest, or a time with zone", ""),
+        ({"stream.start": "2026-01-01T00:00:00"}, "is not a start", ""),
+        ({"streams.airport_hours.start": "erliest"}, "is not a start", ""),
+    ],
+)
+def test_a_setting_says_what_was_probably_meant(flags: dict[str, Any], found: str, told: str) -> None:
+    with pytest.raises(RecourseError) as caught:
+        load(flags)
+    assert found in caught.value.found and told in caught.value.next_step
+
+
+def test_a_misspelt_variable_is_told_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOURSE_KAFAK__BOOTSTRAP_SERVERS", "host:9092")
+    with pytest.raises(RecourseError, match="did you mean 'RECOURSE_KAFKA__BOOTSTRAP_SERVERS'"):
+        load()
+
+
+def test_settings_for_a_stream_that_is_not_declared_are_refused_by_every_command_that_reads_streams(
+    project: Path,
+) -> None:
+    (project / "recourse.toml").write_text('flows = ["shop_flows"]\n[streams.airport_hour]\nmax_restarts = 1\n')
+    with pytest.raises(UsageError) as caught:
+        _ = Invocation().topology
+    assert "stream 'airport_hour'" in caught.value.found and "'airport_hours'" in caught.value.next_step
+    (project / "recourse.toml").write_text('flows = ["shop_flows"]\n[streams.airport_hours]\nmax_restarts = 1\n')
+    assert list(Invocation().topology.streams) == ["airport_hours"]
+
+
+def test_a_stream_that_is_not_there_is_told_with_the_nearest_one() -> None:
+    with pytest.raises(UsageError) as caught:
+        Topology.load(["shop_flows"])["airport_houres"]
+    assert caught.value.next_step.startswith("did you mean 'airport_hours'?")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("DeltaTable('orders', partion_by=['day'])", "did you mean 'partition_by'?"),
+        ("KafkaTopic('orders', value=None, eventtime='t')", "did you mean 'event_time'?"),
+        ("stream(sorce=None, sink=None)", "did you mean 'source'?"),
+    ],
+)
+def test_an_argument_that_no_declaration_has_is_told_with_the_nearest_one(project: Path, line: str, told: str) -> None:
+    name = f"flows_{abs(hash(line))}"
+    (project / f"{name}.py").write_text(f"from streaming_jobs import DeltaTable, KafkaTopic, stream\n{line}\n")
+    with pytest.raises(UsageError) as caught:
+        Topology.load([name])
+    assert told in caught.value.next_step
+
+
+def test_the_nearest_name_is_near() -> None:
+    assert nearest("Trigger", ["trigger", "start"]) == "trigger"
+    assert nearest("zzz", ["trigger", "start"]) is None
+    assert instead("zzz", ["trigger", "start"]) == "there are: trigger, start"
+    assert instead("zzz", []) == "there are none"
