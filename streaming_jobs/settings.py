@@ -74,10 +74,14 @@ class KafkaSettings(_Section):
     """How Spark and confluent-kafka reach the cluster. Empty servers mean the embedded broker."""
 
     bootstrap_servers: str = Field("", description="host:port,...; empty: the embedded broker")
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    sasl_username: str = ""
-    sasl_password: SecretStr = SecretStr("")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="how connections to the cluster are protected, as Kafka names it"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "SCRAM-SHA-512", description="how a user logs in, with the two SASL protocols"
+    )
+    sasl_username: str = Field("", description="the user, with the two SASL protocols")
+    sasl_password: SecretStr = Field(SecretStr(""), description="the user's password; never shown")
     ssl_ca_location: Path | None = Field(None, description="PEM file of the certificate authority")
     ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate")
     ssl_key_location: Path | None = Field(None, description="PEM file of the client key")
@@ -94,7 +98,7 @@ class BrokerSettings(_Section):
 class SparkSettings(_Section):
     """The session's JVM."""
 
-    master: str = "local[*]"
+    master: str = Field("local[*]", description="Spark's master URL")
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
     shuffle_partitions: int = Field(0, ge=0, description="0: one a core; pinned by the first start of a stream")
     extra: dict[str, str] = Field(default_factory=dict, description="any further Spark properties")
@@ -110,8 +114,12 @@ class StreamSettings(_Section):
     pace: Pace = Field("live", description="live: batches follow each other; economy: two a second, half the cores")
     min_commit_interval: Duration | None = Field(None, description="at most one batch in this time; default by pace")
     min_upsert_interval: Duration | None = Field(None, description="the same for upserts, which rewrite files")
-    committer: Literal["auto", "direct", "spark"] = "auto"
-    path: Literal["auto", "driver", "executor"] = "auto"
+    committer: Literal["auto", "direct", "spark"] = Field(
+        "auto", description="who commits to Delta tables: direct is delta-rs, spark is delta-spark"
+    )
+    path: Literal["auto", "driver", "executor"] = Field(
+        "auto", description="which way a batch's rows take to the table: through the driver's memory, or not"
+    )
     driver_path_max_mb: int = Field(256, gt=0, description="a batch estimated above this goes through executors, MB")
     direct_merge_max_mb: int = Field(2048, gt=0, description="upserts into a larger table go through Spark's MERGE, MB")
     stop_deadline: Duration = Field(timedelta(seconds=30), description="for a batch to reach its border on stop")
@@ -173,7 +181,7 @@ class SavepointSettings(_Section):
 class DagsterSettings(_Section):
     """The Dagster processes that `recourse up` starts, and how sessions report to them."""
 
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="address that the UI listens on; the UI asks for no password")
     port: int = Field(3000, ge=0, le=65535, description="of the UI; 0: a free port")
     observe_every: Duration = Field(timedelta(seconds=60), description="between two observations of a table")
     materialize_every: Duration = Field(timedelta(minutes=15), description="between two materialisations of a table")

@@ -1,0 +1,35 @@
+"""The pages that are made from the code are those that the code makes, and nothing in them is left blank."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import BaseModel
+
+from streaming_jobs.settings import Settings
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def script(name: str) -> ModuleType:
+    """A script beside the pages, as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_settings_is_what_the_model_says() -> None:
+    made = script("settings").page()
+    assert made == (DOCS / "settings.md").read_text(encoding="utf-8"), "run: python docs/settings.py"
+
+
+def test_every_setting_says_what_it_means() -> None:
+    for section in (Settings, *(f.annotation for f in Settings.model_fields.values())):
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            for name, field in section.model_fields.items():
+                nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+                assert nested or field.description or name == "streams", f"{section.__name__}.{name}"
