@@ -35,6 +35,8 @@ _HEALTHY_AFTER = 600.0
 _HEALTHY_BATCHES = 10
 _IDLE_BEFORE_STOP = 1.0
 _TOPIC_CHECK_EVERY = 1.0
+LINGERING = 300.0
+"""Seconds that a batch may run on after its query was ended, before the session ends itself and its JVM."""
 
 
 @dataclass
@@ -57,6 +59,7 @@ class RunningStream:
     left: bool = False
     _stop_since: float = 0.0
     _not_in_batch_since: float = 0.0
+    _ending_since: float | None = None
     _failures: int = 0
     _good_batches: int = 0
     _restart_at: float | None = None
@@ -106,13 +109,24 @@ class RunningStream:
                 self.start(spark)
             return
         if not self.query.isActive:
-            self._query_ended()
+            if self._is_out(self.query):
+                self._query_ended()
             return
         if self.stop_requested.is_set():
             self._press_stop()
             return
         if self._failures and time.monotonic() - self._healthy_since > _HEALTHY_AFTER:
             self._failures = 0
+
+    @property
+    def in_batch(self) -> bool:
+        """Whether a batch is being written, be it that of a query which Spark calls terminated."""
+        return self.pipeline is not None and self.pipeline.in_batch
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a batch has outlived the end of its query for too long: only the end of this process ends it."""
+        return self._ending_since is not None and time.monotonic() - self._ending_since > LINGERING
 
     def request_stop(self) -> None:
         """Ask for a stop at the next batch border."""
@@ -228,10 +242,29 @@ class RunningStream:
             self._not_in_batch_since = now
         idle = self._not_in_batch_since and now - self._not_in_batch_since > max(_IDLE_BEFORE_STOP, self._interval())
         if idle or now - self._stop_since > self.own.stop_deadline.total_seconds():
+            self._ending(now)
             try:
                 self.query.stop()
             except Exception as error:  # noqa: BLE001 - it waits stopTimeout at most; the next poll asks again
                 log.warning("the query has not stopped yet", stream=self.stream.name, reason=str(error)[:200])
+
+    def _is_out(self, query: StreamingQuery) -> bool:
+        """Whether nothing of a query that is not active is at work any more.
+
+        Spark calls a query terminated as soon as a stop is asked for (MicroBatchExecution.stop), and waits for its
+        thread afterwards, `stopTimeout` at most. A batch that it interrupts goes on in Python to the end of its commit.
+        """
+        if self.in_batch or not _thread_ended(query):
+            self._ending(time.monotonic())
+            return False
+        self._ending_since = None
+        return True
+
+    def _ending(self, now: float) -> None:
+        if self._ending_since is None:
+            self._ending_since = now
+            if self.in_batch:
+                log.info("the stream is held until its batch is over", stream=self.stream.name, at_most=LINGERING)
 
     def _query_ended(self) -> None:
         assert self.query is not None and self.pipeline is not None
@@ -291,6 +324,16 @@ class RunningStream:
         every = parse_duration(trigger.removeprefix("every ")) if trigger.startswith("every ") else None
         upsert = self.stream.primary.mode == "upsert"
         return (every or self.own.commit_interval(upsert=upsert)).total_seconds()
+
+
+def _thread_ended(query: StreamingQuery) -> bool:
+    """Whether Spark's thread for the query has ended; its failure is asked for by `exception`."""
+    from pyspark.errors import StreamingQueryException
+
+    try:
+        return bool(query.awaitTermination(0.001))  # type: ignore[arg-type]  # seconds, not zero; a float is taken
+    except StreamingQueryException:  # this is how it tells that it ended with a failure
+        return True
 
 
 def _told(error: Exception) -> dict[str, str]:

@@ -32,12 +32,13 @@ import structlog
 
 from streaming_jobs import stops
 from streaming_jobs.assembly import Connection
-from streaming_jobs.errors import PermanentError, RecourseError, UsageError
+from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import classify
 from streaming_jobs.lease import Lease, acquire
 from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.platform.exit_status import java_ended_by
 from streaming_jobs.progress import Status, write_status
-from streaming_jobs.running import RunningStream
+from streaming_jobs.running import LINGERING, RunningStream
 from streaming_jobs.settings import Settings, load
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
@@ -53,6 +54,7 @@ _LEASE_WAIT = 10.0
 _LOOK_EVERY = 0.1
 _STATUS_EVERY = 1.0
 _QUICK = timedelta(seconds=2)
+_JVM_NOTICED = 2.0
 _JVM_END = 60.0  # one that writes a class-data archive takes some seconds, any other one none
 
 
@@ -81,6 +83,7 @@ class Session:
         self.stop_all = threading.Event()
         self.running: list[RunningStream] = []
         self.spark: SparkSession | None = None
+        self.jvm: subprocess.Popen[bytes] | None = None
         self.supervised = supervised
         self._recovering: set[str] = set()
         self._superseded = False
@@ -91,7 +94,7 @@ class Session:
         leases = self._take_leases()
         with ExitStack() as at_end:  # in reverse order, and each one whatever became of the others
             for lease in leases:
-                at_end.callback(lease.release)
+                at_end.callback(self._let_go, lease)
             at_end.callback(self._end_spark)
             at_end.callback(self._write_statuses)
             try:
@@ -101,11 +104,19 @@ class Session:
                         self._start_spark(leases)
                     self._loop()
             except BaseException as error:
+                told = self._jvm_gone(_JVM_NOTICED) or classify(error)
                 for running in self.running:
                     if not running.ended:
-                        running.abandon(classify(error))
+                        running.abandon(told)
+                if isinstance(error, Exception) and told is not error:
+                    raise told from error
                 raise
             return self._exit_code()
+
+    @property
+    def in_batch(self) -> bool:
+        """Whether a batch is still at work in this process, which may commit until the process has ended."""
+        return any(running.in_batch for running in self.running)
 
     def _take_leases(self) -> list[Lease]:
         leases: list[Lease] = []
@@ -155,10 +166,10 @@ class Session:
             keep_open=[lease.descriptor for lease in leases],
             record_classes=self.record_classes,
         )
-        pid = platform.jvm_pid(self.spark)
+        self.jvm = platform.jvm(self.spark)
         for lease in leases:
-            if pid is not None:
-                lease.record_jvm(pid)
+            if self.jvm is not None:
+                lease.record_jvm(self.jvm.pid)
         for running in self.running:
             if not running.ended and not self.stop_all.is_set():
                 running.start(self.spark)
@@ -167,11 +178,19 @@ class Session:
         assert self.spark is not None
         written = 0.0
         while not all(running.ended for running in self.running):
+            if (gone := self._jvm_gone(0)) is not None:
+                raise gone
             self._look_at_recoveries()
             for running in self.running:
                 if self.stop_all.is_set() or stops.asked(self.settings, running.stream.name):
                     running.request_stop()
                 running.poll(self.spark)
+                if running.stuck:
+                    raise TransientError(
+                        f"a batch of stream {running.stream.name} did not end within {LINGERING:.0f} s after it was "
+                        "interrupted: the session ends with its JVM, and the next one repeats the batch",
+                        "its log says what the batch waits for",
+                    )
             over = [running for running in self.running if running.ended and not running.left]
             if len(over) < len([running for running in self.running if not running.left]):
                 for running in over:
@@ -180,6 +199,21 @@ class Session:
                 self._write_statuses()
                 written = time.monotonic()
             time.sleep(_LOOK_EVERY)
+
+    def _jvm_gone(self, patience: float) -> TransientError | None:
+        """The error that says how our JVM ended, if it did within `patience` seconds."""
+        if self.jvm is None:
+            return None
+        try:
+            code = self.jvm.wait(patience)
+        except subprocess.TimeoutExpired:
+            return None
+        return TransientError(f"Spark's JVM is gone: {java_ended_by(code)}", "the next session repeats its batches")
+
+    def _let_go(self, lease: Lease) -> None:
+        """Release a lease, except one whose batch is at work yet: the end of this process releases that one."""
+        if not any(running.lease is lease and running.in_batch for running in self.running):
+            lease.release()
 
     def _leave(self, running: RunningStream) -> None:
         """One stream is over and others go on: once that is written it is free for a recovery, or another session."""
@@ -245,25 +279,30 @@ class Session:
     def _end_spark(self) -> None:
         if self.spark is None:
             return
-        process = getattr(self.spark.sparkContext._gateway, "proc", None)
+        if self.in_batch and self.jvm is not None:  # an orderly stop would wait for it
+            self.jvm.kill()
+            self.jvm.wait(5)
+            return
         try:
             self.spark.stop()
         except Exception as error:  # noqa: BLE001 - the JVM may be gone already, which is what is wanted here
             log.info("the Spark session did not stop by itself", reason=str(error)[:200])
-        if process is not None:
-            with suppress(OSError):
-                process.stdin.close()
+        if self.jvm is not None:
+            if self.jvm.stdin is not None:
+                with suppress(OSError):
+                    self.jvm.stdin.close()
             try:
-                process.wait(_JVM_END)
+                self.jvm.wait(_JVM_END)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(5)
+                self.jvm.kill()
+                self.jvm.wait(5)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the driver process."""
     _log_to_stderr()
     options = _options(arguments)
+    session: Session | None = None
     try:
         settings = load(dict(_assignment(text) for text in options.set), config_file=options.config).settings
         names = [name for name in options.streams.split(",") if name]
@@ -287,6 +326,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return session.run()
     except RecourseError as error:
         log.error("session failed", code=error.code, found=error.found, next=error.next_step)
+        if session is not None and session.in_batch:  # its lease is free, and its thread gone, when this process is
+            sys.stderr.flush()
+            os._exit(error.exit_code)
         return error.exit_code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -173,10 +174,9 @@ def _no_checksum_files(session: SparkSession) -> None:
     files.setVerifyChecksum(False)
 
 
-def jvm_pid(session: SparkSession) -> int | None:
-    """The pid of the JVM that this process started; None where the JVM was there first."""
-    process = getattr(session.sparkContext._gateway, "proc", None)
-    return None if process is None else int(process.pid)
+def jvm(session: SparkSession) -> subprocess.Popen[bytes] | None:
+    """The JVM that this process started; None where the JVM was there first."""
+    return getattr(session.sparkContext._gateway, "proc", None)
 
 
 def properties(session: SparkSession) -> Mapping[str, str]:

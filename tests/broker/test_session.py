@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import psutil
 import pytest
+from pyspark.sql import SparkSession
 
-from streaming_jobs.generation import checkpoint
-from streaming_jobs.lease import holder
+from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.generation import StreamRecord, checkpoint
+from streaming_jobs.lease import acquire, holder
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.progress import read_status
+from streaming_jobs.running import RunningStream
+from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
+from tests.broker.conftest import BenchFactory
 from tests.conftest import SettingsFactory
-from tests.driver import assert_chained, driver, finished, ledger, produce, rows, until
-from tests.things import thing
+from tests.driver import assert_chained, driver, finished, ledger, on_topic, produce, rows, until
+from tests.things import plain, thing
 
 
 @pytest.fixture
@@ -140,3 +146,52 @@ def test_a_broker_that_is_not_there_is_a_failure_that_may_pass(things: tuple[Set
         )
     )
     assert code == 1 and "REC-012" in output, output[-2000:]
+
+
+@pytest.mark.timeout(300)
+def test_a_commit_that_runs_past_the_stop_deadline_keeps_the_lease_until_it_is_over(
+    bench: BenchFactory, topic: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark calls the query terminated at once; a second session must not come before the batch is done."""
+    made = bench({"stream.stop_deadline": "1 s"})
+    made.topics.create(topic, 1)
+    produce(made.bootstrap, topic, map(thing, range(50)))
+    committing, go_on, after = threading.Event(), threading.Event(), []
+
+    def slow(running: RunningStream, record: StreamRecord) -> None:
+        committing.set()
+        assert go_on.wait(120)
+        after.append(running.query is None or running.query.isActive)
+
+    def start(session: Session, _: object) -> None:
+        session.spark = spark
+        for running in session.running:
+            running.start(spark)
+
+    monkeypatch.setattr(RunningStream, "_check_topics", slow)
+    monkeypatch.setattr(Session, "_start_spark", start)
+    monkeypatch.setattr(Session, "_end_spark", lambda _: None)
+    spark.conf.set("spark.sql.streaming.stopTimeout", "500ms")
+    session, codes = Session(made.settings, [on_topic(plain, topic)], trigger="continuous"), []
+    thread = threading.Thread(target=lambda: codes.append(session.run()))
+    thread.start()
+    try:
+        assert committing.wait(120)
+        session.stop_all.set()
+        until(lambda: (q := session.running[0].query) is None or not q.isActive, 60, "Spark's word that it has ended")
+        for _ in range(20):  # of the session's looks
+            with pytest.raises(LeaseBusy):
+                acquire(made.settings, "plain", purpose="session", wait=0.1).release()
+        assert not codes
+        go_on.set()
+        thread.join(60)
+        assert codes == [0] and after == [False], "the batch ran on after Spark had called its query terminated"
+        acquire(made.settings, "plain", purpose="session", wait=0).release()
+        assert len(rows(made.settings, "plain")) == 50
+        monkeypatch.undo()
+        made.run(on_topic(plain, topic))
+        assert len(rows(made.settings, "plain")) == 50
+    finally:
+        go_on.set()
+        thread.join(60)
+        spark.conf.set("spark.sql.streaming.stopTimeout", "5s")

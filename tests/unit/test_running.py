@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import LongType, StructField, StructType
 
 from streaming_jobs.assembly import Assembly, BoundQuery, Connection, next_batch, resolve_start, triggered
@@ -74,6 +75,7 @@ class FakeQuery:
     isActive: bool = True
     failure: Exception | None = None
     stops: int = 0
+    thread_lives: bool = False
 
     @property
     def recentProgress(self) -> list[SimpleNamespace]:
@@ -87,8 +89,17 @@ class FakeQuery:
         return self.failure
 
     def stop(self) -> None:
+        """As Spark: terminated at once, whatever its thread still does; an error when the thread does not end."""
         self.stops += 1
         self.isActive = False
+        if self.thread_lives:
+            raise RuntimeError("Stream Execution thread for stream parity failed to stop within 5000 milliseconds")
+
+    def awaitTermination(self, timeout: float) -> bool:
+        assert timeout > 0
+        if self.failure is not None:
+            raise StreamingQueryException(str(self.failure))
+        return not self.isActive and not self.thread_lives
 
 
 def updated(**changes: Any) -> Status:
@@ -339,10 +350,15 @@ def make(settings: SettingsFactory) -> Make:
             status=Status(STREAM, state="running"),
         )
         made.query = FakeQuery()  # type: ignore[assignment]
-        made.pipeline = SimpleNamespace(in_batch=False, failure=None, stopped_at_border=False)  # type: ignore[assignment]
+        made.pipeline = quiet()
         return made
 
     return make
+
+
+def quiet() -> Any:
+    """A pipeline between two batches."""
+    return SimpleNamespace(in_batch=False, failure=None, stopped_at_border=False)
 
 
 def ended(running: RunningStream, **state: Any) -> RunningStream:
@@ -472,7 +488,7 @@ def test_what_may_pass_is_tried_again_later_and_later_and_then_given_up(
     starts = restarts(running, monkeypatch)
     waited = []
     for _ in range(3):
-        running.query, running.pipeline = FakeQuery(), SimpleNamespace(failure=None, stopped_at_border=False)  # type: ignore[assignment]
+        running.query, running.pipeline = FakeQuery(), quiet()
         ended(running, failure=TransientError("a passing fault"))
         assert not running.ended
         before, begun = clock.now, len(starts)
@@ -552,6 +568,53 @@ def test_a_batch_that_does_not_end_is_cut_off_at_the_deadline(make: Make, clock:
     clock.now += 31
     running.poll(None)  # type: ignore[arg-type]
     assert running.query.stops == 1  # type: ignore[union-attr]
+
+
+def test_a_batch_that_runs_on_past_the_deadline_keeps_the_stream_until_it_is_over(make: Make, clock: Clock) -> None:
+    running = make(stop_deadline="30 seconds")
+    query: Any = running.query
+    assert running.pipeline is not None
+    running.pipeline.in_batch = query.thread_lives = True
+    running.request_stop()
+    for _ in range(200):
+        clock.now += 1
+        running.poll(None)  # type: ignore[arg-type]
+    assert (running.status.state, running.stuck, query.stops) == ("stopping", False, 1)
+    running.pipeline.in_batch = False  # its rows are committed, Spark is about to write commits/N
+    running.poll(None)  # type: ignore[arg-type]
+    assert not running.ended
+    query.thread_lives = False
+    running.poll(None)  # type: ignore[arg-type]
+    assert (running.status.state, running.stuck) == ("stopped", False)
+
+
+def test_a_failed_query_is_not_started_again_before_its_batch_is_over(make: Make, clock: Clock) -> None:
+    running = make()
+    query: Any = running.query
+    assert running.pipeline is not None
+    running.pipeline.in_batch = True
+    query.isActive, query.failure = False, RuntimeError("the callback's connection broke")
+    for _ in range(100):
+        clock.now += 1
+        running.poll(None)  # type: ignore[arg-type]
+    assert running.query is query and running.status.restarts == 0
+    running.pipeline.in_batch = False
+    running.poll(None)  # type: ignore[arg-type]
+    assert running.query is None and running._restart_at is not None
+
+
+def test_a_batch_that_does_not_end_at_all_makes_the_stream_stuck(make: Make, clock: Clock) -> None:
+    running = make(stop_deadline="30 seconds")
+    assert running.pipeline is not None
+    running.pipeline.in_batch = running.query.thread_lives = True  # type: ignore[union-attr]
+    running.request_stop()
+    clock.now += 31
+    running.poll(None)  # type: ignore[arg-type]
+    clock.now += 299
+    running.poll(None)  # type: ignore[arg-type]
+    assert not running.stuck
+    clock.now += 2
+    assert running.stuck and not running.ended
 
 
 def test_an_idle_stream_gets_no_batch_and_is_stopped_from_outside(make: Make, clock: Clock) -> None:

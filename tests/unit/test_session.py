@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,3 +212,67 @@ def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(
     )
     session.run()
     assert [running.left for running in session.running] == [True, False], "the last one keeps its lease to the end"
+
+
+def stuck_session(home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]) -> Session:
+    """One whose stream `plain` has a batch that never ends; a process that sleeps stands for the JVM."""
+
+    def start(self: Session, leases: Any) -> None:
+        self.spark = SimpleNamespace(stop=lambda: pytest.fail("it would wait for the batch"))  # type: ignore[assignment]
+        self.jvm = subprocess.Popen(["sleep", "60"])
+        for lease in leases:
+            lease.record_jvm(self.jvm.pid)
+        self.running[0].pipeline = SimpleNamespace(in_batch=True)  # type: ignore[assignment]
+
+    monkeypatch.setattr(Session, "_start_spark", start)
+    monkeypatch.setattr(Session, "_loop", looping)
+    monkeypatch.setattr(RunningStream, "poll", lambda self, _: self._ending(-1000.0))
+    return Session(home, [plain])
+
+
+def test_a_batch_that_never_ends_ends_the_session_and_its_jvm_and_keeps_the_lease_until_the_process_is_gone(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
+) -> None:
+    session = stuck_session(home, monkeypatch, looping)
+    with pytest.raises(TransientError, match="stream plain did not end within 300 s"):
+        session.run()
+    assert session.jvm is not None and session.jvm.returncode == -9
+    assert state(home, "plain") == "failed" and session.in_batch
+    assert holder(home, "plain") is not None, "the batch may still commit"
+
+
+def test_a_process_with_a_batch_that_never_ends_ends_at_once(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
+) -> None:
+    session, ended = stuck_session(home, monkeypatch, looping), []
+    monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
+    monkeypatch.setattr(module, "Topology", SimpleNamespace(load=lambda _: SimpleNamespace(select=lambda _: [plain])))
+    monkeypatch.setattr(module, "Session", lambda *_, **__: session)
+    monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(module.os, "_exit", ended.append)
+    assert module.main(["--streams", "plain"]) == 1
+    assert ended == [1]
+
+
+def test_a_jvm_that_is_gone_is_told_as_that(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
+) -> None:
+    def start(self: Session, _: Any) -> None:
+        self.spark = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
+        self.jvm = subprocess.Popen(["sleep", "60"])
+
+    def poll(running: RunningStream, _: object) -> None:
+        assert session.jvm is not None
+        session.jvm.kill()
+        raise RuntimeError("An error occurred while calling o87.isActive")
+
+    monkeypatch.setattr(Session, "_start_spark", start)
+    monkeypatch.setattr(Session, "_loop", looping)
+    monkeypatch.setattr(RunningStream, "poll", poll)
+    session = Session(home, [plain])
+    with pytest.raises(TransientError, match="Spark's JVM is gone: killed by signal 9, perhaps because memory ran out"):
+        session.run()
+    status = read_status(home, "plain")
+    assert status is not None and status.error is not None
+    assert status.error["found"].startswith("Spark's JVM is gone") and holder(home, "plain") is None
