@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.batch import BatchPipeline, BatchReport
-from streaming_jobs.code_version import code_version
+from streaming_jobs.code_version import loaded_code
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, TransientError
 from streaming_jobs.generation import BoundTable, BoundTopic, StreamRecord
@@ -201,7 +201,7 @@ class Assembly:
                 f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
             )
         record = replace(record, state_fingerprint=fingerprint)
-        changed = record.with_code(code_version(self.stream, self.settings.flows), next_batch(world))
+        changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(world))
         if changed is not record and record.code and world.checkpoint.committed is not None:
             note = f"before code {changed.code[-1].hash}"
             savepoints.try_take(self.settings, changed, world.checkpoint.committed, "code", note)
@@ -248,7 +248,7 @@ class Assembly:
             primary=primary,
             secondary=secondary,
             dead_letters=tables[self.stream.dead_letters],
-            code=code_version(self.stream, self.settings.flows),
+            code=loaded_code(self.stream, self.settings.flows),
             settings=self.own,
             traits=plan_traits,
             upkeep=[Upkeep(sink, self.settings.table, record.generation) for sink in tables.values()],

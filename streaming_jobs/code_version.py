@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +34,16 @@ def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     for name, tree in _local_imports(own, roots):
         digest.update(f"\n{name}\n{_dump(tree)}".encode())
     return CodeVersion(digest.hexdigest()[:12], package_version())
+
+
+_LOADED: dict[Callable[..., object], CodeVersion] = {}
+
+
+def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
+    """The version of the code that this process has loaded: read once, for its file may change while it runs."""
+    if stream.function not in _LOADED:
+        _LOADED[stream.function] = code_version(stream, flows)
+    return _LOADED[stream.function]
 
 
 def package_version() -> str:

@@ -12,6 +12,7 @@ import structlog
 
 from streaming_jobs.assembly import Assembly, Connection
 from streaming_jobs.batch import BatchPipeline, BatchReport
+from streaming_jobs.code_version import loaded_code
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import classify
@@ -69,6 +70,7 @@ class RunningStream:
 
     def __post_init__(self) -> None:
         self.own = self.settings.for_stream(self.stream.name)
+        loaded_code(self.stream, self.settings.flows)  # before its file can change
 
     @property
     def ended(self) -> bool:

@@ -5,8 +5,9 @@
 Order of a start: leases, then preflight of every stream (no JVM yet, so a refusal is told within a second), then
 the JVM, which inherits the leases, then the queries. One stream's failure leaves the others running. The session ends
 when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<stream>/stop`, by the end of standard
-input under `--supervised` (the parent is gone), or because the trigger was available-now. Under `--supervised` it also
-ends when a recovery of one of its streams is over: that stream starts with corrected code, which needs a new process.
+input under `--supervised` (the parent is gone), or because the trigger was available-now. Under `--supervised` it
+starts itself again when a recovery of one of its streams is over, or when the code of a stream that failed for good has
+changed (successor.py): corrected code needs a new process. Whoever started the session sees the same process go on.
 
 Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
 that failed needs a person.
@@ -15,6 +16,7 @@ that failed needs a person.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -30,16 +32,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs import stops
+from streaming_jobs import stops, successor
 from streaming_jobs.assembly import Connection
+from streaming_jobs.code_watch import CodeWatch, versions
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import classify
-from streaming_jobs.lease import Lease, acquire
+from streaming_jobs.lease import Lease, acquire, holder
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.platform.exit_status import java_ended_by
 from streaming_jobs.progress import Status, write_status
 from streaming_jobs.running import LINGERING, RunningStream
-from streaming_jobs.settings import Settings, load
+from streaming_jobs.settings import CONFIG_FILE, Settings, load
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
@@ -70,10 +73,12 @@ class Session:
         respect_stop: bool = False,
         record_classes: Path | None = None,
         supervised: bool = False,
+        watch: CodeWatch | None = None,
     ) -> None:
         """`record_classes` is a file for the class-data archive that the JVM writes when it ends.
 
-        Who has `supervised` it starts the next session by itself.
+        One that is `supervised` may end to be started again in its place, with the code of then (`superseded`): after
+        a recovery of one of its streams, or when `watch` says that other code is there for one that has failed.
         """
         self.settings = settings
         self.record_classes = record_classes
@@ -85,8 +90,9 @@ class Session:
         self.spark: SparkSession | None = None
         self.jvm: subprocess.Popen[bytes] | None = None
         self.supervised = supervised
+        self.watch = watch
+        self.superseded = False
         self._recovering: set[str] = set()
-        self._superseded = False
         self._status_unwritten = False
 
     def run(self) -> int:
@@ -96,6 +102,8 @@ class Session:
             for lease in leases:
                 at_end.callback(self._let_go, lease)
             at_end.callback(self._end_spark)
+            if self.watch is not None:
+                at_end.callback(self.watch.close)
             at_end.callback(self._write_statuses)
             try:
                 self._prepare(leases)
@@ -181,8 +189,9 @@ class Session:
             if (gone := self._jvm_gone(0)) is not None:
                 raise gone
             self._look_at_recoveries()
+            self._look_at_code()
             for running in self.running:
-                if self.stop_all.is_set() or stops.asked(self.settings, running.stream.name):
+                if self.stop_all.is_set() or self.superseded or stops.asked(self.settings, running.stream.name):
                     running.request_stop()
                 running.poll(self.spark)
                 if running.stuck:
@@ -222,15 +231,27 @@ class Session:
             running.lease.unlock()
 
     def _look_at_recoveries(self) -> None:
-        """End when a recovery that stopped a stream of this session is over, if somebody starts the next one."""
+        """Make way when a recovery that stopped a stream of this session is over."""
         for running in self.running if self.supervised else ():
             name = running.stream.name
             if stops.for_recovery(self.settings, name):
                 self._recovering.add(name)
             elif name in self._recovering and not stops.asked(self.settings, name) and not self.stop_all.is_set():
-                log.info("a recovery is over: this session ends, the next one runs the code of now", stream=name)
-                self._superseded = True
-                self.stop_all.set()
+                log.info("a recovery is over: the session starts again with the code of now", stream=name)
+                self.superseded = True
+
+    def _look_at_code(self) -> None:
+        """Make way when there is other code for a stream that was given up, and nobody else runs it."""
+        failed = [
+            running.stream.name
+            for running in self.running
+            if running.status.state == "failed" and not stops.asked(self.settings, running.stream.name)
+        ]
+        if self.watch is None or not failed or self.superseded or not self.watch.newer(failed):
+            return
+        if all(holder(self.settings, name) is None for name in failed):
+            log.info("failed streams have other code or settings: the session starts again", streams=",".join(failed))
+            self.superseded = True
 
     @contextmanager
     def _beating(self) -> Iterator[None]:
@@ -269,7 +290,7 @@ class Session:
         return not self._status_unwritten
 
     def _exit_code(self) -> int:
-        if self._superseded:  # what failed before the recovery is for the next session to find out
+        if self.superseded:  # what failed before the recovery is for the next session to find out
             return 0
         failed = [r.status.error for r in self.running if r.status.state == "failed" and r.status.error]
         if not failed:
@@ -307,23 +328,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load(dict(_assignment(text) for text in options.set), config_file=options.config).settings
         names = [name for name in options.streams.split(",") if name]
         streams = Topology.of_settings(settings).select(names)
-        if options.respect_stop:
+        if options.print_versions:
+            print(json.dumps(versions(settings, streams)))
+            return 0
+        respect_stop = options.respect_stop or options.again
+        if respect_stop:
             streams = [s for s in streams if not stops.asked(settings, s.name)]
             if not streams:
                 log.info("all streams of this session are stopped on purpose")
                 return 0
+        if options.again:
+            streams = successor.free(settings, streams)
+        watch = None
+        if options.supervised and arguments is None:
+            config = options.config or Path(os.environ.get("RECOURSE_CONFIG", CONFIG_FILE))
+            watch = CodeWatch([*sys.orig_argv, "--print-versions"], settings, streams, config)
         session = Session(
             settings,
             streams,
             trigger=options.trigger,
-            respect_stop=options.respect_stop,
+            respect_stop=respect_stop,
             supervised=options.supervised,
+            watch=watch,
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: session.stop_all.set())
+        stop = session.stop_all
+        for number in successor.STOP_SIGNALS:
+            signal.signal(number, lambda *_: stop.set())
+        successor.take_signals()
         if options.supervised:
-            threading.Thread(target=_watch_stdin, args=(session.stop_all,), daemon=True).start()
-        return session.run()
+            threading.Thread(target=_watch_stdin, args=(stop,), daemon=True).start()
+        code = session.run()
+        if session.superseded and arguments is None:
+            successor.start(stop)
+        return code
     except RecourseError as error:
         log.error("session failed", code=error.code, found=error.found, next=error.next_step)
         if session is not None and session.in_batch:  # its lease is free, and its thread gone, when this process is
@@ -348,6 +385,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
     parser.add_argument("--supervised", action="store_true", help="stop when standard input ends")
     parser.add_argument("--respect-stop", action="store_true", help="leave out streams that were stopped on purpose")
+    parser.add_argument("--print-versions", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(successor.AGAIN, action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

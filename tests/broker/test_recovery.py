@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from reprocessing.situation import look
 from reprocessing.targets import Target
 from streaming_jobs import generation as generations
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.progress import read_status
+from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stock.movements import PARTITIONS, TOPIC
@@ -343,13 +343,16 @@ def test_savepoints_and_generations_are_listed_and_dropped(story: Story) -> None
     assert [life["number"] for life in lives] == [1] and lives[0]["kept"]
 
 
+STREAMS_RUN = ["orchestration.cli", "streams", "run", "inventory", "low_stock"]
+SESSION = ["streaming_jobs.session", "--streams", "inventory,low_stock"]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("supervised", [True, False])
-def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story, supervised: bool) -> None:
-    """Afterwards a session that somebody starts again ends, so that the next one runs the corrected code."""
-    arguments = ["--streams", "inventory,low_stock", "--trigger", "continuous", *(["--supervised"] * supervised)]
+@pytest.mark.parametrize("command", [STREAMS_RUN, SESSION], ids=["streams run", "unsupervised"])
+def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story, command: list[str]) -> None:
+    """Afterwards `streams run` goes on with all of them, in a driver that has the corrected code."""
     session = subprocess.Popen(
-        [sys.executable, "-m", "streaming_jobs.session", *arguments],
+        [sys.executable, "-m", *command, "--trigger", "continuous"],
         cwd=story.folder,
         env=story.environment(),
         stdin=subprocess.PIPE,
@@ -358,25 +361,39 @@ def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story,
         start_new_session=True,
     )
 
-    def state(stream: str) -> str:
-        status = read_status(story.settings, stream)
-        return status.state if status is not None else ""
+    groups = {session.pid}
+
+    def status(stream: str) -> Status:
+        return read_status(story.settings, stream) or Status(stream)
+
+    def at_work(*streams: str) -> bool:
+        return {status(stream).state for stream in streams} <= {"running", "idle"}
 
     try:
-        until(lambda: {state("inventory"), state("low_stock")} <= {"running", "idle"}, 90, "both streams")
+        until(lambda: at_work("inventory", "low_stock"), 90, "both streams")
+        before = {stream: status(stream) for stream in ("inventory", "low_stock")}
+        groups |= {status.pid for status in before.values()}
         plan = story.plan()
         story.recourse("recover", "apply", plan, "--yes")
         story.compare(COUNT, right=True)
-        assert state("inventory") == "stopped"
-        if supervised:
-            assert session.wait(60) == 0, "it ends with the recovery"
+        if command is STREAMS_RUN:
+            for stream, then in before.items():
+                until(lambda then=then, stream=stream: status(stream).started_at > then.started_at, 60, "a new start")
+                until(lambda stream=stream: at_work(stream), 90, f"{stream} with the corrected code")
+                assert status(stream).pid == then.pid, "it is the same process that goes on"
+            assert status("inventory").code_version != before["inventory"].code_version
+            assert session.poll() is None
+            session.send_signal(signal.SIGTERM)
+            assert session.wait(60) == 0
         else:
-            assert session.poll() is None and state("low_stock") in ("running", "idle")
+            assert status("inventory").state == "stopped"
+            assert session.poll() is None and at_work("low_stock")
             story.run_streams(["inventory"])
-            story.compare(COUNT, right=True)
+        story.compare(COUNT, right=True)
     finally:
-        if session.poll() is None:
-            os.killpg(session.pid, signal.SIGKILL)
+        for group in groups:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
         session.wait()
 
 

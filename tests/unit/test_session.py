@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,7 +103,9 @@ def test_a_start_that_is_refused_leaves_a_stop_on_purpose_as_it_is(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
-    monkeypatch.setattr(module, "Topology", SimpleNamespace(load=lambda _: SimpleNamespace(select=lambda _: [plain])))
+    monkeypatch.setattr(
+        module, "Topology", SimpleNamespace(of_settings=lambda _: SimpleNamespace(select=lambda _: [plain]))
+    )
     monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     path = marker(home)
@@ -132,8 +134,8 @@ def test_an_error_of_the_session_itself_is_told_by_each_stream(home: Settings, m
 
 
 @pytest.mark.parametrize("supervised", [True, False])
-def test_a_session_ends_with_the_recovery_of_one_of_its_streams(home: Settings, supervised: bool) -> None:
-    """If somebody starts the next one: the code in this process is the code that was wrong."""
+def test_a_session_makes_way_after_the_recovery_of_one_of_its_streams(home: Settings, supervised: bool) -> None:
+    """If it can be started again in its place: the code in this process is the code that was wrong."""
     session = Session(home, [plain, parity], supervised=supervised)
     session.run()
     session.running[0].status.state, session.running[0].status.error = "failed", {"permanent": "true"}
@@ -149,7 +151,8 @@ def test_a_session_ends_with_the_recovery_of_one_of_its_streams(home: Settings, 
         else:
             stop.write_text(text)
         session._look_at_recoveries()
-        assert session.stop_all.is_set() == (ends and supervised)
+        assert session.superseded == (ends and supervised)
+    assert not session.stop_all.is_set(), "nobody has asked it to end"
     assert session._exit_code() == (0 if supervised else 78), "what failed before is for the next session to find out"
 
 
@@ -246,7 +249,9 @@ def test_a_process_with_a_batch_that_never_ends_ends_at_once(
 ) -> None:
     session, ended = stuck_session(home, monkeypatch, looping), []
     monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
-    monkeypatch.setattr(module, "Topology", SimpleNamespace(load=lambda _: SimpleNamespace(select=lambda _: [plain])))
+    monkeypatch.setattr(
+        module, "Topology", SimpleNamespace(of_settings=lambda _: SimpleNamespace(select=lambda _: [plain]))
+    )
     monkeypatch.setattr(module, "Session", lambda *_, **__: session)
     monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
@@ -276,3 +281,47 @@ def test_a_jvm_that_is_gone_is_told_as_that(
     status = read_status(home, "plain")
     assert status is not None and status.error is not None
     assert status.error["found"].startswith("Spark's JVM is gone") and holder(home, "plain") is None
+
+
+class Watch:
+    """Says that the streams it is asked for have other code, if they are among `changed`."""
+
+    def __init__(self, *changed: str) -> None:
+        self.changed = set(changed)
+        self.closed = False
+
+    def newer(self, streams: Iterable[str]) -> bool:
+        return not self.changed.isdisjoint(streams)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "makes_way"),
+    [("plain", "failed", True), ("parity", "failed", False), ("plain", "stopped", False), ("plain", "running", False)],
+)
+def test_a_session_makes_way_for_other_code_of_a_stream_that_failed_and_of_no_other(
+    home: Settings, changed: str, state: str, makes_way: bool
+) -> None:
+    watch: Any = Watch(changed)
+    session = Session(home, [plain, parity], supervised=True, watch=watch)
+    session.run()
+    session.running[0].status.state = state  # type: ignore[assignment]
+    session._look_at_code()
+    assert (session.superseded, watch.closed) == (makes_way, True)
+
+
+def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to_start_again(home: Settings) -> None:
+    watch: Any = Watch("plain")
+    session = Session(home, [plain, parity], supervised=True, watch=watch)
+    session.run()
+    session.running[0].status.state = "failed"
+    with take(home, "plain", purpose="session"):
+        session._look_at_code()
+    path = marker(home)
+    session._look_at_code()
+    assert not session.superseded
+    path.unlink()
+    session._look_at_code()
+    assert session.superseded

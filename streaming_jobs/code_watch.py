@@ -1,0 +1,109 @@
+"""Whether the code and the settings on disk are others than those a session runs, told by a process that loads them.
+
+The session asks only while one of its streams has failed: a file that changed is a hint, and a fresh process
+(`--print-versions`) says what a session started now would run. Code that cannot be loaded is not taken up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import structlog
+
+from streaming_jobs.code_version import loaded_code
+from streaming_jobs.settings import Settings
+from streaming_jobs.stream import Stream
+
+log = structlog.get_logger()
+
+SETTINGS = "settings"
+_LOOK_EVERY = 5.0
+_DEADLINE = 120.0
+
+
+def versions(settings: Settings, streams: Iterable[Stream]) -> dict[str, str]:
+    """The code of each stream that this process has loaded, and under `settings` a hash of the settings."""
+    found = {f"stream {s.name}": loaded_code(s, settings.flows).hash for s in streams}
+    return {**found, SETTINGS: hashlib.sha256(settings.model_dump_json().encode()).hexdigest()[:12]}
+
+
+class CodeWatch:
+    """Looks now and then at the files behind a session's streams. `close` ends a process that still loads them."""
+
+    def __init__(self, command: Sequence[str], settings: Settings, streams: Sequence[Stream], config: Path) -> None:
+        """`command` prints the `versions` of what is on disk, as JSON in its last line; `config` may not be there."""
+        self._command = list(command)
+        self._flows = tuple(settings.flows)
+        self._config = config
+        self._running = versions(settings, streams)
+        self._files = self._seen()
+        self._looked_at = time.monotonic()
+        self._asked: tuple[subprocess.Popen[bytes], IO[bytes], float] | None = None
+
+    def newer(self, streams: Iterable[str]) -> bool:
+        """Whether these streams, or the settings, would be others in a session started now. Does not wait."""
+        if self._asked is not None:
+            return self._answer(streams)
+        if time.monotonic() - self._looked_at < _LOOK_EVERY:
+            return False
+        self._looked_at = time.monotonic()
+        if (files := self._seen()) != self._files:
+            self._files = files
+            output = tempfile.TemporaryFile()  # noqa: SIM115 - `_answer` or `close` closes it
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL
+            )
+            self._asked = process, output, time.monotonic() + _DEADLINE
+        return False
+
+    def close(self) -> None:
+        """End what still runs."""
+        if self._asked is not None:
+            process, output, _ = self._asked
+            process.kill()
+            process.wait()
+            output.close()
+            self._asked = None
+
+    def _answer(self, streams: Iterable[str]) -> bool:
+        assert self._asked is not None
+        process, output, deadline = self._asked
+        if process.poll() is None:
+            if time.monotonic() > deadline:
+                self.close()
+                self._files = {}  # asked again at the next look
+            return False
+        output.seek(0)
+        text = output.read().decode(errors="replace").strip()
+        self.close()
+        if process.returncode != 0:
+            log.warning("the code on disk has changed and cannot be loaded; the session keeps the code that it has")
+            return False
+        found: Mapping[str, str] = json.loads(text.rpartition("\n")[2])
+        return any(found.get(key) != self._running.get(key) for key in (SETTINGS, *(f"stream {s}" for s in streams)))
+
+    def _seen(self) -> dict[str, tuple[int, int]]:
+        """Time and size of each file behind the packages that declare streams, and of the configuration file."""
+        modules = [
+            module
+            for name, module in sys.modules.copy().items()
+            if any(name == root or name.startswith(f"{root}.") for root in self._flows)
+        ]
+        paths = [Path(file) for module in modules if (file := getattr(module, "__file__", None))]
+        found = {}
+        for path in (*paths, self._config):
+            try:
+                stat = path.stat()
+            except OSError:  # away, perhaps for the moment in which it is replaced
+                found[str(path)] = (0, 0)
+            else:
+                found[str(path)] = (stat.st_mtime_ns, stat.st_size)
+        return found

@@ -1,0 +1,142 @@
+"""A session that starts itself again in its own process: who started it sees it go on, with the code of now."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs import successor
+from streaming_jobs.code_watch import CodeWatch, versions
+from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.lease import take
+from streaming_jobs.topology import Topology
+from tests.conftest import SettingsFactory
+from tests.driver import until
+from tests.unit.worlds import parity, plain
+
+ROOT = Path(__file__).parents[2]
+
+SESSION = """
+import os, signal, sys, threading, time
+from streaming_jobs import successor
+stop = threading.Event()
+print(os.getpid(), sys.argv[1:], flush=True)
+if successor.AGAIN in sys.argv:
+    time.sleep(1)
+for number in successor.STOP_SIGNALS:
+    signal.signal(number, lambda *_: stop.set())
+successor.take_signals()
+if successor.AGAIN in sys.argv:
+    stop.wait(20)
+    print("asked to stop:", stop.is_set(), "input:", sys.stdin.readline(), flush=True)
+    sys.exit(7)
+successor.start(stop)
+"""
+
+
+def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(tmp_path: Path) -> None:
+    script = tmp_path / "session.py"
+    script.write_text(SESSION)
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--streams", "a"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == f"{process.pid} ['--streams', 'a']\n"
+        assert process.stdout.readline() == f"{process.pid} ['--streams', 'a', '--again']\n"
+        process.send_signal(signal.SIGTERM)  # it is just starting, without a handler
+        process.stdin.write("still open\n")
+        process.stdin.close()
+        assert process.stdout.read() == "asked to stop: True input: still open\n\n"
+        assert process.wait(30) == 7
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_session_that_starts_again_and_again_keeps_its_command_line() -> None:
+    first = successor.command(["python", "-m", "streaming_jobs.session", "--streams", "a"])
+    assert first[-1] == successor.AGAIN and successor.command(first) == first
+
+
+def test_streams_that_run_elsewhere_by_now_are_left_there(settings: SettingsFactory) -> None:
+    home = settings()
+    with take(home, "plain", purpose="session"):
+        assert successor.free(home, [plain, parity]) == [parity]
+        with pytest.raises(LeaseBusy, match="runs elsewhere"):
+            successor.free(home, [plain])
+    with take(home, "plain", purpose="recovery plan plain-1"):
+        assert successor.free(home, [plain, parity]) == [plain, parity]
+
+
+FLOW = """
+from pyspark.sql.types import LongType, StructField, StructType
+from streaming_jobs.formats import Json
+from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
+
+@stream(source=KafkaTopic("t", value=Json(StructType([StructField("n", LongType())]))), sink=DeltaTable("watched"))
+def watched(t):
+    return t.select("n")
+
+@stream(source=KafkaTopic("t", value=Json(StructType([StructField("n", LongType())]))), sink=DeltaTable("beside"))
+def beside(t):
+    return t.select("n")
+"""
+
+
+@pytest.fixture
+def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module with two streams in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "watched_flow.py"
+    file.write_text(FLOW)
+    monkeypatch.setattr("streaming_jobs.code_watch._LOOK_EVERY", 0.1)
+    yield file
+    sys.modules.pop("watched_flow", None)
+    sys.path[:] = [each for each in sys.path if each != str(tmp_path)]
+
+
+def verdict(watch: CodeWatch, *streams: str) -> bool:
+    """The answer to the newest change, which another process gives."""
+    until(lambda: watch.newer(streams) or watch._asked is not None, 10, "the look")
+    while watch._asked is not None:
+        if watch.newer(streams):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.timeout(300)
+def test_other_code_is_noticed_for_its_stream_only_and_code_that_does_not_load_is_not_taken(
+    flow: Path, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
+    home = settings()
+    streams = Topology.load(home.flows).select([])
+    command = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
+    watch = CodeWatch(command, home, streams, flow.parent / "recourse.toml")
+    try:
+        assert not watch.newer(["watched"])
+        flow.write_text(f"# a comment\n{FLOW}")
+        assert not verdict(watch, "watched", "beside"), "a comment is no other code"
+        flow.write_text(FLOW.replace('return t.select("n")', "return (", 1))
+        assert not verdict(watch, "watched"), "it cannot be loaded"
+        flow.write_text(FLOW.replace('return t.select("n")', 'return t.select("n", "n")', 1))
+        assert not verdict(watch, "beside")
+        flow.write_text(FLOW.replace('return t.select("n")', 'return t.select("n",  "n")', 1))
+        assert verdict(watch, "watched")
+        assert versions(home, streams)["stream watched"] == watch._running["stream watched"]
+    finally:
+        watch.close()
