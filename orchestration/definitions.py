@@ -8,6 +8,7 @@ from __future__ import annotations
 import dagster as dg
 
 from orchestration import job_yaml
+from orchestration.executor import session_executor
 from orchestration.job_yaml import Continuous, Schedule
 from orchestration.sensors import keepalive_sensor, retention_sensor, run_failure_alert, stream_alert, watchdog_sensor
 from orchestration.streams import session_assets, session_job, sessions, topic_assets, unassigned_assets
@@ -53,7 +54,7 @@ def definitions(settings: Settings, command: Command = session_command) -> dg.De
             stream_alert(list(topology.streams.values()), settings),
             retention_sensor(all_sessions),
         ],
-        executor=dg.in_process_executor,  # a run worker and its driver, no process between them
+        executor=session_executor,  # a run worker and its driver, no process between them
     )
 
 

@@ -68,6 +68,11 @@ class BoundedLog:
             data = data.partition(b"\n")[2] or data
         return data.decode("utf-8", "replace").rstrip("\n")
 
+    def tail_from(self, mark: str, size: int = 4096) -> str:
+        """The last whole lines, at most `size` bytes, after the last line that is `mark`."""
+        text = self.tail(size)
+        return text.rpartition(f"{mark}\n")[2] if f"{mark}\n" in text else text if text != mark else ""
+
 
 class Driver:
     """One driver process. Starting, asking it to stop, and making sure that nothing of it is left."""

@@ -1,4 +1,4 @@
-"""What a permanent failure depends on: job, settings, code, and what a person has accepted since."""
+"""What a permanent failure depends on: job, parameters, settings, code, and what a person has accepted since."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 
 
-def fingerprint(job: Job, streams: Sequence[Stream], settings: Settings) -> str:
-    """16 hexadecimal digits; secrets are not part of it, so a new password needs a launch by hand."""
-    parts: list[str] = [repr(job), settings.model_dump_json()]
+def fingerprint(job: Job, streams: Sequence[Stream], settings: Settings, arguments: Sequence[str]) -> str:
+    """16 hexadecimal digits; secrets are not part of it, so a new password needs a launch by hand.
+
+    `arguments` are the session's own: one that was launched with other parameters says nothing of the defaults.
+    """
+    parts: list[str] = [repr(job), json.dumps(list(arguments)), settings.model_dump_json()]
     for stream in streams:
         code = code_version(stream, settings.flows)
         parts.append(f"{stream.name} {code.hash} {code.package} {_decisions(settings, stream)}")

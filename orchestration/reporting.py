@@ -13,6 +13,7 @@ from datetime import datetime
 
 import dagster as dg
 
+from orchestration.reasons import failure_text
 from streaming_jobs.progress import Status
 from streaming_jobs.settings import DagsterSettings
 from streaming_jobs.stream import Stream
@@ -123,13 +124,6 @@ class Reporter:
         for table in tables:
             self.log_event(dg.AssetObservation(asset_key=table_key(table), metadata=figures(status)))
         told.observed_at, told.dead_letters = now, status.dead_letters
-
-
-def failure_text(status: Status) -> str:
-    """One failed stream in words, with the next step."""
-    error = status.error or {}
-    text = f"stream {status.stream} failed: {error.get('code', '')} {error.get('found', 'no reason was written')}"
-    return f"{text}\n  next: {error['next']}" if error.get("next") else text
 
 
 def table_key(table: str) -> dg.AssetKey:

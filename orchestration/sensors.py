@@ -274,7 +274,7 @@ def _fingerprint(session: Session, runs: Sequence[RunSeen]) -> str:
     if not runs or not gave_up(runs[0], runs[0].tags.get(FINGERPRINT_TAG, "")):
         return ""
     try:
-        return fingerprint(session.job, session.streams, Settings.load())
+        return fingerprint(session.job, session.streams, Settings.load(), session.job.arguments())
     except ConfigurationError:  # the next session would refuse it as well
         return runs[0].tags.get(FINGERPRINT_TAG, "")
 

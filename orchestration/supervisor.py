@@ -28,8 +28,10 @@ import dagster as dg
 import structlog
 
 from orchestration.driver import BoundedLog, Driver
+from orchestration.executor import last_word
 from orchestration.job_yaml import Continuous, Job
-from orchestration.reporting import Reporter, failure_text
+from orchestration.reasons import of_log, of_streams, one_line
+from orchestration.reporting import Reporter
 from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
 from streaming_jobs.platform.process_identity import is_alive, mark
@@ -153,21 +155,25 @@ def run_session(context: Context, session: Session, values: Mapping[str, str]) -
     """Run one session to its end; raises Failure for a driver that failed, and the interrupt for a stop."""
     job, settings = session.job, session.settings
     context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity()})
-    arguments = [*job.arguments(values), "--supervised"]
+    chosen = job.arguments(values)
+    arguments = [*chosen, "--supervised"]
     if by_itself(context.run.tags):
         arguments.append("--respect-stop")
-    session.log.write(f"--- run {context.run.run_id} of {job.key}")
+    session.log.write(_mark(context, session))
     driver = Driver(session.command(arguments), {"RECOURSE_RUN_ID": context.run.run_id}, session.log)
     reporter = Reporter(session.streams, settings.dagster, context.log_event, context.log.error)
     watch = _Watch(context, session, driver, reporter, os.getppid())
     gone: str | None = None
     code: int | None = None
+    interrupt: BaseException | None = None
     try:
         pid = driver.start()
         context.log.info("driver %d runs %s; its log: %s", pid, ", ".join(job.streams), session.log.path)
         code = watch.until_end()
     except _Gone as error:
         gone = str(error)
+    except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
+        interrupt = error
     except _LongEnough:
         context.log.info("the session has lasted %s; keepalive starts the next one", settings.dagster.max_session)
     finally:
@@ -176,36 +182,72 @@ def run_session(context: Context, session: Session, values: Mapping[str, str]) -
             ended = driver.end(session.patience)
             with watch._trouble_is_logged():
                 reporter.finish(watch.statuses())
-                context.log.info("driver ended with exit code %s; its last words:\n%s", ended, session.log.tail(TAIL))
+                words = session.log.tail_from(_mark(context, session), TAIL)
+                context.log.info("driver ended with exit code %s; its last words:\n%s", ended, words)
+    if interrupt is not None:
+        _stopped(context, session, interrupt, ended)
+        return
     if gone is not None:
         words = f"{gone}; the session was stopped and keepalive starts it again"
-        raise dg.Failure(words, _metadata(session, code), allow_retries=False)
+        raise _failure(context, session, [words], code)
     if code:
-        _fail(context, session, code, watch.statuses())
+        _fail(context, session, code, watch.statuses(), chosen)
 
 
-def _fail(context: Context, session: Session, code: int, statuses: Mapping[str, Status | None]) -> None:
-    reasons = [failure_text(s) for s in statuses.values() if s and s.state == "failed"]
-    metadata = _metadata(session, code)
+def _stopped(context: Context, session: Session, interrupt: BaseException, ended: int | None) -> None:
+    """A stop on request ends the run in one line; any other interrupt goes on to Dagster."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    word = last_word(context.run.run_id)
+    if word is None or run is None or run.status not in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED):
+        raise interrupt
+    if ended == 0:
+        word.stopped = "stopped on request: each stream ended at a batch border"
+    else:
+        word.stopped = f"stopped on request: the driver did not stop in {session.patience:.0f} s (exit code {ended})"
+
+
+def _fail(
+    context: Context,
+    session: Session,
+    code: int,
+    statuses: Mapping[str, Status | None],
+    arguments: Sequence[str],
+) -> None:
+    log_text = session.log.tail_from(_mark(context, session), TAIL)
+    reasons = of_streams(statuses.values()) or list(filter(None, [of_log(log_text)]))
+    by_hand = list(arguments) != session.job.arguments()
     if code == LeaseBusy.exit_code:
         words = "another driver holds a stream of this session"
         context.instance.add_run_tags(context.run.run_id, {FAILURE_TAG: "lease_busy"})
     elif code in (PermanentError.exit_code, UsageError.exit_code):
         from orchestration.fingerprint import fingerprint
 
-        words = "the session failed and will fail again until a person acts"
-        tags = {FAILURE_TAG: "permanent", FINGERPRINT_TAG: fingerprint(session.job, session.streams, session.settings)}
-        context.instance.add_run_tags(context.run.run_id, tags)
-        metadata["permanent"] = dg.MetadataValue.bool(True)
+        words = "it fails again with these parameters" if by_hand else "it fails again until a person acts"
+        mark = fingerprint(session.job, session.streams, session.settings, arguments)
+        context.instance.add_run_tags(context.run.run_id, {FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark})
+    elif code == -signal.SIGKILL:
+        words = "the driver was killed (-9, perhaps out of memory)"
     elif code < 0:
         words = f"the driver was ended by signal {-code}"
     else:
         words = f"the driver ended with exit code {code}"
-    raise dg.Failure("\n".join([words, *reasons]), metadata, allow_retries=False)
+    raise _failure(context, session, [*reasons, words], code)
 
 
-def _metadata(session: Session, code: int | None) -> dict[str, dg.MetadataValue]:
-    tail = session.log.tail(TAIL).replace("```", "'''")
+def _failure(context: Context, session: Session, said: Sequence[str], code: int | None) -> dg.Failure:
+    """The step's failure with all that is known; the run's is one line, the reason first."""
+    if word := last_word(context.run.run_id):
+        word.failed = one_line("; ".join(text.partition("\n  next: ")[0] for text in said))
+    return dg.Failure("\n".join(said), _metadata(context, session, code), allow_retries=False)
+
+
+def _mark(context: Context, session: Session) -> str:
+    """The line that a run's part of the log begins with."""
+    return f"--- run {context.run.run_id} of {session.job.key}"
+
+
+def _metadata(context: Context, session: Session, code: int | None) -> dict[str, dg.MetadataValue]:
+    tail = session.log.tail_from(_mark(context, session), TAIL).replace("```", "'''")
     found: dict[str, dg.MetadataValue] = {
         "driver_log": dg.MetadataValue.path(str(session.log.path)),
         "log_tail": dg.MetadataValue.md(f"```\n{tail}\n```"),

@@ -83,7 +83,7 @@ def test_a_job_is_one_session_in_one_process_and_one_at_a_time(defs: dg.Definiti
     job = defs.resolve_job_def("shop")
     (node,) = job.nodes
     assert node.definition.pool == "session_shop"
-    assert job.executor_def.name == "in_process"
+    assert job.executor_def.name == "session"
     assert job.tags["dagster/max_retries"] == "0"
     assert job.run_config == {"ops": {"shop_session": {"config": {"rate": "100"}}}}
 
@@ -194,7 +194,7 @@ def test_keepalive_gives_up_until_code_settings_or_decisions_change(
     ticks: Ticks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = own_session(ticks.settings)
-    mark = fingerprint(session.job, session.streams, ticks.settings)
+    mark = fingerprint(session.job, session.streams, ticks.settings, session.job.arguments())
     run_id = ticks.run(dg.DagsterRunStatus.FAILURE, **{FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark})
     assert "gave up" in str(ticks.tick("keepalive_shop"))
     monkeypatch.setenv("RECOURSE_STREAM__MAX_RESTARTS", "9")

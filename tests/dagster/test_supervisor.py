@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -14,16 +15,20 @@ import psutil
 import pytest
 
 from orchestration import driver as drivers
-from orchestration import supervisor
+from orchestration import job_yaml, supervisor
 from orchestration.dagster_home import prepare
 from orchestration.definitions import definitions
+from orchestration.fingerprint import fingerprint
+from orchestration.streams import sessions
 from orchestration.supervisor import PARENT_VARIABLE, identity
 from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.lease import acquire, holder
 from streaming_jobs.progress import Status, read_status, write_status
 from streaming_jobs.settings import Settings
+from streaming_jobs.topology import Topology
 from tests.dagster.conftest import ROOT, starts, wait_for
 from tests.dagster.fakes.command import fake_command
+from tests.dagster.fakes.execute import execute
 
 
 @pytest.fixture
@@ -73,7 +78,7 @@ def run_job(
     thread = threading.Thread(target=act)
     thread.start()
     job = definitions(settings, fake_command).resolve_job_def("shop")
-    job.execute_in_process(instance=instance, raise_on_error=False, tags=tags)
+    execute(job, instance, tags=tags)
     thread.join()
     assert not problems, problems
     run = instance.get_runs(limit=1)[0]
@@ -110,6 +115,22 @@ def test_stop_ends_the_driver_at_a_batch_border_and_the_run_is_canceled(
     assert status is not None
     assert status.state == "stopped"
     assert "stopped at a batch border" in texts(instance, run)
+    assert errors(instance, run) == ["stopped on request: each stream ended at a batch border"]
+    assert happened(instance, run, dg.DagsterEventType.STEP_FAILURE) == []
+
+
+def happened(instance: dg.DagsterInstance, run: dg.DagsterRun, what: dg.DagsterEventType) -> list[dg.DagsterEvent]:
+    """The run's events of one type."""
+    return [
+        entry.dagster_event
+        for entry in instance.all_logs(run.run_id)
+        if entry.dagster_event and entry.dagster_event.event_type is what
+    ]
+
+
+def errors(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[str]:
+    """What the run's page shows in red, as text."""
+    return [entry.message for entry in instance.all_logs(run.run_id) if entry.level >= logging.ERROR]
 
 
 def test_a_second_stop_does_not_cut_the_first_one_short(shop: Settings, instance: dg.DagsterInstance) -> None:
@@ -147,8 +168,14 @@ def test_a_run_that_only_the_storage_ended_stops_its_driver(
 def test_a_driver_that_is_killed_fails_the_run(shop: Settings, instance: dg.DagsterInstance) -> None:
     run = run_job(shop, instance, lambda pid: os.kill(pid, signal.SIGKILL))
     assert run.status is dg.DagsterRunStatus.FAILURE
-    assert "ended by signal 9" in texts(instance, run)
+    assert failure(instance, run) == "the driver was killed (-9, perhaps out of memory)"
     assert FAILURE_TAG not in run.tags
+
+
+def failure(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """The message of the run's failure."""
+    (event,) = happened(instance, run, dg.DagsterEventType.RUN_FAILURE)
+    return event.message or ""
 
 
 def test_exit_code_0_is_success(shop: Settings, instance: dg.DagsterInstance) -> None:
@@ -163,6 +190,32 @@ def test_a_permanent_failure_is_marked_with_what_it_depends_on(shop: Settings, i
     said = texts(instance, run)
     assert "stream orders failed: REC-021 wrong table" in said
     assert "next: look" in said
+    assert failure(instance, run) == "stream orders failed: REC-021 wrong table; it fails again until a person acts"
+
+
+def test_a_wrong_parameter_is_named_in_one_line_and_says_nothing_of_the_defaults(
+    shop: Settings, instance: dg.DagsterInstance
+) -> None:
+    """The log is full of the session before, which ended well."""
+    before = logging_session(shop)
+    job = definitions(shop, fake_command).resolve_job_def("shop")
+    run = execute(job, instance, run_config={"ops": {"shop_session": {"config": {"rate": "abc"}}}})
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert failure(instance, run).startswith("REC-002 stream.max_offsets_per_trigger (flag): Input should be a valid i")
+    assert failure(instance, run).endswith("; it fails again with these parameters")
+    assert before not in texts(instance, run)
+    assert run.tags[FAILURE_TAG] == "permanent"
+    (session,) = sessions(job_yaml.load(job_yaml.find(shop)), Topology.load(shop.flows), shop)
+    assert run.tags[FINGERPRINT_TAG] != fingerprint(session.job, session.streams, shop, session.job.arguments())
+
+
+def logging_session(settings: Settings) -> str:
+    """A session's log of before, and a line of it."""
+    log = drivers.BoundedLog(settings.logs / "session-shop.log")
+    line = "words of the session before"
+    for _ in range(20):
+        log.write(line)
+    return line
 
 
 def test_any_other_exit_code_is_told_with_the_log_s_tail(shop: Settings, instance: dg.DagsterInstance) -> None:
@@ -179,7 +232,7 @@ def test_a_busy_lease_is_told_and_no_second_driver_works(shop: Settings, instanc
     write_status(shop, theirs)
     try:
         job = definitions(shop, fake_command).resolve_job_def("shop")
-        job.execute_in_process(instance=instance, raise_on_error=False)
+        execute(job, instance)
     finally:
         lease.release()
     run = instance.get_runs(limit=1)[0]
@@ -263,8 +316,8 @@ def test_parameters_of_the_run_reach_the_driver_and_a_sensor_s_run_respects_a_st
     job = definitions(shop, fake_command).resolve_job_def("shop")
     (shop.home / "exit").write_text("0")
     config = {"ops": {"shop_session": {"config": {"rate": "7"}}}}
-    assert job.execute_in_process(instance=instance, run_config=config).success
-    assert job.execute_in_process(instance=instance, tags={"dagster/sensor_name": "keepalive_shop"}).success
+    assert execute(job, instance, run_config=config).is_success
+    assert execute(job, instance, tags={"dagster/sensor_name": "keepalive_shop"}).is_success
     by_person, by_sensor = (s["arguments"] for s in starts(shop))
     assert "stream.max_offsets_per_trigger=7" in by_person
     assert "--respect-stop" not in by_person

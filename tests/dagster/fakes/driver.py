@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 
-from streaming_jobs.errors import LeaseBusy
+from streaming_jobs import session
+from streaming_jobs.errors import LeaseBusy, RecourseError
 from streaming_jobs.lease import acquire
 from streaming_jobs.progress import Status, write_status
 from streaming_jobs.settings import Settings
@@ -29,7 +30,12 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--trigger")
     options = parser.parse_args()
-    settings = Settings.load()
+    try:
+        settings = Settings.load(dict(text.split("=", 1) for text in options.set))
+    except RecourseError as error:
+        session._log_to_stderr()
+        session.log.error("session failed", code=error.code, found=error.found, next=error.next_step)
+        return error.exit_code
     home = settings.home.absolute()
     run_id = os.environ.get("RECOURSE_RUN_ID")
     with (home / "starts").open("a") as file:

@@ -10,13 +10,14 @@ from orchestration import supervisor
 from orchestration.definitions import definitions
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.command import fake_command
+from tests.dagster.fakes.execute import execute
 
 
 def main() -> int:
     supervisor.POLL = 0.1
     job = definitions(Settings.load(), fake_command).resolve_job_def("shop")
     with dg.DagsterInstance.get() as instance:
-        return 0 if job.execute_in_process(instance=instance, raise_on_error=False).success else 1
+        return 0 if execute(job, instance).is_success else 1
 
 
 if __name__ == "__main__":
