@@ -28,6 +28,7 @@ from streaming_jobs.lease import take
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
+from streaming_jobs.torn import mend
 
 _STOP_EXTRA = 30.0
 
@@ -199,6 +200,7 @@ def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
         stops.ask_for(work.settings, name, work.plan.id)
         try:
             with take(work.settings, name, purpose=f"recovery {work.plan.id}", wait=patience):
+                mend(work.settings, work.stream)
                 check()
                 yield
         finally:

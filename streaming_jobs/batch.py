@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from streaming_jobs.checkpoint import Checkpoint
+from streaming_jobs.checkpoint_sync import CheckpointSync
 from streaming_jobs.crash import crash_point
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, newest
@@ -92,6 +93,10 @@ class BatchPipeline:
     stopped_at_border: bool = False
     in_batch: bool = False
     _bytes_per_record: float = field(default=512.0)
+    _on_disk: CheckpointSync = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._on_disk = CheckpointSync(self.checkpoint)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one batch. Whatever is raised is kept in `failure`, since Spark passes on its text only."""
@@ -119,6 +124,7 @@ class BatchPipeline:
         )
         if (done := self._done(self.primary, entry)) is not None:
             self._repeat_state(frame, entry, done)
+            self._on_disk.state()
             self._finish(done, began, "driver", "direct", None, skipped=True)
             return
         records = sum(r.records for r in entry.offsets)
@@ -136,6 +142,7 @@ class BatchPipeline:
             primary = staged[self.primary.name]
             self._learn(primary, records)
             crash_point("staged", self.stream.name, batch)
+            self._on_disk.planned(batch)
             self.before_commit()
             entry = self._commit_secondary(frame.sparkSession, entry, staged, path, held)
             crash_point("secondary_committed", self.stream.name, batch)
@@ -147,6 +154,7 @@ class BatchPipeline:
                 "look for a second driver with another state folder on the same tables",
             )
         crash_point("primary_committed", self.stream.name, batch)
+        self._on_disk.state()
         self._finish(entry, began, path, primary.committer, version)
         for upkeep in self.upkeep:
             upkeep.after_commit()
@@ -191,6 +199,7 @@ class BatchPipeline:
                 f"{entry.txn} is in table {sink.name} with offsets {_words(found)}, the checkpoint has {_words(entry)}",
                 "put the checkpoint back that belongs to the table",
             )
+        sink.sync()  # a driver that was killed may have left it in memory only
         return found
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, Staged]:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from streaming_jobs.files import private_folder
+from streaming_jobs.files import private_folder, sync
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 
 _TAIL = 1 << 18
@@ -142,7 +142,9 @@ class LedgerFile:
                     with gzip.open(packed, "rb") as before:
                         shutil.copyfileobj(before, file)
                 shutil.copyfileobj(plain, file)
+            sync(partial)
             partial.replace(packed)
+            sync(self.folder)
             path.unlink()
         for path in sorted(self.folder.glob("*.jsonl.gz"))[:-1]:
             if path.name[:10] < f"{now - self.retention:%Y-%m-%d}":

@@ -23,6 +23,7 @@ from streaming_jobs.progress import Status, late_rows, update
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.stream import Stream
 from streaming_jobs.surroundings import World
+from streaming_jobs.torn import mend
 from streaming_jobs.world import gather
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class RunningStream:
 
     def preflight(self) -> World:
         """Look at checkpoint, tables and topics; raises PreflightRefused or OffsetsLost."""
+        mend(self.settings, self.stream)
         world = gather(self.settings, self.stream, self.reach.topics)
         self.status.warnings = enforce(verdicts(world))
         for warning in self.status.warnings:

@@ -15,6 +15,7 @@ import structlog
 from deltalake import CommitProperties
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs.files import sync_files
 from streaming_jobs.ledger import LedgerEntry, newest
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks import unlisted
@@ -102,6 +103,7 @@ class Upkeep:
                 ),
             )
             self.sink.refresh()
+            self.sink.sync()
         except (DeltaError, OSError) as error:  # the rows are safe; a disk that is full now may not be next time
             log.warning("compaction put off", table=self.sink.name, reason=str(error))
             return
@@ -127,6 +129,8 @@ class Upkeep:
                 versions=self.settings.log_versions,
                 needed=0 if place is None else place.version,
             )
+            if gone:
+                self._sync_checkpoints()
             for path in gone:
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -158,6 +162,11 @@ class Upkeep:
         if gone:
             log.info("removed unlisted files", table=self.sink.name, files=len(gone), of=len(files))
         return len(gone)
+
+    def _sync_checkpoints(self) -> None:
+        """Have the log's checkpoints on disk before commits go that only they carry on."""
+        log = self.sink.path / "_delta_log"
+        sync_files((file.path for file in log_files(log) if file.kind == "checkpoint"), log)
 
     def _entry(self, note: str) -> LedgerEntry:
         return LedgerEntry("upkeep", self.sink.stream, self.sink.name, self.generation, -1, note=note)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import executor, workshop
 from reprocessing.journal import Journal, Line
@@ -19,12 +22,18 @@ from reprocessing.work import Talk, Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint import Checkpoint
-from streaming_jobs.preflight import verdicts
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.preflight import enforce, verdicts
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.table_files import on_disk
+from streaming_jobs.torn import mend
 from streaming_jobs.world import gather
 from tests.unit.life import STREAM, Life, Topics
 from tests.unit.power import Power
+from tests.unit.test_batch import Driver
+from tests.unit.test_savepoints import rocksdb
+from tests.unit.worlds import PRIMARY, SECONDARY, Disk, lay_checkpoint, parity
 
 RIGHT = list(range(60))
 WRONG = sorted([*range(30), *(-n for n in range(30, 60))])
@@ -158,3 +167,141 @@ def test_a_savepoint_that_was_taken_survives_a_power_cut(life: Life, power: Powe
     settings = Settings.load({"home": power.cut(tmp_path / "cut")})
     assert savepoints.savepoints(settings, STREAM.name) == [taken]
     whole(settings)
+
+
+class Night:
+    """A driver and Spark, step by step, on a home that may have lost power."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.disk = Disk(Settings.load({"home": home}))
+        self.monkeypatch = monkeypatch
+
+    def start(self) -> Driver:
+        """Mend, preflight, and the tables opened; raises PreflightRefused."""
+        mend(self.disk.settings, parity)
+        enforce(self.disk.findings())
+        return Driver(self.disk, self.monkeypatch)
+
+    def batches(self, driver: Driver, last: int, step: Callable[[str], None] = lambda _: None) -> None:
+        """As Spark does: repeat the planned batch if it is not committed, then go on."""
+        while (number := self.following()) <= last:
+            self.disk.plan(number)
+            step(f"planned {number}")
+            driver.run(number, [10 * number, 10 * number + 1])
+            step(f"returned {number}")
+            lay_checkpoint(self.disk.folder, planned=number, committed=number)
+            step(f"committed {number}")
+
+    def following(self) -> int:
+        """The batch that Spark would run now."""
+        checkpoint = Checkpoint(self.disk.folder)
+        checkpoint.check()
+        planned, committed = checkpoint.last_planned, checkpoint.last_committed
+        return 0 if planned is None else planned if planned != committed else planned + 1
+
+    def rows(self, table: str) -> list[int]:
+        """What is in a table."""
+        return sorted(DeltaTable(self.disk.table(table)).to_pyarrow_table()["n"].to_pylist())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_power_cut_a_stream_goes_on_exactly_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Cut at each sync and each step of two batches; what was not synced is lost (seed 0), or survives by chance."""
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    driver = Driver(night.disk, monkeypatch)
+    chance = random.Random(seed)
+    power = Power(night.disk.settings.home, monkeypatch)
+    cuts: list[tuple[str, Path]] = []
+
+    def cut(step: str) -> None:
+        if seed == 0 or chance.random() < 0.3:
+            luck = (lambda: False) if seed == 0 else (lambda: chance.random() < 0.5)
+            cuts.append((step, power.cut(tmp_path / f"cut-{len(cuts)}", luck)))
+
+    power.after_sync = lambda: cut(f"sync {power.syncs}")
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaSink, "refresh", watched(DeltaSink.refresh, lambda: cut("commit")))
+        night.batches(driver, 3, cut)
+    power.close()
+    monkeypatch.undo()
+    assert len(cuts) > 8
+    for step, home in cuts:
+        later = Night(home, monkeypatch)
+        later.batches(later.start(), 4)
+        expected = [10 * number + place for number in range(5) for place in (0, 1)]
+        got = sorted(later.rows(PRIMARY) + later.rows(SECONDARY))
+        assert got == expected, f"cut at {step}"
+
+
+def watched(method: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
+    """The method, with a word after each call."""
+
+    def call(*arguments: Any) -> Any:
+        result = method(*arguments)
+        tell()
+        return result
+
+    return call
+
+
+def newest_file(night: Night) -> Path:
+    """The newest data file of the primary table."""
+    files = (night.disk.table(PRIMARY) / path for path in DeltaTable(night.disk.table(PRIMARY)).file_uris())
+    return max((Path(str(path)) for path in files), key=lambda path: path.stat().st_mtime_ns)
+
+
+def test_a_commit_whose_file_was_cut_off_goes_if_nothing_relies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.disk.plan(2)
+    Driver(night.disk, monkeypatch).run(2, [20, 21])
+    newest_file(night).write_bytes(b"")
+    night.batches(night.start(), 2)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
+    newest_file(night).write_bytes(b"")  # Spark has noted the batch: its records are not read again
+    with pytest.raises(PreflightRefused, match="of table evens, which version 3 added, is gone or cut off"):
+        night.start()
+
+
+def test_what_was_being_written_beside_the_log_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    log = night.disk.table(PRIMARY) / "_delta_log"
+    torn = [log / f"{2:020d}.checkpoint.parquet", log / "_last_checkpoint", log / f"{9:020d}.json"]
+    torn[2] = log / f"{DeltaTable(night.disk.table(PRIMARY)).version() + 1:020d}.json"
+    rocksdb(night.disk.folder / "state", 4, (2, 4))
+    (night.disk.folder / "state" / "0" / "1" / "SSTs" / "4-a.sst").write_bytes(b"")
+    for path in torn:
+        path.write_bytes(b"")
+    gone = mend(night.disk.settings, parity)
+    assert {*torn, night.disk.folder / "state" / "0" / "1" / "4_u4.zip"} == set(gone)
+    assert (night.disk.folder / "state" / "0" / "1" / "2_u2.zip").exists()
+    assert mend(night.disk.settings, parity) == []
+    night.batches(night.start(), 2)
+
+
+def test_a_first_start_that_was_cut_off_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.disk.plan(0)
+    (night.disk.folder / "sources" / "0" / "0").write_bytes(b"")
+    night.batches(night.start(), 1)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11]
+
+
+def test_a_foreign_commit_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    write_deltalake(night.disk.table(PRIMARY), pa.table({"k": ["y"], "n": [7]}), mode="append")
+    newest_file(night).unlink()
+    with pytest.raises(PreflightRefused, match="is gone or cut off"):
+        mend(night.disk.settings, parity)
