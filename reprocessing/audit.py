@@ -15,8 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql.types import StructField
 
 from streaming_jobs.errors import UsageError
+from streaming_jobs.sinks.order import is_position
 
 _SAMPLE = 5
 _PERIODS = 10
@@ -62,8 +64,12 @@ def broken(table: Path, rules: Sequence[str]) -> dict[str, int]:
 
 
 def compare(table: str, old: Path, new: Path, keys: Sequence[str]) -> Difference:
-    """The difference of two tables with the same name; columns that only one has are left out."""
-    columns = [f for f in _fields(new) if f["name"] in {g["name"] for g in _fields(old)}]
+    """The difference of two tables with the same name; columns that only one has are left out.
+
+    So is the position that Recourse adds: rows of an earlier version have none.
+    """
+    shared = {field["name"] for field in _fields(old)}
+    columns = [f for f in _fields(new) if f["name"] in shared and not _is_position(f)]
     names = [field["name"] for field in columns]
     data = _query({"old": old, "new": new})
     counted = _one(data, 'SELECT (SELECT count(*) FROM "old") AS o, (SELECT count(*) FROM "new") AS n', table)
@@ -225,6 +231,10 @@ def _rows(data: QueryBuilder, sql: str, table: str) -> list[dict[str, Any]]:
 
 def _fields(table: Path) -> list[dict[str, Any]]:
     return list(json.loads(DeltaTable(table).schema().to_json())["fields"])
+
+
+def _is_position(field: Mapping[str, Any]) -> bool:
+    return is_position(StructField.fromJson(dict(field)))
 
 
 def _quoted(name: str) -> str:

@@ -30,7 +30,7 @@ class SawTable:
     """A table as the plan saw it: Delta id, version, live files and bytes, and how the stream writes it."""
 
     name: str
-    role: Literal["primary", "secondary"]
+    role: Literal["primary", "secondary", "deletes"]
     table_id: str
     version: int
     files: int

@@ -40,6 +40,7 @@ from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.files import sync
+from streaming_jobs.sinks import deletes
 from streaming_jobs.world import all_tables, ledger_file
 
 Found = Mapping[str, Any]
@@ -123,6 +124,7 @@ class Fence:
         """One commit without rows a table; until the first of them the stream may have run on, so it is kept again."""
         if not fenced_by(work.settings, work.stream, work.plan.id):
             work.journal.write("keep", "done", Keep().run(work))
+        deletes.begin(work.settings, work.stream, generation=work.record.generation)
         fence(work.settings, work.stream, work.plan.id, work.plan.generation)
         return {}
 
@@ -184,7 +186,8 @@ class Audit:
         }
         work.differences = [
             compare(declared.name, work.settings.tables / declared.name, staged / declared.name, declared.keys)
-            for declared, _ in all_tables(work.stream)
+            for declared, role in all_tables(work.stream)
+            if role != "deletes"  # they follow from the rows, and are as old as the batches that noted them
         ]
         said = [f"{count:,} rows break the rule {rule}" for rule, count in bad.items()]
         for declared, _ in all_tables(work.stream):

@@ -24,12 +24,13 @@ from streaming_jobs.preflight import primary_has
 from streaming_jobs.route import Attempts
 from streaming_jobs.savepoints import Keeper
 from streaming_jobs.settings import Settings, StreamSettings
-from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks import dead_letters, deletes
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
+from streaming_jobs.sinks.order import POSITION_FIELD, TOPICS
 from streaming_jobs.sinks.upkeep import Upkeep
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns
+from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns, checked_order
 from streaming_jobs.surroundings import World
 from streaming_jobs.world import all_tables, ledger_file
 
@@ -224,9 +225,22 @@ class Assembly:
 
         if table == self.stream.dead_letters:
             return dead_letters.SCHEMA
-        frame = next(frame for name, frame in outputs.items() if self.stream.sinks[name].name == table)
+        for sink in self.stream.sinks.values():
+            if sink.deletes is not None and sink.deletes.name == table:
+                output = self._schema(sink.name, outputs)
+                checked_order(sink.name, sink.order_by, output)
+                return deletes.schema(sink, output)
+        sink, frame = next((self.stream.sinks[n], f) for n, f in outputs.items() if self.stream.sinks[n].name == table)
         output = StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
         checked_columns(table, output.fieldNames())
+        if sink.order_by and SOURCE_COLUMN in frame.columns:
+            if len(self.stream.sources) > TOPICS:
+                raise ConfigurationError(
+                    f"stream {self.stream.name} orders table {table} by the positions of {len(self.stream.sources)} "
+                    f"topics, and {TOPICS} can be told apart",
+                    "leave _source out of the output, so that rows of equal order replace each other as they arrive",
+                )
+            output = StructType([*output.fields, POSITION_FIELD])
         return output
 
     def _pipeline(
@@ -239,6 +253,7 @@ class Assembly:
     ) -> BatchPipeline:
         name = self.stream.name
         primary, *secondary = (tables[sink.name] for sink in self.stream.sinks.values())
+        remember = {kept.name: parse_duration(kept.deletes_kept) for kept in self.stream.deletes}
         return BatchPipeline(
             stream=self.stream,
             generation=record.generation,
@@ -248,10 +263,14 @@ class Assembly:
             primary=primary,
             secondary=secondary,
             dead_letters=tables[self.stream.dead_letters],
+            deletes={s.name: tables[s.deletes.name] for s in self.stream.sinks.values() if s.deletes is not None},
             code=loaded_code(self.stream, self.settings.flows),
             settings=self.own,
             traits=plan_traits,
-            upkeep=[Upkeep(sink, self.settings.table, record.generation) for sink in tables.values()],
+            upkeep=[
+                Upkeep(sink, self.settings.table, record.generation, forgets=remember.get(sink.name))
+                for sink in tables.values()
+            ],
             ledger_file=ledger_file(self.settings, name),
             attempts=Attempts(generations.folder(self.settings, name) / "attempt"),
             stop=self.stop,

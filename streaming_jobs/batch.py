@@ -68,7 +68,10 @@ class BatchReport:
 
 @dataclass
 class BatchPipeline:
-    """The function that Spark calls for each batch of one stream (`foreachBatch`)."""
+    """The function that Spark calls for each batch of one stream (`foreachBatch`).
+
+    `deletes` are the tables that remember deletes, by the table whose deletes they are.
+    """
 
     stream: Stream
     generation: int
@@ -88,6 +91,7 @@ class BatchPipeline:
     before_commit: Callable[[], None]
     report: Callable[[BatchReport], None]
     between: Callable[[int], None]
+    deletes: Mapping[str, DeltaSink] = field(default_factory=dict)
     query: Query | None = None
     failure: BaseException | None = None
     stopped_at_border: bool = False
@@ -226,6 +230,8 @@ class BatchPipeline:
                 driver=path == "driver" and not large,
                 spark_commits=spark_commits,
                 batch=(self.generation, batch),
+                topics=[source.topic.name for source in self.sources],
+                kept=self.deletes.get(sink.name),
             )
 
     @contextmanager
@@ -251,8 +257,8 @@ class BatchPipeline:
     ) -> LedgerEntry:
         """Commit every other table that has rows in this batch; the entry then names each one's transaction.
 
-        Dead letters come first: rows without their key are found while a table is staged, and a table that has
-        this batch already is not staged again.
+        Dead letters come first, then what is remembered of deletes: both are found while a table is staged, and a
+        table that has this batch already is not staged again.
         """
         rows: dict[str, int] = {}
         mixed = []
@@ -267,6 +273,14 @@ class BatchPipeline:
             elif found is not None:
                 rows["dead_letters"] = found.rows.get("written", 0)
                 mixed += [self.dead_letters.name] if found.code != entry.code else []
+        for table, sink in self.deletes.items():
+            own, noted = replace(entry, table=sink.name), staged[table].deletes if table in staged else None
+            if (found := self._done(sink, own)) is not None:
+                rows[sink.name] = found.rows.get("written", 0)
+                mixed += [sink.name] if found.code != entry.code else []
+            elif noted is not None and noted.rows:
+                rows[sink.name] = noted.rows
+                noted.commit(replace(own, rows={"written": noted.rows}))
         for sink in self.secondary:
             own = replace(entry, table=sink.name)
             if sink.name in staged:
@@ -280,7 +294,8 @@ class BatchPipeline:
         if mixed:
             note = f"mixed batch: {', '.join(mixed)} was written by an earlier version of the code"
             log.warning(note, stream=self.stream.name, batch=entry.batch)
-        txns = {s.name: p.version for s in (*self.secondary, self.dead_letters) if (p := s.position) is not None}
+        others = (*self.secondary, *self.deletes.values(), self.dead_letters)
+        txns = {s.name: p.version for s in others if (p := s.position) is not None}
         return replace(entry, rows=rows, txns=txns, note=note)
 
     def _stage_letters(
@@ -324,7 +339,7 @@ class BatchPipeline:
         *,
         skipped: bool = False,
     ) -> None:
-        tables = (self.primary, *self.secondary, self.dead_letters)
+        tables = (self.primary, *self.secondary, *self.deletes.values(), self.dead_letters)
         self.ledger_file.append(entry, {t.name: t.handle.version() for t in tables}, time.monotonic() - began)
         self.report(
             BatchReport(

@@ -11,7 +11,7 @@ is until a person has acted. The rules, in the order they are looked at:
 4. Nobody else has changed the rows of a table since our newest entry, unless a person accepted it.
 5. The topics are the ones the stream began with, none more and none less, and everything from the stream's
    position on is there.
-6. The stream still has the tables that it began with.
+6. The stream still has the tables that it began with; one that remembers deletes may begin later.
 """
 
 from __future__ import annotations
@@ -89,11 +89,16 @@ def _sinks(world: World) -> Iterator[Finding]:
             )
     if world.record is None or not world.record.tables:
         return
-    now = {t.name for t in world.tables}
-    before = {t.name for t in world.record.tables}
-    for name in sorted(before - now):
-        yield Finding("refuse", f"stream {world.stream} no longer writes table {name}", "declare the sink again")
-    for name in sorted(now - before):
+    now = {t.name: t.role for t in world.tables}
+    before = {t.name: t.role for t in world.record.tables}
+    for name in sorted(before.keys() - now.keys()):
+        again = "declare the sink again"
+        if before[name] == "deletes":
+            again = "declare order_by and delete_when of its sink again: they hold for the table's whole life"
+        yield Finding("refuse", f"stream {world.stream} no longer writes table {name}", again)
+    for name in sorted(now.keys() - before.keys()):
+        if now[name] == "deletes":
+            continue
         yield Finding(
             "refuse",
             f"stream {world.stream} would begin to write table {name} in the middle of its life",

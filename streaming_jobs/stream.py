@@ -31,7 +31,17 @@ if TYPE_CHECKING:
 SOURCE_COLUMN = "_source"
 """Struct of every decoded record: topic, partition, offset, timestamp, key, tombstone, and headers if asked for."""
 
-_OWN_COLUMNS = frozenset({"__delete", "__topic", "__partition", "__offset", "__position", "__row"})
+POSITION_COLUMN = "_position"
+"""Column that Recourse adds to a table with `order_by` whose rows carry `_source`: it breaks ties of the order."""
+DELETED_AT_COLUMN = "_deleted_at"
+OWN_COLUMN = "recourse.column"
+"""In a table's schema, the metadata of a column that Recourse has added."""
+
+_OWN_COLUMNS = frozenset(
+    {"__delete", "__reset", "__reset_at", "__topic", "__partition", "__offset", "__position", "__row", "__number"}
+)
+_UNORDERED = frozenset({"array", "map", "struct", "variant", "void"})
+_DELETES = "_deletes"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -103,8 +113,9 @@ class KafkaTopic:
 class DeltaTable:
     """A Delta table as a sink: append, or with `keys` upsert (one row a key).
 
-    `order_by` names the columns whose greatest values win when a batch has several rows of one key; without
-    it the source position decides. Rows for which the SQL condition `delete_when` holds delete their key.
+    With `order_by` the row with the greatest values in these columns wins over the table's whole life, in whatever
+    order rows arrive; without it the last record read wins. Rows for which the SQL condition `delete_when` holds delete
+    their key. With both, a delete is remembered for `deletes_kept`, so that a row older than it stays away.
     `schema` is the table's contract: the function's output must have exactly these columns; a column that is
     new in it is added to the table at the next start, any other change is refused. Column comments show in
     the UI. Without a schema, the table takes what the first run's function returns.
@@ -115,6 +126,7 @@ class DeltaTable:
     keys: Sequence[str] = ()
     order_by: Sequence[str] = ()
     delete_when: str | None = None
+    deletes_kept: str = "7 days"
     partition_by: Sequence[str] = ()
     description: str = ""
     owners: Sequence[str] = ()
@@ -126,6 +138,15 @@ class DeltaTable:
         if (self.order_by or self.delete_when) and not self.keys:
             raise UsageError(f"table {self.name}: order_by and delete_when are for upserts", "name the keys")
         checked_columns(self.name, self.keys)
+        if parse_duration(self.deletes_kept) <= timedelta(0):
+            raise UsageError(f"table {self.name}: deletes_kept is {self.deletes_kept}", "name a time above zero")
+        taken = {POSITION_COLUMN, DELETED_AT_COLUMN} & {*self.keys, *self.order_by} if self.order_by else set()
+        if taken:
+            raise UsageError(
+                f"table {self.name}: the column name {min(taken)} is taken by Recourse itself", "rename the column"
+            )
+        if self.order_by and self.delete_when:
+            checked_name("table", f"{self.name}{_DELETES}")
         if self.schema is not None:
             checked_columns(self.name, self.schema.fieldNames())
             names = self.schema.fieldNames()
@@ -136,11 +157,26 @@ class DeltaTable:
                             f"table {self.name}: '{column}' is not a column of its schema ({option})",
                             instead(column, names),
                         )
+            checked_order(self.name, self.order_by, self.schema)
 
     @property
     def mode(self) -> Literal["append", "upsert"]:
         """`upsert` when the table has keys."""
         return "upsert" if self.keys else "append"
+
+    @property
+    def deletes(self) -> DeltaTable | None:
+        """The table that remembers this one's deletes, if their order counts."""
+        if not (self.order_by and self.delete_when):
+            return None
+        return DeltaTable(
+            f"{self.name}{_DELETES}",
+            keys=self.keys,
+            order_by=self.order_by,
+            deletes_kept=self.deletes_kept,
+            description=f"Deleted keys of table {self.name}, so that older rows do not come back",
+            owners=self.owners,
+        )
 
 
 @dataclass(frozen=True)
@@ -173,9 +209,8 @@ class Stream:
         topics = [topic.name for topic in self.sources.values()]
         if len(set(topics)) < len(topics):
             raise UsageError(f"stream {self.name} reads a topic twice: {topics}", "declare it once")
-        names = [sink.name for sink in self.sinks.values()] + [self.dead_letters]
-        if len(set(names)) < len(names):
-            raise UsageError(f"stream {self.name} names a table twice: {names}")
+        if len(set(self.table_names)) < len(self.table_names):
+            raise UsageError(f"stream {self.name} names a table twice: {list(self.table_names)}")
 
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> Any:
         """Call the function itself, on batch or streaming frames."""
@@ -202,6 +237,16 @@ class Stream:
     def secondary(self) -> tuple[DeltaTable, ...]:
         """The declared sinks after the primary one, in order."""
         return tuple(self.sinks.values())[1:]
+
+    @property
+    def deletes(self) -> tuple[DeltaTable, ...]:
+        """The tables that remember the deletes of its sinks, in their order."""
+        return tuple(kept for sink in self.sinks.values() if (kept := sink.deletes) is not None)
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """Every table that it writes: its sinks, their remembered deletes, its dead letters."""
+        return (*(s.name for s in self.sinks.values()), *(table.name for table in self.deletes), self.dead_letters)
 
     @property
     def dead_letters(self) -> str:
@@ -271,3 +316,20 @@ def checked_columns(table: str, names: Iterable[str]) -> None:
             raise UsageError(f"table {table}: column {name!r} has a backtick in its name", "rename the column")
         if name.lower() in _OWN_COLUMNS:
             raise UsageError(f"table {table}: the column name {name} is taken by Recourse itself", "rename the column")
+
+
+def checked_order(table: str, order_by: Sequence[str], schema: StructType) -> None:
+    """Raise UsageError for a column of `order_by` that the rows have not got, or that has no order."""
+    kinds = {field.name: field.dataType.typeName() for field in schema.fields}
+    for column in order_by:
+        if column not in kinds:
+            raise UsageError(
+                f"table {table}: order_by '{column}' is not a column of its rows",
+                f"its columns are: {', '.join(kinds)}",
+            )
+        if kinds[column] in _UNORDERED:
+            raise UsageError(f"table {table}: order_by '{column}' has the type {kinds[column]}, which has no order")
+    if order_by and any(f.name == POSITION_COLUMN and OWN_COLUMN not in f.metadata for f in schema.fields):
+        raise UsageError(
+            f"table {table}: the column name {POSITION_COLUMN} is taken by Recourse itself", "rename the column"
+        )

@@ -10,6 +10,9 @@ from streaming_jobs.checkpoint import TopicOffsets
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import Commit, LedgerEntry, Txn
 
+Role = Literal["primary", "secondary", "deletes"]
+"""Of a stream's table. One of role `deletes` remembers the deletes of another; it may begin at any start."""
+
 
 @dataclass(frozen=True)
 class TableWorld:
@@ -19,7 +22,7 @@ class TableWorld:
     """
 
     name: str
-    role: Literal["primary", "secondary"]
+    role: Role
     table_id: str | None
     owner: str | None
     txn: Txn | None

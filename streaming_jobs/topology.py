@@ -38,7 +38,7 @@ class Topology:
         for stream in streams:
             if by_name.setdefault(stream.name, stream) is not stream:
                 raise UsageError(f"two streams are named {stream.name}", "rename one")
-            for table in (*(sink.name for sink in stream.sinks.values()), stream.dead_letters):
+            for table in stream.table_names:
                 if writers.setdefault(table, stream.name) != stream.name:
                     raise UsageError(
                         f"table {table} is written by {writers[table]} and {stream.name}", "give each its own table"
@@ -107,6 +107,7 @@ def _block(stream: Stream) -> str:
         partitions = f", partitioned by {', '.join(sink.partition_by)}" if sink.partition_by else ""
         role = "primary" if position == 0 else "secondary"
         lines.append(f"  -> table {sink.name} ({role}, {sink.mode}{keys}{partitions})")
+    lines += [f"  -> table {table.name} (remembered deletes)" for table in stream.deletes]
     lines.append(f"  -> table {stream.dead_letters} (dead letters)")
     return "\n".join(lines) + "\n"
 

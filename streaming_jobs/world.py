@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from deltalake.exceptions import DeltaError
 
@@ -17,7 +16,7 @@ from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.delta import STREAM_PROPERTY, open_sink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import DeltaTable, Stream
-from streaming_jobs.surroundings import CheckpointWorld, TableWorld, TopicWorld, World
+from streaming_jobs.surroundings import CheckpointWorld, Role, TableWorld, TopicWorld, World
 
 
 def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
@@ -38,10 +37,15 @@ def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
     )
 
 
-def all_tables(stream: Stream) -> list[tuple[DeltaTable, Literal["primary", "secondary"]]]:
+def all_tables(stream: Stream) -> list[tuple[DeltaTable, Role]]:
     """Every table of a stream with its role, the dead letters last."""
     letters = dead_letters.declared(stream.dead_letters, stream.name)
-    return [(stream.primary, "primary"), *((s, "secondary") for s in stream.secondary), (letters, "secondary")]
+    return [
+        (stream.primary, "primary"),
+        *((table, "secondary") for table in stream.secondary),
+        *((table, "deletes") for table in stream.deletes),
+        (letters, "secondary"),
+    ]
 
 
 def ledger_file(settings: Settings, stream: str) -> LedgerFile:
@@ -77,7 +81,7 @@ def _table(
     settings: Settings,
     stream: str,
     declared: DeltaTable,
-    role: Literal["primary", "secondary"],
+    role: Role,
     kept: tuple[LedgerEntry, Mapping[str, int]] | None,
 ) -> TableWorld:
     sink = open_sink(settings, declared, stream)

@@ -157,7 +157,7 @@ def ledger(
 
     call = invocation(context)
     stream = call.topology[name]
-    tables = [*(table.name for table in stream.sinks.values()), stream.dead_letters]
+    tables = stream.table_names
     table = sink or stream.primary.name
     if table not in tables:
         raise UsageError(f"stream {name} has no table '{table}'", f"its tables are: {', '.join(tables)}")
@@ -280,6 +280,7 @@ def _description(stream: Stream) -> dict[str, Any]:
                 "keys": list(table.keys),
                 "order_by": list(table.order_by),
                 "delete_when": table.delete_when,
+                "deletes": table.deletes.name if table.deletes is not None else None,
                 "partition_by": list(table.partition_by),
                 "columns": _columns(table.schema) if table.schema is not None else None,
             }

@@ -23,7 +23,9 @@ from streaming_jobs.files import private_folder, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, walk
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.durable import sync_commits
+from streaming_jobs.sinks.order import is_position
 from streaming_jobs.stream import DeltaTable as Declared
+from streaming_jobs.stream import checked_order
 
 STREAM_PROPERTY = "recourse.stream"
 _ATTEMPTS = 20
@@ -254,7 +256,12 @@ def ensure_sink(
 
 
 def _contract(declared: Declared, output: StructType) -> StructType:
-    """What the table must hold: the declared schema if there is one, checked against the function's output."""
+    """What the table must hold: the declared schema if there is one, checked against the function's output.
+
+    The position that Recourse adds is no part of what the function returns.
+    """
+    position = [field for field in output.fields if is_position(field)]
+    output = StructType([field for field in output.fields if not is_position(field)])
     if declared.schema is not None:
         wanted, got = _types(declared.schema), _types(output)
         if differences := _differences(wanted, got):
@@ -265,7 +272,8 @@ def _contract(declared: Declared, output: StructType) -> StructType:
     for column in (*declared.keys, *declared.partition_by):
         if column not in output.fieldNames():
             raise OutputMismatch(f"the output for table {declared.name} has no column '{column}'", "add it")
-    return _nullable(declared.schema or output)
+    checked_order(declared.name, declared.order_by, output)
+    return _nullable(StructType([*(declared.schema or output).fields, *position]))
 
 
 def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> str:
@@ -277,7 +285,8 @@ def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> str:
 
 def _added(sink: DeltaSink, contract: StructType) -> list[StructField]:
     table, wanted = _types(sink.schema), _types(contract)
-    said = [f"column {n} is gone" for n in table.keys() - wanted.keys()]
+    own = {field.name for field in sink.schema.fields if is_position(field)}
+    said = [f"column {n} is gone" for n in table.keys() - wanted.keys() - own]
     said += [
         f"column {n} would change from {table[n]} to {wanted[n]}"
         for n in table.keys() & wanted.keys()

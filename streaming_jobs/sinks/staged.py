@@ -17,6 +17,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -25,9 +26,20 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from pyspark.sql import functions as F
 
-from streaming_jobs.errors import LedgerConflict, OutputMismatch
+from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.sinks import deletes, order_frames
 from streaming_jobs.sinks.delta import DeltaSink
+from streaming_jobs.sinks.order import (
+    DELETE_COLUMN,
+    RESET_COLUMN,
+    ROW_COLUMN,
+    clauses,
+    is_position,
+    last_events,
+    order_of,
+    packed,
+)
 from streaming_jobs.sinks.parquet import add_actions
 from streaming_jobs.sinks.rows import last_per_key, split_null_keys
 from streaming_jobs.stream import SOURCE_COLUMN
@@ -35,7 +47,7 @@ from streaming_jobs.stream import SOURCE_COLUMN
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-DELETE_COLUMN = "__delete"
+_FLAGS = (DELETE_COLUMN, RESET_COLUMN)
 _ORDER = ("__partition", "__offset")
 _PLACE = ("__topic", *_ORDER)
 
@@ -53,6 +65,10 @@ class Staged(Protocol):
     def null_keys(self) -> pa.Table | None:
         """Rows of an upsert with a null in a key: they are not written, they are dead letters."""
 
+    @property
+    def deletes(self) -> Staged | None:
+        """What the table that remembers the deletes takes, to be committed before this is."""
+
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make them visible once, with the entry; the table's version, or None if the batch is in it already."""
 
@@ -68,6 +84,7 @@ class ArrowAppend:
     sink: DeltaSink
     table: pa.Table
     null_keys: pa.Table | None = None
+    deletes: ClassVar[None] = None
 
     @property
     def rows(self) -> int:
@@ -96,6 +113,7 @@ class ParquetAppend:
     actions: Sequence[AddAction]
     rows: int
     null_keys: pa.Table | None = None
+    deletes: ClassVar[None] = None
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make the rows visible once, with the entry."""
@@ -113,6 +131,8 @@ class ArrowMerge:
     sink: DeltaSink
     table: pa.Table
     null_keys: pa.Table | None
+    by_position: bool = False
+    deletes: Staged | None = None
 
     @property
     def rows(self) -> int:
@@ -125,8 +145,9 @@ class ArrowMerge:
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if not self.rows:
                 return
-            columns = [c for c in self.table.column_names if c != DELETE_COLUMN]
-            values = {f"`{c}`": f"s.`{c}`" for c in columns}
+            order = order_of(self.sink.schema, self.sink.declared.order_by, by_position=self.by_position)
+            does = clauses(order, self.table.column_names)
+            values = {f"`{c}`": f"s.`{c}`" for c in self.table.column_names if c not in _FLAGS}
             merge = handle.merge(
                 self.table,
                 predicate=" AND ".join(f"t.`{k}` = s.`{k}`" for k in self.sink.declared.keys),
@@ -134,10 +155,9 @@ class ArrowMerge:
                 target_alias="t",
                 commit_properties=properties,
             )
-            kept = None
-            if DELETE_COLUMN in self.table.column_names:
-                merge, kept = merge.when_matched_delete(f"s.`{DELETE_COLUMN}`"), f"NOT s.`{DELETE_COLUMN}`"
-            merge.when_matched_update(values, kept).when_not_matched_insert(values, kept).execute()
+            if does.delete is not None:
+                merge = merge.when_matched_delete(does.delete)
+            merge.when_matched_update(values, does.update).when_not_matched_insert(values, does.insert).execute()
 
         return self.sink.commit(entry, write)
 
@@ -154,6 +174,7 @@ class SparkAppend:
     frame: DataFrame
     rows: int
     null_keys: pa.Table | None = None
+    deletes: ClassVar[None] = None
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make the rows visible once, with the entry."""
@@ -171,30 +192,32 @@ class SparkMerge:
     committer: ClassVar[Literal["direct", "spark"]] = "spark"
     sink: DeltaSink
     frame: DataFrame
-    cached: DataFrame
+    cached: Sequence[DataFrame]
     rows: int
     null_keys: pa.Table | None
+    by_position: bool = False
+    deletes: Staged | None = None
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make the rows visible once, with the entry."""
         return _spark_commit(self.sink, entry, lambda: self._merge(entry), lambda: self._append_nothing(entry))
 
     def _append_nothing(self, entry: LedgerEntry) -> None:
-        columns = [c for c in self.frame.columns if c != DELETE_COLUMN]
+        columns = [c for c in self.frame.columns if c not in _FLAGS]
         _spark_append(self.sink, self.frame.select(*(f"`{c}`" for c in columns)).limit(0), entry)
 
     def _merge(self, entry: LedgerEntry) -> None:
         from delta.tables import DeltaTable as SparkDeltaTable
 
         session = self.frame.sparkSession
-        columns = [c for c in self.frame.columns if c != DELETE_COLUMN]
-        values: dict[str, str | Column] = {f"`{c}`": f"s.`{c}`" for c in columns}
+        order = order_of(self.sink.schema, self.sink.declared.order_by, by_position=self.by_position)
+        does = clauses(order, self.frame.columns)
+        values: dict[str, str | Column] = {f"`{c}`": f"s.`{c}`" for c in self.frame.columns if c not in _FLAGS}
         condition = " AND ".join(f"t.`{k}` = s.`{k}`" for k in self.sink.declared.keys)
         merge = SparkDeltaTable.forPath(session, str(self.sink.path)).alias("t").merge(self.frame.alias("s"), condition)
-        kept = None
-        if DELETE_COLUMN in self.frame.columns:
-            merge, kept = merge.whenMatchedDelete(f"s.`{DELETE_COLUMN}`"), f"NOT s.`{DELETE_COLUMN}`"
-        merge = merge.whenMatchedUpdate(kept, values).whenNotMatchedInsert(kept, values)  # type: ignore[arg-type]
+        if does.delete is not None:
+            merge = merge.whenMatchedDelete(does.delete)
+        merge = merge.whenMatchedUpdate(does.update, values).whenNotMatchedInsert(does.insert, values)  # type: ignore[arg-type]
         # MERGE takes its transaction only from the session, where any other Delta write would take it too.
         confs = {
             "spark.databricks.delta.write.txnAppId": self.sink.app_id,
@@ -210,17 +233,28 @@ class SparkMerge:
                 session.conf.unset(key)
 
     def close(self) -> None:
-        """Free the cached frame."""
-        self.cached.unpersist()
+        """Free the cached frames."""
+        for frame in self.cached:
+            frame.unpersist()
 
 
-def stage(sink: DeltaSink, frame: DataFrame, *, driver: bool, spark_commits: bool, batch: tuple[int, int]) -> Staged:
+def stage(
+    sink: DeltaSink,
+    frame: DataFrame,
+    *,
+    driver: bool,
+    spark_commits: bool,
+    batch: tuple[int, int],
+    topics: Sequence[str] = (),
+    kept: DeltaSink | None = None,
+) -> Staged:
     """Compute the frame's rows for the table.
 
     `driver`: through the driver's memory. `spark_commits`: delta-spark makes the commit (then rows never pass
-    the driver). `batch` is (generation, batch id), for the names of files.
+    the driver). `batch` is (generation, batch id), for the names of files. `topics` are the stream's, for positions;
+    `kept` remembers the table's deletes.
     """
-    rows = _fit(sink, frame)
+    rows = _fit(sink, frame, topics)
     if sink.declared.mode == "append":
         if spark_commits:
             cached = rows.persist()
@@ -229,11 +263,25 @@ def stage(sink: DeltaSink, frame: DataFrame, *, driver: bool, spark_commits: boo
             return ArrowAppend(sink, rows.toArrow())
         return _parquet(sink, rows, batch)
     if driver and not spark_commits:
-        table, null_keys = split_null_keys(rows.toArrow(), sink.declared.keys)
-        order = [c for c in (*sink.declared.order_by, *_ORDER) if c in table.column_names]
-        unique = last_per_key(table, sink.declared.keys, order)
-        return ArrowMerge(sink, unique.drop_columns([c for c in _PLACE if c in unique.column_names]), null_keys)
-    return _spark_merge(sink, rows)
+        return merged(sink, rows.toArrow(), kept, by_position=SOURCE_COLUMN in frame.columns)
+    return _spark_merge(sink, rows, kept, by_position=SOURCE_COLUMN in frame.columns)
+
+
+def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by_position: bool) -> ArrowMerge:
+    """Stage an upsert's rows that are in the driver's memory: those without a key aside, one event a key."""
+    keys = sink.declared.keys
+    table, null_keys = split_null_keys(rows, keys)
+    order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
+    noted = None
+    if order.columns:
+        unique = last_events(table, keys, order)
+        if kept is not None:
+            unique, notes = deletes.split(unique, kept, order)
+            noted = ArrowMerge(kept, notes, None, order.by_position)
+    else:
+        unique = last_per_key(table, keys, [c for c in _ORDER if c in table.column_names])
+    unique = unique.drop_columns([c for c in _PLACE if c in unique.column_names])
+    return ArrowMerge(sink, unique, _as_returned(sink, null_keys), order.by_position, noted)
 
 
 def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int]) -> ParquetAppend:
@@ -250,36 +298,49 @@ def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int]) -> Parque
     return ParquetAppend(sink, actions, count)
 
 
-def _spark_merge(sink: DeltaSink, rows: DataFrame) -> SparkMerge:
-    keys, order = sink.declared.keys, [c for c in (*sink.declared.order_by, *_ORDER) if c in rows.columns]
-    cached = rows.persist()
-    try:
+def _spark_merge(sink: DeltaSink, rows: DataFrame, kept: DeltaSink | None, *, by_position: bool) -> SparkMerge:
+    keys = sink.declared.keys
+    order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
+    with ExitStack() as held:
+        cached = [rows.withColumn(ROW_COLUMN, F.monotonically_increasing_id()).persist()]
+        held.callback(lambda: [frame.unpersist() for frame in cached])
         no_key = F.lit(False)
         for key in keys:
             no_key = no_key | F.col(f"`{key}`").isNull()
-        null_keys = cached.where(no_key).toArrow()
-        unique = cached.where(~no_key)
-        count, distinct = unique.count(), unique.select(*(f"`{k}`" for k in keys)).distinct().count()
-        if count != distinct and not order:
-            raise OutputMismatch(
-                f"a batch has {count} rows for {distinct} keys of table {sink.name} and nothing says which are last",
-                "set order_by on the sink, or keep the column _source in the stream's output",
-            )
-        if count != distinct:
-            value = [F.col(f"`{c}`") for c in order]
-            last = F.max_by(F.struct(*(F.col(f"`{c}`") for c in unique.columns)), F.struct(*value))
-            unique = unique.groupBy(*(f"`{k}`" for k in keys)).agg(last.alias("__row")).select("__row.*")
-        return SparkMerge(sink, unique.drop(*_PLACE), cached, distinct, null_keys)
-    except BaseException:
-        cached.unpersist()
-        raise
+        null_keys = cached[0].where(no_key).drop(ROW_COLUMN).toArrow()
+        whole, noted = cached[0].where(~no_key), None
+        if order.columns:
+            unique = order_frames.last_events(whole, keys, order)
+            if kept is not None:
+                cached.append(order_frames.beside(unique, kept, order).persist())
+                unique, notes = order_frames.split(cached[1], kept, order)
+                noted = ArrowMerge(kept, notes, None, order.by_position)
+            count = unique.count()
+        else:
+            unique, count = order_frames.last_per_key(whole, sink, [c for c in _ORDER if c in rows.columns])
+        made = SparkMerge(
+            sink, unique.drop(*_PLACE), cached, count, _as_returned(sink, null_keys), order.by_position, noted
+        )
+        held.pop_all()
+        return made
 
 
-def _fit(sink: DeltaSink, frame: DataFrame) -> DataFrame:
+def _as_returned(sink: DeltaSink, rows: pa.Table) -> pa.Table:
+    """Rows as the function returned them, without the position that is added to them."""
+    return rows.drop_columns([f.name for f in sink.schema.fields if is_position(f) and f.name in rows.column_names])
+
+
+def _fit(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> DataFrame:
     """The table's columns in its order and types, plus what ordering and deleting need."""
-    columns = [F.col(f"`{f.name}`").cast(f.dataType).alias(f.name) for f in sink.schema.fields]
+    sourced = SOURCE_COLUMN in frame.columns
+    columns = []
+    for field in sink.schema.fields:
+        value = F.col(f"`{field.name}`") if not is_position(field) else F.lit(None)
+        if is_position(field) and sourced and sink.declared.order_by:
+            value = F.expr(packed(topics, SOURCE_COLUMN))
+        columns.append(value.cast(field.dataType).alias(field.name))
     if sink.declared.mode == "upsert":
-        if SOURCE_COLUMN in frame.columns:
+        if sourced:
             columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in _PLACE]
         if sink.declared.delete_when:
             columns.append(F.coalesce(F.expr(sink.declared.delete_when), F.lit(False)).alias(DELETE_COLUMN))

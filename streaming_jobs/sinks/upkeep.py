@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import structlog
 from deltalake import CommitProperties
@@ -18,7 +19,7 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs.files import sync_files
 from streaming_jobs.ledger import LedgerEntry, newest
 from streaming_jobs.settings import TableSettings
-from streaming_jobs.sinks import unlisted
+from streaming_jobs.sinks import deletes, unlisted
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.table_log import expired, log_files
 
@@ -53,13 +54,18 @@ def crowded(files: Iterable[tuple[object, int]], *, enough: int, target: int) ->
 
 @dataclass
 class Upkeep:
-    """The upkeep of one table; `after_commit` is called after each of the stream's commits."""
+    """The upkeep of one table; `after_commit` is called after each of the stream's commits.
+
+    `forgets`, of a table that remembers deletes, is for how long it does.
+    """
 
     sink: DeltaSink
     settings: TableSettings
     generation: int
+    forgets: timedelta | None = None
     _commits: int = 0
     _sweep_at: float = field(default_factory=lambda: time.monotonic() + _SWEEP_EVERY)
+    _forget_at: float = 0.0
 
     def after_commit(self) -> None:
         """Every 50 commits: compact if there are enough small files, shorten the log, remove unlisted files.
@@ -69,6 +75,9 @@ class Upkeep:
         self._commits += 1
         if self._commits % _LOOK_EVERY:
             return
+        if self.forgets is not None and time.monotonic() >= self._forget_at:
+            self.forget(self.forgets)
+            self._forget_at = time.monotonic() + max(_SWEEP_EVERY, self.forgets.total_seconds() * _SWEEP_SHARE)
         if self.settings.compact_after_files and self.sink.direct and (size := self.compaction_size()):
             self.compact(size)
         if time.monotonic() >= self._sweep_at:
@@ -167,6 +176,17 @@ class Upkeep:
         """Have the log's checkpoints on disk before commits go that only they carry on."""
         log = self.sink.path / "_delta_log"
         sync_files((file.path for file in log_files(log) if file.kind == "checkpoint"), log)
+
+    def forget(self, kept: timedelta) -> int:
+        """Remove deletes that were noted longer ago than `kept`; how many that were."""
+        try:
+            gone = deletes.forget(self.sink, kept, self.generation)
+        except (DeltaError, OSError) as error:
+            log.warning("removing old deletes put off", table=self.sink.name, reason=str(error))
+            return 0
+        if gone:
+            log.info("removed old deletes", table=self.sink.name, rows=gone)
+        return gone
 
     def _entry(self, note: str) -> LedgerEntry:
         return LedgerEntry("upkeep", self.sink.stream, self.sink.name, self.generation, -1, note=note)

@@ -189,7 +189,7 @@ class Driver:
         assert observation == "recourse_things"
         return self.bad
 
-    def stage(self, sink: DeltaSink, frame: Frame, *, driver: bool, spark_commits: bool, batch: Any) -> Recorded:
+    def stage(self, sink: DeltaSink, frame: Frame, *, driver: bool, spark_commits: bool, **_: Any) -> Recorded:
         self.log.append(f"stage {sink.name}")
         self.ways.append((driver, spark_commits))
         null_keys = self.null_keys if sink.name == self.null_keys_of else None

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
-from streaming_jobs.generation import Accepted, Generation
+from streaming_jobs.generation import Accepted, BoundTable, Generation
 from streaming_jobs.ledger import Commit, LedgerEntry, OffsetRange, Txn
 from streaming_jobs.preflight import Finding, enforce, verdicts
 from streaming_jobs.surroundings import CheckpointWorld, World
@@ -115,6 +115,39 @@ SOUND = {
     "a topic that keeps records for twenty years": with_topic(settled(7), retention_ms=20 * 365 * DAY_MS),
     "the newest entry was published by a recovery": with_table(
         settled(7), PRIMARY, entry=replace(entry(7), kind="publish", plan="p1")
+    ),
+}
+
+KEPT = "evens_deletes"
+
+
+def remembering(world: World, kept: Txn | None, *, listed: bool, bound: bool) -> World:
+    """The world of a stream that remembers deletes: in a table that is at `kept`, and perhaps known already."""
+    primary = next(t for t in world.tables if t.name == PRIMARY)
+    table = replace(primary, name=KEPT, role="deletes", table_id=kept and "kept", txn=kept, entry=None)
+    table = replace(table, owner=primary.owner if kept else None)
+    if listed:
+        assert primary.entry is not None and kept is not None
+        txns = {**primary.entry.txns, KEPT: kept.version}
+        world = with_table(world, PRIMARY, entry=replace(primary.entry, txns=txns))
+    if bound:
+        assert world.record is not None
+        bindings = (*world.record.tables, BoundTable(KEPT, "kept", "deletes"))
+        world = replace(world, record=replace(world.record, tables=bindings))
+    return replace(world, tables=(*world.tables, table))
+
+
+SOUND |= {
+    "deletes are remembered from now on": remembering(settled(7), None, listed=False, bound=False),
+    "killed after the table that remembers deletes was made": remembering(
+        settled(7), Txn(1, -1), listed=False, bound=False
+    ),
+    "no batch has listed the table that remembers deletes": remembering(
+        settled(7), Txn(1, -1), listed=False, bound=True
+    ),
+    "deletes were remembered some batches ago": remembering(settled(7), Txn(1, 5), listed=True, bound=True),
+    "killed between what is remembered and the table": remembering(
+        crashed(8, secondary=8, primary=7), Txn(1, 8), listed=False, bound=True
     ),
 }
 
@@ -311,6 +344,24 @@ REFUSED: dict[str, tuple[World, Severity, str, str]] = {
         "refuse",
         f"stream parity would begin to write table {DEAD_LETTERS} in the middle of its life",
         "declare it as a sink of a new stream",
+    ),
+    "what is remembered of deletes was put back to an older version": (
+        with_table(remembering(settled(7), Txn(1, 6), listed=True, bound=True), KEPT, txn=Txn(1, 5)),
+        "refuse",
+        f"table {KEPT} is at",
+        f"put table {KEPT} back",
+    ),
+    "what is remembered of deletes is gone": (
+        remembering(settled(7), None, listed=False, bound=True),
+        "refuse",
+        f"table {KEPT} is gone",
+        "put it back from a copy",
+    ),
+    "a table no longer says in which order its deletes count": (
+        replace(settled(7), record=record(tables=(*record().tables, BoundTable(KEPT, "kept", "deletes")))),
+        "refuse",
+        f"stream parity no longer writes table {KEPT}",
+        "declare order_by and delete_when of its sink again",
     ),
     # generations
     "a recovery has fenced the table and is not done": (

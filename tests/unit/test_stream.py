@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.stream import SOURCE_COLUMN, DeltaTable, KafkaTopic, Stream, checked_name, stream
 from tests.unit.worlds import OUTPUT, THINGS, NoBytes
 
 PRICES = KafkaTopic("prices", value=NoBytes())
+LISTS = StructType([StructField("k", StringType()), StructField("l", ArrayType(LongType()))])
 
 
 def identity(things: Any) -> Any:
@@ -130,6 +131,15 @@ Declare = Callable[[], object]
         (lambda: DeltaTable("t", delete_when="n < 0"), "order_by and delete_when are for upserts"),
         (lambda: DeltaTable("t", schema=OUTPUT, keys=["id"]), "'id' is not a column of its schema"),
         (lambda: DeltaTable("t", schema=OUTPUT, partition_by=["day"]), "'day' is not a column of its schema"),
+        (lambda: DeltaTable("t", schema=OUTPUT, keys=["k"], order_by=["nope"]), "'nope' is not a column of its schema"),
+        (lambda: DeltaTable("t", schema=LISTS, keys=["k"], order_by=["l"]), "'l' has the type array"),
+        (lambda: DeltaTable("t", keys=["k"], order_by=["_position"]), "the column name _position is taken"),
+        (lambda: DeltaTable("t", keys=["_deleted_at"], order_by=["n"]), "the column name _deleted_at is taken"),
+        (lambda: DeltaTable("t", keys=["k"], deletes_kept="0 s"), "deletes_kept is 0 s"),
+        (
+            lambda: DeltaTable("t" * 60, keys=["k"], order_by=["n"], delete_when="n < 0"),
+            "_deletes' is not a table name",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(make: Declare, said: str) -> None:
@@ -154,6 +164,21 @@ def test_a_lateness_that_is_no_duration_is_refused_at_once() -> None:
 def test_the_delay_is_the_lateness_as_a_duration() -> None:
     assert KafkaTopic("t", value=NoBytes(), event_time="n", lateness="6 hours").delay == timedelta(hours=6)
     assert THINGS.delay is None
+
+
+def test_a_table_whose_deletes_have_an_order_has_another_one_that_remembers_them() -> None:
+    table = DeltaTable("t", keys=["k"], order_by=["n"], delete_when="n < 0", deletes_kept="2 days")
+    kept = table.deletes
+    assert kept is not None
+    assert (kept.name, kept.keys, kept.order_by, kept.deletes_kept, kept.deletes) == (
+        "t_deletes",
+        ("k",),
+        ("n",),
+        "2 days",
+        None,
+    )
+    assert DeltaTable("t", keys=["k"], delete_when="n < 0").deletes is None
+    assert DeltaTable("t", keys=["k"], order_by=["n"]).deletes is None
 
 
 def test_a_table_with_keys_is_an_upsert_and_lists_become_tuples() -> None:

@@ -1,0 +1,186 @@
+"""Which row of a key a table with `order_by` holds: the one definition, for every path.
+
+An event of a key is a row, or a delete (`delete_when` holds). Its order is the values of the `order_by` columns, then
+its source position. Nulls are lower than every value; NaN is higher than every other number; -0.0 equals 0.0. The
+greatest event wins over the table's whole life, whatever the batches are and in whatever order events arrive: the
+table's row and the remembered delete (`deletes.py`) take part. Events of equal order and position: the later one wins.
+
+A delete without any order value, such as a Kafka tombstone, counts by its position alone: it takes away what was read
+of its key before it, the remembered delete too, and what is read after it counts anew.
+
+So a batch is reduced to one event a key, the greatest of those after the key's last tombstone, or that tombstone
+itself where nothing came after it; `__reset` says that there was one. `clauses` is what the merge then does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from streaming_jobs.stream import OWN_COLUMN, POSITION_COLUMN
+
+DELETE_COLUMN = "__delete"
+RESET_COLUMN = "__reset"
+ROW_COLUMN = "__row"
+TOPICS = 8
+"""Topics of a stream that `_position` tells apart."""
+_PARTITION_BITS, _OFFSET_BITS = 14, 46
+
+POSITION_FIELD = T.StructField(
+    POSITION_COLUMN,
+    T.LongType(),
+    True,
+    {
+        "comment": "place in the source of the record that wrote the row: breaks ties of the order",
+        OWN_COLUMN: "position",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of one table: its columns, those of them that are floating-point, and whether positions decide ties."""
+
+    columns: Sequence[str]
+    floating: frozenset[str]
+    by_position: bool
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The columns that are compared, in order."""
+        return (*self.columns, POSITION_COLUMN) if self.by_position else tuple(self.columns)
+
+
+@dataclass(frozen=True)
+class Clauses:
+    """SQL conditions of a merge of `s` into `t`, in the order of its clauses; None stands for always."""
+
+    delete: str | None
+    update: str | None
+    insert: str | None
+
+
+def is_position(field: T.StructField) -> bool:
+    """Whether a table's column is the `_position` that Recourse has added."""
+    return field.name == POSITION_COLUMN and field.metadata.get(OWN_COLUMN) == "position"
+
+
+def order_of(schema: T.StructType, order_by: Sequence[str], *, by_position: bool) -> Order:
+    """The order of a table with this schema; positions count only if the table keeps them."""
+    floating = frozenset(f.name for f in schema.fields if isinstance(f.dataType, (T.FloatType, T.DoubleType)))
+    kept = any(is_position(f) for f in schema.fields)
+    return Order(tuple(order_by), floating, bool(order_by) and by_position and kept)
+
+
+def packed(topics: Sequence[str], source: str) -> str:
+    """SQL for the position of a record as one number: topic by name, partition, offset, the higher the later.
+
+    `source` is the struct with topic, partition and offset. A position that does not fit is an error, and no number.
+    """
+    names = ", ".join("'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'" for name in sorted(topics))
+    topic = f"coalesce(array_position(array({names}), {source}.topic), 0) - 1" if len(topics) > 1 else "0"
+    number = (
+        f"shiftleft(cast({topic} as bigint), {_PARTITION_BITS + _OFFSET_BITS}) "
+        f"+ shiftleft(cast({source}.partition as bigint), {_OFFSET_BITS}) + cast({source}.offset as bigint)"
+    )
+    fits = (
+        f"{topic} between 0 and {TOPICS - 1} and {source}.partition < {1 << _PARTITION_BITS} "
+        f"and {source}.offset < {1 << _OFFSET_BITS}"
+    )
+    text = f"concat('the position of a record does not fit {POSITION_COLUMN}: ', to_json({source}))"
+    return (
+        f"case when {source}.partition is null or {source}.offset is null then cast(null as bigint) "
+        f"when {fits} then {number} else raise_error({text}) end"
+    )
+
+
+def at_least(order: Order) -> str:
+    """SQL, never null: `s` is not older than `t`. DataFusion and Spark evaluate it alike."""
+    condition = "true"
+    for column in reversed(order.all):
+        s, t = f"s.`{column}`", f"t.`{column}`"
+        greater, equal = f"{s} > {t}", f"{s} = {t}"
+        if column in order.floating:  # DataFusion has -0.0 below 0.0, and NaN with a sign below everything
+            zero = "CAST(0 AS DOUBLE)"
+            greater = f"(NOT isnan({t}) AND (isnan({s}) OR {s} + {zero} > {t} + {zero}))"
+            numbers = f"NOT isnan({s}) AND NOT isnan({t}) AND {s} + {zero} = {t} + {zero}"
+            equal = f"((isnan({s}) AND isnan({t})) OR ({numbers}))"
+        greater = f"({s} IS NOT NULL AND ({t} IS NULL OR {greater}))"
+        equal = f"(({s} IS NULL AND {t} IS NULL) OR ({s} IS NOT NULL AND {t} IS NOT NULL AND {equal}))"
+        condition = f"({greater} OR ({equal} AND {condition}))"
+    return condition
+
+
+def clauses(order: Order, columns: Sequence[str]) -> Clauses:
+    """What a merge of reduced events with these columns does, by whether their key is in the table."""
+    wins = at_least(order) if order.columns else None
+    if wins is not None and RESET_COLUMN in columns:
+        wins = f"(s.`{RESET_COLUMN}` OR {wins})"
+    if DELETE_COLUMN not in columns:
+        return Clauses(None, wins, None)
+    gone = f"s.`{DELETE_COLUMN}`"
+    and_wins = f" AND {wins}" if wins else ""
+    return Clauses(f"{gone}{and_wins}", f"NOT {gone}{and_wins}", f"NOT {gone}")
+
+
+def last_events(rows: pa.Table, keys: Sequence[str], order: Order) -> pa.Table:
+    """One event a key, in Arrow; with the column `__delete`, the column `__reset` is added."""
+    reset = None
+    if DELETE_COLUMN in rows.column_names:
+        reset, rows = _resets(rows, keys, order)
+    by_order = sorted_by(rows, [*order.all])
+    ranks = np.empty(rows.num_rows, np.int64)
+    ranks[by_order] = np.arange(rows.num_rows)
+    ranked = rows.select(list(keys)).append_column(ROW_COLUMN, pa.array(ranks))
+    last = ranked.group_by(list(keys), use_threads=False).aggregate([(ROW_COLUMN, "max")])
+    if last.num_rows < rows.num_rows:
+        chosen = by_order[last[f"{ROW_COLUMN}_max"].to_numpy()]
+        rows, reset = rows.take(pa.array(chosen)), None if reset is None else reset[chosen]
+    return rows if reset is None else rows.append_column(RESET_COLUMN, pa.array(reset))
+
+
+def sorted_by(rows: pa.Table, columns: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Row numbers in ascending order of the columns; rows that are equal in them stay as they are."""
+    compared: dict[str, Any] = {}
+    for column in columns:
+        values = rows[column]
+        if pa.types.is_floating(values.type):
+            nan = pc.is_nan(values)
+            compared[f"{len(compared)}"] = nan
+            values = pc.if_else(nan, 0.0, pc.add(values, 0.0))
+        compared[f"{len(compared)}"] = values
+    compared[f"{len(compared)}"] = pa.array(np.arange(rows.num_rows))
+    keys = [(name, "ascending", "at_start") for name in compared]
+    return np.asarray(pc.sort_indices(pa.table(compared), keys).to_numpy(), np.int64)
+
+
+def without_order(rows: pa.Table, order_by: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Which rows are deletes that count by their position: no order value is there."""
+    mask = rows[DELETE_COLUMN]
+    for column in order_by:
+        mask = pc.and_(mask, pc.is_null(rows[column]))
+    return np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _resets(rows: pa.Table, keys: Sequence[str], order: Order) -> tuple[np.ndarray[Any, Any], pa.Table]:
+    """Whether each row's key was reset, and the rows from each key's last reset on, that one included."""
+    resets = without_order(rows, order.columns)
+    if not resets.any():
+        return resets, rows
+    sequence = np.empty(rows.num_rows, np.int64)
+    sequence[sorted_by(rows, [POSITION_COLUMN] if order.by_position else [])] = np.arange(rows.num_rows)
+    numbered = rows.select(list(keys)).append_column(ROW_COLUMN, pa.array(np.arange(rows.num_rows)))
+    lists = numbered.group_by(list(keys), use_threads=False).aggregate([(ROW_COLUMN, "list")])[f"{ROW_COLUMN}_list"]
+    groups = np.empty(rows.num_rows, np.int64)
+    groups[pc.list_flatten(lists).to_numpy()] = pc.list_parent_indices(lists).to_numpy()
+    last = np.full(len(lists), -1, np.int64)
+    np.maximum.at(last, groups[resets], sequence[resets])
+    from_reset = last[groups]
+    kept = sequence >= from_reset
+    return (from_reset >= 0)[kept], rows.filter(pa.array(kept))
