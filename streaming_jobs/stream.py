@@ -325,7 +325,7 @@ def checked_order(table: str, order_by: Sequence[str], schema: StructType) -> No
         if column not in kinds:
             raise UsageError(
                 f"table {table}: order_by '{column}' is not a column of its rows",
-                f"its columns are: {', '.join(kinds)}",
+                instead(column, kinds),
             )
         if kinds[column] in _UNORDERED:
             raise UsageError(f"table {table}: order_by '{column}' has the type {kinds[column]}, which has no order")
