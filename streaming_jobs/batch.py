@@ -52,18 +52,34 @@ class Query(Protocol):
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What one batch did; times in ms."""
+    """What one batch did, as its ledger `entry` says and beyond; times in ms."""
 
-    batch: int
-    records: int
-    rows: int
-    dead_letters: int
+    entry: LedgerEntry
     path: Route
     committer: str
     milliseconds: int
     version: int | None
     skipped: bool = False
-    warning: str | None = None
+
+    @property
+    def batch(self) -> int:
+        """Its number."""
+        return self.entry.batch
+
+    @property
+    def records(self) -> int:
+        """Offsets it read."""
+        return sum(r.records for r in self.entry.offsets)
+
+    @property
+    def rows(self) -> int:
+        """Rows it wrote to the primary table."""
+        return self.entry.rows.get("written", 0)
+
+    @property
+    def dead_letters(self) -> int:
+        """Dead letters it wrote."""
+        return self.entry.rows.get("dead_letters", 0)
 
 
 @dataclass
@@ -343,16 +359,12 @@ class BatchPipeline:
         self.ledger_file.append(entry, {t.name: t.handle.version() for t in tables}, time.monotonic() - began)
         self.report(
             BatchReport(
-                batch=entry.batch,
-                records=sum(r.records for r in entry.offsets),
-                rows=entry.rows.get("written", 0),
-                dead_letters=entry.rows.get("dead_letters", 0),
+                entry=entry,
                 path=path,
                 committer=committer,
                 milliseconds=int((time.monotonic() - began) * 1000),
                 version=version,
                 skipped=skipped,
-                warning=entry.note,
             )
         )
 

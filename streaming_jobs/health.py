@@ -103,6 +103,7 @@ class Health:
     state: str
     reasons: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
+    asked_to_stop: bool = False
 
     @property
     def red(self) -> bool:
@@ -138,16 +139,16 @@ def judge(seen: Seen, limits: Limits, *, should_run: bool = False) -> Health:
     With `should_run` a stream that merely stopped, or never started, is red too: the caller knows that something
     keeps it running. Without it, only what contradicts the stream's own last word is red.
     """
-    state = state_of(seen, limits.stale_after)
+    state, asked = state_of(seen, limits.stale_after), seen.stop is not None
     if state == "recovering":
-        return Health(seen.stream, seen.at, state, notes=(_recovering(seen),))
+        return Health(seen.stream, seen.at, state, notes=(_recovering(seen),), asked_to_stop=asked)
     stopped = seen.stop is not None and seen.session is None
     if stopped and state != "failed":
         note = f"was stopped on purpose {_since(seen.stop)}, and stays so until it is started again"
         died = (f"its session (pid {seen.status.pid}) ended without saying so",) if seen.status and _dead(seen) else ()
-        return Health(seen.stream, seen.at, "stopped", notes=(note, *died))
+        return Health(seen.stream, seen.at, "stopped", notes=(note, *died), asked_to_stop=asked)
     notes = () if seen.stop is None else ("was asked to stop and stays so until it is started again",)
-    return Health(seen.stream, seen.at, state, tuple(_reasons(seen, state, limits, should_run)), notes)
+    return Health(seen.stream, seen.at, state, tuple(_reasons(seen, state, limits, should_run)), notes, asked)
 
 
 def state_of(seen: Seen, stale_after: float) -> str:

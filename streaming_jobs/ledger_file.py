@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -103,8 +103,22 @@ class LedgerFile:
     def days(self, stream: str) -> Iterator[list[RawLine]]:
         """Every whole line of each day as they were written, newest day first, as far back as they are kept."""
         for path in reversed(_by_day(self.folder)):
-            found = ((_PLACE.match(text), text) for text in _texts(path) if _WHOLE.search(text, len(text) - 20))
-            yield [RawLine(Txn(int(at[1]), int(at[2])), stream, text) for at, text in found if at]
+            yield _raw(stream, _texts(path))
+
+    def after(self, stream: str, txn: Txn | None, *, at_most: int) -> list[LedgerLine]:
+        """The lines of later batches than `txn`, newest first, `at_most` so many; of a batch written twice only one."""
+        found: dict[Txn, RawLine] = {}
+        for lines in (self._tail(stream), *self.days(stream)):
+            for line in reversed(lines):
+                if len(found) == at_most or (txn is not None and line.txn <= txn):
+                    return [raw.read() for raw in found.values()]
+                found.setdefault(line.txn, line)
+        return [raw.read() for raw in found.values()]
+
+    def _tail(self, stream: str) -> list[RawLine]:
+        """The last whole lines of the newest file: mostly enough, and a day may have a million."""
+        newest = max(self.folder.glob("*.jsonl"), default=None)
+        return _raw(stream, (text.encode() for text in _last_lines(newest))) if newest else []
 
     def adopt(self, other: LedgerFile) -> None:
         """Add the lines of another folder that are not here yet: its generation has become this stream's.
@@ -176,6 +190,11 @@ def _last_lines(path: Path) -> list[str]:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - _TAIL, 0))
         return file.read().decode(errors="replace").split("\n")
+
+
+def _raw(stream: str, texts: Iterable[bytes]) -> list[RawLine]:
+    found = ((_PLACE.match(text), text) for text in texts if _WHOLE.search(text, max(len(text) - 20, 0)))
+    return [RawLine(Txn(int(at[1]), int(at[2])), stream, text) for at, text in found if at]
 
 
 def _last_byte(file: BinaryIO) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from streaming_jobs.files import private_folder, write_json
 from streaming_jobs.generation import folder
 from streaming_jobs.settings import Settings
+from streaming_jobs.totals import Totals
 
 State = Literal["starting", "running", "idle", "stopping", "stopped", "failed"]
 
@@ -24,8 +25,8 @@ class Status:
     """One stream's state. Times are seconds since 1970, rates records a second, `state_mb` is MB.
 
     Each group of figures says how old it is: `committed_at` of what the last batch did, `progress_at` of Spark's
-    figures (rates, watermark, state), `lag_at` of the lag. Counters without `_total` began with the session, at
-    `started_at`; those with it began at `totals_since` and outlive sessions, replays of recoveries included.
+    figures (rates, watermark, state), `lag_at` of the lag. The counters here began with the session, at `started_at`;
+    `totals` outlive sessions.
     """
 
     stream: str
@@ -62,11 +63,7 @@ class Status:
     rows_written: int = 0
     dead_letters: int = 0
     late_rows_dropped: int = 0
-    totals_since: float | None = None
-    records_total: int = 0
-    rows_written_total: int = 0
-    dead_letters_total: int = 0
-    late_rows_total: int = 0
+    totals: Totals | None = None
     restarts: int = 0
     failures: int = 0
     """Failures in a row that the stream has not recovered from by ten good batches or ten minutes."""
@@ -78,6 +75,11 @@ class Status:
     """Why the stream failed, while it is failed or waits for its next try."""
     last_error: dict[str, str] | None = None
     """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
+
+    def tell(self, error: dict[str, str]) -> None:
+        """Say why the stream failed."""
+        self.error = error
+        self.last_error = {**error, "at": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def write_status(settings: Settings, status: Status) -> None:
@@ -93,21 +95,16 @@ def read_status(settings: Settings, stream: str) -> Status | None:
     except (FileNotFoundError, ValueError):
         return None
     known = {f.name for f in fields(Status)}
-    return Status(**{key: item for key, item in value.items() if key in known})
+    status = Status(**{key: item for key, item in value.items() if key in known})
+    status.totals = Totals.of(value.get("totals"))
+    return status
 
 
 def update(status: Status, progress: dict[str, Any]) -> None:
     """Take over the figures of one of Spark's progress reports (`StreamingQueryProgress`)."""
+    status.progress_at = time.time()
     status.input_rows_per_s = _number(progress.get("inputRowsPerSecond"))
     status.processed_rows_per_s = _number(progress.get("processedRowsPerSecond"))
-    behind = [
-        max(latest - end.get(partition, 0), 0)
-        for source in progress.get("sources", [])
-        for topic, partitions in (source.get("latestOffset") or {}).items()
-        for end in [(source.get("endOffset") or {}).get(topic, {})]
-        for partition, latest in partitions.items()
-    ]
-    status.lag_records = sum(behind)
     watermark = (progress.get("eventTime") or {}).get("watermark")
     if watermark and not watermark.startswith("1970-01-01T00:00:00"):
         status.watermark = watermark

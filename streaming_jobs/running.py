@@ -12,11 +12,13 @@ import structlog
 
 from streaming_jobs.assembly import Assembly, Connection
 from streaming_jobs.batch import BatchPipeline, BatchReport
+from streaming_jobs.checkpoint import TopicOffsets
 from streaming_jobs.code_version import loaded_code
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import classify
 from streaming_jobs.generation import StreamRecord
+from streaming_jobs.lag import EndOffsets, LagClock, position_in
 from streaming_jobs.lease import Lease
 from streaming_jobs.preflight import enforce, verdicts
 from streaming_jobs.progress import Status, late_rows, update
@@ -24,6 +26,7 @@ from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.stream import Stream
 from streaming_jobs.surroundings import World
 from streaming_jobs.torn import mend
+from streaming_jobs.totals import Totals
 from streaming_jobs.world import gather
 
 if TYPE_CHECKING:
@@ -56,9 +59,12 @@ class RunningStream:
     status: Status
     own: StreamSettings = field(init=False)
     stop_requested: threading.Event = field(default_factory=threading.Event)
+    ends: EndOffsets | None = None
     query: StreamingQuery | None = None
     pipeline: BatchPipeline | None = None
     left: bool = False
+    _position: TopicOffsets | None = None
+    _lag: LagClock = field(init=False)
     _stop_since: float = 0.0
     _not_in_batch_since: float = 0.0
     _ending_since: float | None = None
@@ -72,11 +78,18 @@ class RunningStream:
     def __post_init__(self) -> None:
         self.own = self.settings.for_stream(self.stream.name)
         loaded_code(self.stream, self.settings.flows)  # before its file can change
+        self.status.batch_every_s = self._interval()
+        self._lag = LagClock(self.status.read_up_to)
 
     @property
     def ended(self) -> bool:
         """Whether the stream is over in this session."""
         return self.status.state in ("stopped", "failed")
+
+    @property
+    def _has_run(self) -> bool:
+        """Whether a batch was done in this session; the status knows of batches before it too."""
+        return (self.status.committed_at or 0.0) > self.status.started_at
 
     @property
     def reach(self) -> Connection:
@@ -91,6 +104,7 @@ class RunningStream:
         self.status.warnings = enforce(verdicts(world))
         for warning in self.status.warnings:
             log.warning(warning, stream=self.stream.name)
+        self._position = position_in(world)
         return world
 
     def start(self, spark: SparkSession) -> None:
@@ -140,9 +154,24 @@ class RunningStream:
             self.status.state = "stopping"
             log.info("stop requested", stream=self.stream.name)
 
+    def beat(self) -> None:
+        """A sign of life, with the lag of now: it changes while a batch runs, and before the first one."""
+        status = self.status
+        status.heartbeat = time.time()
+        status.failures = self._failures
+        if self.query is None:
+            status.input_rows_per_s = status.processed_rows_per_s = None
+        ends = self.ends.newest(t.name for t in self.stream.sources.values()) if self.ends is not None else None
+        if ends is None or self._position is None:
+            return
+        lag = self._lag.measure(self._position, ends)
+        status.lag_at, status.lag_records, status.lag_s = lag.at, lag.records, lag.seconds
+        status.lag_partitions = {t: {str(p): n for p, n in each.items()} for t, each in lag.partitions.items()}
+        status.read_up_to = lag.read_up_to
+
     def refresh_status(self) -> None:
         """Bring the status up to date with Spark's newest progress report."""
-        self.status.heartbeat = time.time()
+        self.beat()
         if self.query is None or self.ended:
             return
         reported = self._take_progress(self.query)
@@ -150,7 +179,7 @@ class RunningStream:
             recent = time.time() - (self.status.committed_at or 0) < max(5.0, 3 * self._interval())
             if recent or (self.pipeline is not None and self.pipeline.in_batch):
                 self.status.state = "running"
-            elif reported or self.status.batch is not None:
+            elif reported or self._has_run:
                 self.status.state = "idle"
 
     def _take_progress(self, query: StreamingQuery) -> bool:
@@ -187,10 +216,12 @@ class RunningStream:
         self.query = ready.start()
         self._healthy_since = time.monotonic()
         code = ready.pipeline.code
+        if self._position is None:
+            self._position = {t.name: {int(p): o for p, o in t.start.items()} for t in ready.record.topics}
         self.status.generation = ready.record.generation
         self.status.code_version = f"{code.hash} ({code.package})"
         self.status.error = None
-        self.status.state = "running" if self.status.batch is not None else "starting"
+        self.status.state = "running" if self._has_run else "starting"
         log.info("stream started", stream=self.stream.name, generation=ready.record.generation, code=code.hash)
 
     def _check_topics(self, record: StreamRecord) -> None:
@@ -219,11 +250,13 @@ class RunningStream:
         status.batch, status.batch_ms, status.batch_records = done.batch, done.milliseconds, done.records
         status.path, status.committer = done.path, done.committer
         status.committed_at = time.time()
+        self._position = {r.topic: r.end for r in done.entry.offsets}
+        status.totals = (status.totals or Totals(status.started_at)).plus(done.entry)
         if not done.skipped:
             status.rows_written += done.rows
             status.dead_letters += done.dead_letters
-        if done.warning:
-            status.warnings = [*status.warnings, done.warning][-10:]
+        if done.entry.note:
+            status.warnings = [*status.warnings, done.entry.note][-10:]
         log.info(
             "batch",
             stream=self.stream.name,
@@ -302,13 +335,13 @@ class RunningStream:
         if isinstance(error, TransientError) and self._failures <= self.own.max_restarts:
             delay = min(_FIRST_DELAY * 2 ** (self._failures - 1), _LONGEST_DELAY)
             self._restart_at = time.monotonic() + delay
-            self.status.error = _told(error)
+            self.status.tell(_told(error))
             log.warning("stream failed, will try again", stream=self.stream.name, error=str(error), seconds=delay)
             return
         self._over(error)
 
     def _over(self, error: Exception) -> None:
-        self.status.error = _told(error)
+        self.status.tell(_told(error))
         self.status.state = "failed"
         # A refusal in our own words needs no traceback; anything else does.
         told = isinstance(error, RecourseError) and error.__cause__ is None

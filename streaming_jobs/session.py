@@ -37,6 +37,8 @@ from streaming_jobs.assembly import Connection
 from streaming_jobs.code_watch import CodeWatch, versions
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import classify
+from streaming_jobs.first_status import first_status
+from streaming_jobs.lag import EndOffsets
 from streaming_jobs.lease import Lease, acquire, holder
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.platform.exit_status import java_ended_by
@@ -94,6 +96,7 @@ class Session:
         self.superseded = False
         self._recovering: set[str] = set()
         self._status_unwritten = False
+        self._ends: EndOffsets | None = None
 
     def run(self) -> int:
         """Run to the end and return the exit code. Raises LeaseBusy before anything is touched."""
@@ -104,6 +107,7 @@ class Session:
             at_end.callback(self._end_spark)
             if self.watch is not None:
                 at_end.callback(self.watch.close)
+            at_end.callback(self._end_looking)
             at_end.callback(self._write_statuses)
             try:
                 self._prepare(leases)
@@ -138,15 +142,8 @@ class Session:
         return leases
 
     def _prepare(self, leases: Sequence[Lease]) -> None:
-        now = time.time()
         for stream, lease in zip(self.streams, leases, strict=True):
-            status = Status(
-                stream=stream.name,
-                pid=os.getpid(),
-                run_id=os.environ.get("RECOURSE_RUN_ID"),
-                started_at=now,
-                heartbeat=now,
-            )
+            status = first_status(self.settings, stream.name)
             self._write_status(status)
             self.running.append(RunningStream(stream, self.settings, None, lease, self.trigger, status))
         bootstrap = bootstrap_servers(self.settings)
@@ -156,8 +153,9 @@ class Session:
             topics=Topics.of(kafka, bootstrap),
             quick=Topics(client_config(kafka, bootstrap), _QUICK),
         )
+        self._ends = EndOffsets(connection.quick, [t.name for s in self.streams for t in s.sources.values()]).start()
         for running in self.running:
-            running.connection = connection
+            running.connection, running.ends = connection, self._ends
             try:
                 running.preflight()
             except Exception as error:  # noqa: BLE001 - one stream's trouble leaves the others running
@@ -261,7 +259,7 @@ class Session:
         def beat() -> None:
             while not ready.wait(_STATUS_EVERY):
                 for running in self.running:
-                    running.status.heartbeat = time.time()
+                    running.beat()
                     self._write_status(running.status)
 
         thread = threading.Thread(target=beat, daemon=True)
@@ -288,6 +286,10 @@ class Session:
                 log.warning("the status could not be written", stream=status.stream, reason=str(error))
             self._status_unwritten = True
         return not self._status_unwritten
+
+    def _end_looking(self) -> None:
+        if self._ends is not None:
+            self._ends.close()
 
     def _exit_code(self) -> int:
         if self.superseded:  # what failed before the recovery is for the next session to find out

@@ -1,109 +1,151 @@
-"""What a stream is doing now, from its status file and its lease: neither alone can be believed.
+"""What a stream is doing now, as the commands show it: the verdict of `streaming_jobs.health`, figures with their age.
 
-A status file outlives a killed session and would say `running` for ever; a lease says who, not what.
+A figure is shown as one of now only while it is fresh. Where no driver looks at the end of the topics, the command does
+(`with_lag`); where that cannot be told either, the last known lag is shown with its age.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestration.cli.output import ago, number
 
 if TYPE_CHECKING:
+    from streaming_jobs.health import Health
+    from streaming_jobs.lag import Lag
     from streaming_jobs.lease import Owner
     from streaming_jobs.progress import Status
     from streaming_jobs.settings import Settings
+    from streaming_jobs.stream import Stream
 
 ENDED = ("stopped", "failed")
 """States that a session writes as its last word."""
 
-COLUMNS = ["stream", "state", "generation", "batch", "rows/s", "lag", "watermark", "dead letters", "heartbeat"]
-RIGHT = ["generation", "batch", "rows/s", "lag", "dead letters", "heartbeat"]
+COLUMNS = [
+    "stream",
+    "state",
+    "verdict",
+    "recoveries",
+    "last batch",
+    "rows/s",
+    "lag",
+    "behind",
+    "watermark",
+    "dead letters",
+    "heartbeat",
+]
+RIGHT = ["recoveries", "last batch", "rows/s", "lag", "behind", "dead letters", "heartbeat"]
+_FRESH = 15.0
+"""Seconds that a lag may be old to be shown as the one of now: a driver looks every two."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One stream at one moment (`at`, seconds since 1970)."""
+    """One stream at one moment (`at`, seconds since 1970); `owner` is the driver that runs it."""
 
     stream: str
     state: str
     at: float
     status: Status | None
     owner: Owner | None
-    asked_to_stop: bool
+    health: Health
 
     @property
     def live(self) -> bool:
         """Whether a session works on the stream."""
         return self.owner is not None and self.state not in ("dead", *ENDED)
 
-    def as_json(self) -> dict[str, Any]:
-        """The stable form: the status file's fields, with the state as observed and who holds the lease."""
-        fields = asdict(self.status) if self.status else {"stream": self.stream}
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether somebody asked the stream to stop, or to stay stopped."""
+        return self.health.asked_to_stop
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in a word, with the reasons when it is red; a dash where the state says it all."""
+        if self.health.red:
+            return f"red: {', '.join(reason.word.replace('_', ' ') for reason in self.health.reasons)}"
+        return "well" if self.health.verdict == "well" else "-"
+
+    @property
+    def recoveries(self) -> int | None:
+        """How often the stream was recovered; undo and abort count."""
+        return self.status.generation - 1 if self.status and self.status.generation else None
+
+    @property
+    def lag_age(self) -> float | None:
+        """How old the lag is, in seconds; None when there is none."""
+        return self.at - self.status.lag_at if self.status and self.status.lag_at is not None else None
+
+    def as_json(self, home: str = "") -> dict[str, Any]:
+        """The stable form: the status file's fields, the state as observed, the verdict, and who holds the lease."""
+        status = self.status
+        fields = asdict(status) if status else {"stream": self.stream}
         return {
             **fields,
             "state": self.state,
+            "verdict": self.health.verdict,
+            "red": self.health.red,
+            "reasons": [asdict(reason) for reason in self.health.reasons],
+            "notes": list(self.health.notes),
             "live": self.live,
+            "recoveries": self.recoveries,
+            "last_committed_batch": status.batch if status else None,
+            "rows_written_since_session_began": status.rows_written if status else None,
             "holder_pid": self.owner.pid if self.owner else None,
-            "heartbeat_age_s": round(self.at - self.status.heartbeat, 1) if self.status else None,
+            "heartbeat_age_s": _age(self.at, status.heartbeat if status else None),
+            "lag_age_s": _age(self.at, status.lag_at if status else None),
+            "rates_age_s": _age(self.at, status.progress_at if status else None),
+            "batch_age_s": _age(self.at, status.committed_at if status else None),
             "asked_to_stop": self.asked_to_stop,
+            "home": home,
         }
 
     def row(self) -> list[str]:
-        """The cells of `COLUMNS`; figures of a session that is gone are not shown as if they held."""
+        """The cells of `COLUMNS`; a figure that is not of now says how old it is."""
         status = self.status
         if status is None:
-            return [self.stream, self.state, *["-"] * (len(COLUMNS) - 2)]
-        rate = status.processed_rows_per_s if self.live else None
-        lag = status.lag_records if self.live else None
+            return [self.stream, self.state, self.verdict, *["-"] * (len(COLUMNS) - 3)]
         return [
             self.stream,
             self.state,
-            number(status.generation or None),
+            self.verdict,
+            number(self.recoveries),
             number(status.batch),
-            number(rate),
-            number(lag),
+            number(status.processed_rows_per_s if self.live else None),
+            self._aged(number(status.lag_records)),
+            self._aged("-" if status.lag_s is None else ago(status.lag_s)),
             (status.watermark or "-")[:19].replace("T", " "),
-            number(status.dead_letters),
+            number(status.totals.dead_letters if status.totals else status.dead_letters),
             ago(self.at - status.heartbeat),
         ]
 
     def notes(self) -> list[str]:
-        """What a person should know beyond the row: an error with its next step, warnings, a stop that was asked."""
-        found = []
-        if self.status and self.status.error and self.state != "stopped":
-            error = self.status.error
-            found.append(f"{self.stream}: {error['code']} {error['found']}")
-            if error.get("next"):
-                found.append(f"  next: {error['next']}")
-        if self.state == "dead" and self.status:
-            found.append(f"{self.stream}: its session (pid {self.status.pid}) ended without saying so")
-        if self.state == "silent" and self.owner:
-            found.append(f"{self.stream}: process {self.owner.pid} lives but has not written its status; see its log")
+        """What a person should know beyond the row: why it is red, the next step, warnings, a stop that was asked."""
+        found = [f"{self.stream}: {reason.text}" for reason in self.health.reasons]
+        error = self.status.error if self.status else None
+        if error and self.health.red and error.get("next"):
+            found.append(f"  next: {error['next']}")
         if self.status and self.live:
             found += [f"{self.stream}: {warning}" for warning in self.status.warnings]
-        if self.asked_to_stop:
-            found.append(f"{self.stream}: was asked to stop and stays so until it is started again")
-        return found
+        return found + [f"{self.stream}: {note}" for note in self.health.notes]
+
+    def _aged(self, text: str) -> str:
+        age = self.lag_age
+        if text == "-" or (age is not None and age <= _FRESH):
+            return text
+        return f"{text} ({ago(age)} ago)" if age is not None else "-"
 
 
 def observe(settings: Settings, stream: str) -> Observed:
     """Look at one stream now."""
-    from streaming_jobs import stops
-    from streaming_jobs.lease import holder
-    from streaming_jobs.progress import read_status
+    from streaming_jobs.health import Limits, judge, look
 
-    # The status first: a session that ends in between has then written its last word before its lease was seen free.
-    status, owner, now = read_status(settings, stream), holder(settings, stream), time.time()
-    if owner is None:
-        status = read_status(settings, stream)
-    stale_after = settings.dagster.stale_after.total_seconds()
-    return Observed(
-        stream, state_of(status, owner, now, stale_after), now, status, owner, stops.asked(settings, stream)
-    )
+    seen = look(settings, stream)
+    verdict = judge(seen, Limits.of(settings, stream))
+    return Observed(stream, verdict.state, seen.at, seen.status, seen.session, verdict)
 
 
 def observe_all(settings: Settings, streams: Iterable[str]) -> list[Observed]:
@@ -111,21 +153,33 @@ def observe_all(settings: Settings, streams: Iterable[str]) -> list[Observed]:
     return [observe(settings, stream) for stream in streams]
 
 
-def state_of(status: Status | None, owner: Owner | None, now: float, stale_after: float) -> str:
-    """The state to show.
+def with_lag(settings: Settings, streams: Sequence[Stream], found: Sequence[Observed]) -> list[Observed]:
+    """The same with the lag of now where no driver keeps it fresh; waits two seconds at most for a broker."""
+    from streaming_jobs.lag import lag_now
 
-    The status file's own state, but `dead` if nobody holds the lease of a stream that says it runs (or only the
-    JVM of a killed driver does), `silent` if the holder's heartbeat is older than `stale_after` seconds,
-    `starting` if the holder has written nothing yet, and `never started` if there is nothing at all.
-    """
-    if owner is None:
-        if status is None:
-            return "never started"
-        return status.state if status.state in ENDED else "dead"
-    if owner.alive() == "jvm":
-        return "dead"
-    if status is None or status.pid != owner.pid:
-        return "starting"
-    if status.state not in ENDED and now - status.heartbeat > stale_after:
-        return "silent"
-    return status.state
+    old = {o.stream: o.status for o in found if o.status is not None and not (o.lag_age or _FRESH + 1) <= _FRESH}
+    before = {name: s.read_up_to for name, s in old.items() if s.read_up_to is not None}
+    lags = lag_now(settings, [stream for stream in streams if stream.name in old], before) if old else {}
+    return [
+        replace(o, at=max(o.at, lag.at), status=told(o.status, lag))
+        if o.status is not None and (lag := lags.get(o.stream)) is not None
+        else o
+        for o in found
+    ]
+
+
+def told(status: Status, lag: Lag) -> Status:
+    """The status with this lag."""
+    partitions = {topic: {str(p): n for p, n in each.items()} for topic, each in lag.partitions.items()}
+    return replace(
+        status,
+        lag_at=lag.at,
+        lag_records=lag.records,
+        lag_s=lag.seconds,
+        lag_partitions=partitions,
+        read_up_to=lag.read_up_to if lag.seconds is not None else status.read_up_to,
+    )
+
+
+def _age(now: float, at: float | None) -> float | None:
+    return round(now - at, 1) if at else None

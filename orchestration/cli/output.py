@@ -115,16 +115,19 @@ def ago(seconds: float) -> str:
 
 _STYLES = {
     "ok": "green",
+    "well": "green",
     "running": "green",
     "idle": "green",
     "warn": "yellow",
     "starting": "yellow",
     "stopping": "yellow",
+    "recovering": "yellow",
     "silent": "yellow",
     "stopped": "dim",
     "never": "dim",
     "fail": "red",
     "failed": "red",
+    "red:": "bold red",
     "dead": "red",
     "wrong": "bold red",
 }

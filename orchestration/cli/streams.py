@@ -130,17 +130,23 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every two seconds, until Ctrl-C.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print what each stream is doing now, from its status file and its lease."""
-    from orchestration.cli.observed import observe_all
+    """Print what each stream is doing now, whether it is well, and how far it is behind its topics.
 
+    Exit codes: 0 nothing is red; 1 a stream is red (dead, silent, failed, failing, stuck, late, blind), or none of
+    these streams has ever run in this home. Stopped on purpose and being recovered are not red.
+    """
+    log_to_stderr()
     call = invocation(context)
     selected = call.names(names or [])
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(call, selected, output)
         return
-    found = observe_all(call.settings, selected)
-    show(output, [o.as_json() for o in found], lambda: _print_status(found))
+    found = _observed(call, selected)
+    home = str(call.settings.home.expanduser().absolute())
+    show(output, [o.as_json(home) for o in found], lambda: _print_status(found, home))
+    if any(o.health.red for o in found) or all(o.state == "never started" for o in found):
+        raise typer.Exit(FAILED)
 
 
 @app.command(short_help="Print what a table's commits record.")
@@ -220,25 +226,34 @@ def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | N
 def _watch(call: Invocation, names: list[str], output: Output) -> None:
     from rich.live import Live
 
-    from orchestration.cli.observed import COLUMNS, RIGHT, observe_all
+    from orchestration.cli.observed import COLUMNS, RIGHT
     from orchestration.cli.output import stdout_console
 
     console = stdout_console()
     if output is Output.json or not console.is_terminal:
         while True:
-            found = observe_all(call.settings, names)
+            found = _observed(call, names)
             show(output, [o.as_json() for o in found], partial(_print_status, found))
             time.sleep(2)
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            found = observe_all(call.settings, names)
+            found = _observed(call, names)
             live.update(make_table(COLUMNS, [o.row() for o in found], right=RIGHT), refresh=True)
             time.sleep(2)
 
 
-def _print_status(found: list[Observed]) -> None:
+def _observed(call: Invocation, names: list[str]) -> list[Observed]:
+    from orchestration.cli.observed import observe_all, with_lag
+
+    return with_lag(call.settings, [call.topology[name] for name in names], observe_all(call.settings, names))
+
+
+def _print_status(found: list[Observed], home: str = "") -> None:
     from orchestration.cli.observed import COLUMNS, RIGHT
 
+    if home:
+        nothing = all(o.state == "never started" for o in found)
+        say(f"home {home}{': none of these streams has ever run here' if nothing else ''}")
     print_table(COLUMNS, [o.row() for o in found], right=RIGHT)
     for note in (note for o in found for note in o.notes()):
         say(note)

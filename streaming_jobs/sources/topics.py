@@ -154,6 +154,11 @@ class Topics:
             latest=self._list(name, partitions, _LATEST, deadline),
         )
 
+    def latest(self, name: str) -> dict[int, int]:
+        """Next offset of every partition (the last stable one); raises UsageError if there is no such topic."""
+        deadline = self._deadline()
+        return self._list(name, self._partitions(name, deadline), _LATEST, deadline)
+
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
         """By partition the first offset whose record timestamp is at or after `ms` (Unix, milliseconds).
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +25,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from tests.broker.conftest import BenchFactory
 from tests.conftest import SettingsFactory
-from tests.driver import assert_chained, driver, finished, ledger, on_topic, produce, rows, until
+from tests.driver import REPOSITORY, assert_chained, command, driver, finished, ledger, on_topic, produce, rows, until
 from tests.things import plain, thing
 
 
@@ -55,6 +58,20 @@ def batches(settings: Settings, stream: str) -> int:
     return -1 if status is None or status.batch is None else status.batch
 
 
+def status(settings: Settings, bootstrap: str) -> dict[str, dict[str, Any]]:
+    """What `recourse streams status` says of the streams that ran, by name; something is red."""
+    environment = {
+        **os.environ,
+        "RECOURSE_HOME": str(settings.home),
+        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
+        "RECOURSE_FLOWS": '["tests.things"]',
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    told = command(settings.home, environment, "streams", "status", "-o", "json")
+    assert told.returncode == 1, told.stderr
+    return {found["stream"]: found for found in json.loads(told.stdout)}
+
+
 @pytest.mark.timeout(900)
 def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_even_by_a_dying_jvm(
     things: tuple[Settings, str], drivers: list[subprocess.Popen[str]]
@@ -63,6 +80,8 @@ def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_ev
     quick = ("--set", "streams.broken.max_restarts=0")
     first = driver(settings, bootstrap, "--streams", "plain,broken", *quick)
     drivers.append(first)
+    waiting = until(lambda: (s := read_status(settings, "plain")) and s.lag_records, 120, "the lag")
+    assert waiting == 500, "known before the first batch"
     until(lambda: batches(settings, "plain") >= 0, 120, "the first batch")
     until(lambda: (s := read_status(settings, "broken")) is not None and s.state == "failed", 120, "the failure")
     produce(bootstrap, "things", map(thing, range(500, 600)))
@@ -86,8 +105,15 @@ def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_ev
     assert psutil.wait_procs([jvm], timeout=30)[1] == []
 
     produce(bootstrap, "things", map(thing, range(600, 700)))
+    told = status(settings, bootstrap)
+    assert (told["plain"]["state"], told["plain"]["lag_records"]) == ("dead", 100), "nobody runs it: the command looks"
+    assert told["broken"]["reasons"][0]["word"] == "failed"
     code, output = finished(driver(settings, bootstrap, "--streams", "plain", "--trigger", "available-now"))
     assert code == 0, output[-3000:]
+    seen = read_status(settings, "plain")
+    assert seen is not None and seen.totals is not None
+    assert (seen.rows_written, seen.totals.rows_written, seen.totals.records) == (100, 700, 700)
+    assert (seen.lag_records, seen.lag_s) == (0, 0.0)
     assert sorted(row["n"] for row in rows(settings, "plain")) == list(range(700))
     assert_chained(ledger(settings, "plain"))
 

@@ -467,7 +467,7 @@ def test_a_batch_half_written_by_earlier_code_is_finished_and_told(disk: Disk, s
     driver.run(0)
     said = f"mixed batch: {SECONDARY} was written by an earlier version of the code"
     assert newest_entry(disk, PRIMARY).note == said
-    assert driver.reports[-1].warning == said
+    assert driver.reports[-1].entry.note == said
     assert numbers(disk, SECONDARY) == [1]
 
 

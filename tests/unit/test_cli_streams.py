@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from orchestration import cli
-from orchestration.cli.observed import Observed, observe, state_of
+from orchestration.cli.observed import observe
+from streaming_jobs import stops
 from streaming_jobs.generation import BoundTable, first, load, save
-from streaming_jobs.lease import Owner, acquire
+from streaming_jobs.health import Seen, state_of
+from streaming_jobs.lease import Owner, acquire, take
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
 from streaming_jobs.progress import Status, write_status
 from streaming_jobs.settings import Settings
@@ -71,13 +73,15 @@ def held(settings: Settings) -> Iterator[None]:
 
 def running(**values: object) -> Status:
     """What a live session of ours writes."""
-    status = Status("count", "running", os.getpid(), generation=1, batch=7, heartbeat=time.time(), lag_records=1200)
-    return replace(status, processed_rows_per_s=345.6, watermark="2013-01-02T03:00:00Z", **values)  # type: ignore[arg-type]
+    now = time.time()
+    status = Status("count", "running", os.getpid(), generation=1, batch=7, heartbeat=now, rows_written=90)
+    status = replace(status, started_at=now, committed_at=now, lag_at=now, lag_records=1200, lag_s=3.0)
+    return replace(status, processed_rows_per_s=345.6, **{"watermark": "2013-01-02T03:00:00Z", **values})
 
 
-def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, object]]:
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, object]]:
     """Run the command with -o json and read what it printed."""
-    assert cli.main(["streams", *arguments, "-o", "json"]) == 0
+    assert cli.main(["streams", *arguments, "-o", "json"]) == code
     value = json.loads(capsys.readouterr().out)
     assert isinstance(value, list)
     return value
@@ -112,10 +116,15 @@ def test_an_unknown_stream_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
         assert "no stream is named 'nobody'" in capsys.readouterr().err
 
 
-def test_status_of_a_stream_that_never_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    count, keep = json_of(capsys, "status")
+def test_status_where_nothing_ever_ran_is_an_error_that_names_the_home(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count, keep = json_of(capsys, "status", code=1)
     assert count["state"] == keep["state"] == "never started"
     assert count["live"] is False
+    assert count["home"] == str(settings.home.absolute())
+    assert cli.main(["streams", "status"]) == 1
+    assert f"home {settings.home.absolute()}: none of these streams has ever run here" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("held")
@@ -123,28 +132,66 @@ def test_status_of_a_running_stream(settings: Settings, capsys: pytest.CaptureFi
     write_status(settings, running())
     (found,) = json_of(capsys, "status", "count")
     assert (found["state"], found["live"], found["batch"], found["lag_records"]) == ("running", True, 7, 1200)
+    assert (found["verdict"], found["reasons"], found["recoveries"]) == ("well", [], 0)
+    assert found["last_committed_batch"] == 7
+    assert found["rows_written_since_session_began"] == found["rows_written"] == 90
     assert found["holder_pid"] == os.getpid()
-    assert cli.main(["streams", "status", "count"]) == 0
-    row = capsys.readouterr().out.splitlines()[-1].split()
-    assert row[:6] == ["count", "running", "1", "7", "346", "1,200"]
+    assert cli.main(["streams", "status"]) == 0, "keep has never run, which is not red"
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("count")).split()
+    assert row[:8] == ["count", "running", "well", "0", "7", "346", "1,200", "3"]
+
+
+@pytest.mark.usefixtures("held")
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"heartbeat": 1.0}, "silent"),
+        ({"state": "failed", "error": {"code": "REC-020", "found": "x"}}, "failed"),
+        ({"error": {"code": "REC-020", "found": "x"}}, "failing"),
+        ({"started_at": 1.0, "committed_at": 2.0}, "stuck"),
+        ({"lag_s": 3600.0}, "late"),
+    ],
+)
+def test_status_fails_and_names_what_is_red(
+    settings: Settings, capsys: pytest.CaptureFixture[str], changes: dict[str, object], word: str
+) -> None:
+    write_status(settings, replace(running(), **changes))  # type: ignore[arg-type]
+    (found,) = json_of(capsys, "status", "count", code=1)
+    assert (found["verdict"], found["red"]) == ("red", True)
+    assert [reason["word"] for reason in found["reasons"]] == [word]  # type: ignore[attr-defined]
+    assert cli.main(["streams", "status"]) == 1
+    assert f"red: {word}" in capsys.readouterr().out
 
 
 def test_status_shows_a_dead_session_as_dead(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    write_status(settings, running())
-    (found,) = json_of(capsys, "status", "count")
+    write_status(settings, running(lag_at=time.time() - 300))
+    (found,) = json_of(capsys, "status", "count", code=1)
     assert (found["state"], found["live"], found["holder_pid"]) == ("dead", False, None)
-    assert cli.main(["streams", "status", "count"]) == 0
+    assert found["lag_age_s"] == pytest.approx(300, abs=30)
+    assert cli.main(["streams", "status", "count"]) == 1
     printed = capsys.readouterr()
-    assert "1,200" not in printed.out, "a dead session has no lag to show"
+    assert "1,200 (5 min ago)" in printed.out, "no broker can be asked, so the figure says its age"
     assert "ended without saying so" in printed.err
 
 
 def test_status_shows_why_a_stream_failed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     error = {"code": "REC-022", "found": "offsets 5 to 9 of words are gone", "next": "recourse plan"}
     write_status(settings, running(state="failed", error=error))
-    assert cli.main(["streams", "status", "count"]) == 0
+    assert cli.main(["streams", "status", "count"]) == 1
     printed = capsys.readouterr().err
-    assert "count: REC-022 offsets 5 to 9 of words are gone\n  next: recourse plan" in printed
+    assert "REC-022 offsets 5 to 9 of words are gone\n  next: recourse plan" in printed
+
+
+def test_status_names_the_recovery_at_work(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(settings, running(state="stopped"))
+    stops.ask_for(settings, "count", "count-0007")
+    with take(settings, "count", purpose="recovery count-0007"):
+        (found,) = json_of(capsys, "status", "count")
+        assert (found["state"], found["verdict"]) == ("recovering", "recovering")
+        assert cli.main(["streams", "status", "count"]) == 0
+    printed = capsys.readouterr().err
+    assert "count: is being recovered by plan count-0007 since 2" in printed
+    assert "until it is started again" not in printed
 
 
 NOBODY = Owner(2**22 + 1, 0.0, None, None, 0.0, "session")
@@ -163,20 +210,19 @@ NOBODY = Owner(2**22 + 1, 0.0, None, None, 0.0, "session")
         (Status("s", "running", pid=NOBODY.pid, heartbeat=39), NOBODY, "silent"),
         (Status("s", "running", pid=NOBODY.pid, heartbeat=41), NOBODY, "running"),
         (Status("s", "stopped", pid=NOBODY.pid, heartbeat=39), NOBODY, "stopped"),
+        (Status("s", "stopped", pid=1, heartbeat=39), replace(NOBODY, purpose="accept"), "stopped"),
+        (Status("s", "running", pid=1, heartbeat=39), replace(NOBODY, purpose="recovery p"), "recovering"),
     ],
 )
 def test_the_state_shown_needs_status_and_lease_to_agree(
     status: Status | None, owner: Owner | None, expected: str
 ) -> None:
-    assert state_of(status, owner, now=100.0, stale_after=60.0) == expected
+    seen = Seen("s", 100.0, status, owner and replace(owner, since=99.0), "driver" if owner else None)
+    assert state_of(seen, stale_after=60.0) == expected
 
 
 def test_a_driver_of_which_only_the_jvm_lives_is_dead() -> None:
-    import psutil
-
-    me = psutil.Process()
-    owner = Owner(NOBODY.pid, 0.0, me.pid, me.create_time(), 0.0, "session")
-    assert state_of(Status("s", "running", pid=NOBODY.pid, heartbeat=100), owner, 100.0, 60.0) == "dead"
+    assert state_of(Seen("s", 100.0, Status("s", "running", pid=NOBODY.pid), NOBODY, "jvm"), 60.0) == "dead"
 
 
 def test_stop_leaves_the_marker_for_keepalive_also_when_nothing_runs(
@@ -282,10 +328,3 @@ def test_accept_records_the_commit_and_the_reason(settings: Settings, capsys: py
     assert record.accepted[0].why == "removed on request"
     assert cli.main(["streams", "accept", "count", "--table", "none", "--version", "1", "--why", "x"]) == 2
     capsys.readouterr()
-
-
-def test_what_a_row_shows_is_what_holds_now() -> None:
-    gone = Observed("count", "dead", 110.0, running(heartbeat=100.0), None, asked_to_stop=True)
-    assert gone.row()[4:6] == ["-", "-"]
-    assert gone.row()[-1] == "10 s"
-    assert any("was asked to stop" in note for note in gone.notes())

@@ -20,6 +20,7 @@ from orchestration.cli.screen import Feeding, Screen, lines
 from orchestration.cli.setup import sole_use
 from orchestration.driver import BoundedLog, Driver
 from streaming_jobs.errors import SetupError, UsageError
+from streaming_jobs.health import Health, Reason
 from streaming_jobs.lease import Owner
 from streaming_jobs.progress import Status
 from streaming_jobs.settings import Settings
@@ -274,7 +275,7 @@ def test_a_session_that_fails_is_told_with_its_log(
 def test_the_screen_without_a_terminal_is_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     status = Status("count", "running", 1, generation=1, batch=7, lag_records=1200, processed_rows_per_s=50.0)
     owner = Owner(1, 0.0, None, None, 0.0, "session")
-    seen = [Observed("count", "running", 0.0, status, owner, asked_to_stop=False)]
+    seen = [Observed("count", "running", 0.0, status, owner, Health("count", 0.0, "running"))]
     with Screen(["open this"], every=60.0) as screen:
         screen.show(seen, Feeding("feeding", 500, 1000, 100.0))
         screen.show(seen, Feeding("feeding", 600, 1000, 100.0))
@@ -289,7 +290,8 @@ def test_the_screen_without_a_terminal_is_lines_now_and_then(capsys: pytest.Capt
 
 def test_the_screen_shows_no_figures_of_a_dead_session() -> None:
     status = Status("count", "running", 1, generation=1, batch=7, lag_records=1200)
-    assert lines([Observed("count", "dead", 0.0, status, None, asked_to_stop=False)], None) == ["count: dead"]
+    gone = Health("count", 0.0, "dead", (Reason("dead", "its session ended"),))
+    assert lines([Observed("count", "dead", 0.0, status, None, gone)], None) == ["count: dead"]
 
 
 def test_a_command_without_a_broker_starts_one_for_itself(

@@ -27,7 +27,10 @@ from streaming_jobs.errors import (
     TransientError,
     UsageError,
 )
+from streaming_jobs.first_status import first_status
 from streaming_jobs.generation import BoundTopic
+from streaming_jobs.lag import Ends
+from streaming_jobs.ledger import LedgerEntry, OffsetRange
 from streaming_jobs.progress import Status, late_rows, read_status, update, write_status
 from streaming_jobs.running import RunningStream
 from streaming_jobs.settings import Settings, StreamSettings
@@ -43,6 +46,7 @@ from tests.unit.worlds import (
     Disk,
     FakeTopics,
     checkpoint_world,
+    entry,
     opened,
     parity,
     record,
@@ -113,23 +117,6 @@ def test_rates_state_and_watermark_are_taken_from_sparks_report() -> None:
     assert (status.input_rows_per_s, status.processed_rows_per_s) == (2000.0, 4000.0)
     assert (status.state_rows, status.state_mb) == (5, 1.0)
     assert status.watermark == "2013-01-01T05:00:00.000Z"
-
-
-def test_lag_is_what_lies_behind_the_end_in_all_partitions() -> None:
-    assert updated().lag_records == 60
-
-
-def test_a_partition_that_was_not_read_yet_lags_by_all_it_has() -> None:
-    source = {"endOffset": {TOPIC: {"0": 40}}, "latestOffset": {TOPIC: {"0": 40, "1": 9}}}
-    assert updated(sources=[source]).lag_records == 9
-    assert updated(sources=[{**source, "endOffset": None}]).lag_records == 49
-
-
-def test_several_sources_lag_together_and_none_lags_below_nothing() -> None:
-    behind = {"endOffset": {"a": {"0": 1}}, "latestOffset": {"a": {"0": 5}}}
-    ahead = {"endOffset": {"b": {"0": 9}}, "latestOffset": {"b": {"0": 5}}}
-    assert updated(sources=[behind, ahead]).lag_records == 4
-    assert updated(sources=[{"endOffset": None, "latestOffset": None}]).lag_records == 0
 
 
 def test_the_watermark_delay_is_counted_from_now_in_seconds() -> None:
@@ -361,6 +348,14 @@ def quiet() -> Any:
     return SimpleNamespace(in_batch=False, failure=None, stopped_at_border=False)
 
 
+def reported(batch: int, note: str | None = None, **changes: Any) -> BatchReport:
+    """What the pipeline says of a batch of 15 records, 10 rows and a dead letter."""
+    offsets = OffsetRange(TOPIC, TOPIC_ID, {0: batch * 15, 1: 0}, {0: batch * 15 + 15, 1: 0})
+    rows = {"written": 10, "dead_letters": 1}
+    entry = LedgerEntry("batch", STREAM, "evens", 1, batch, (offsets,), rows, note=note)
+    return replace(BatchReport(entry, "driver", "direct", 120, 1), **changes)
+
+
 def ended(running: RunningStream, **state: Any) -> RunningStream:
     """The query has ended, with the pipeline in this state."""
     query: Any = running.query
@@ -415,7 +410,7 @@ def test_late_rows_of_the_last_batches_are_counted_when_the_query_ends(make: Mak
 
 def test_a_stream_is_idle_when_no_batch_came_for_a_while(make: Make, clock: Clock) -> None:
     running = make()
-    running._report(BatchReport(0, 15, 10, 1, "driver", "direct", 120, 1))
+    running._report(reported(0))
     running.refresh_status()
     assert running.status.state == "running"
     clock.now += 60
@@ -439,7 +434,7 @@ def test_a_stream_in_a_long_batch_is_running_and_one_that_found_nothing_new_is_i
 
 def test_a_stream_with_a_long_interval_is_not_idle_between_two_batches(make: Make, clock: Clock) -> None:
     running = make(trigger="every 10 minutes")
-    running._report(BatchReport(0, 15, 10, 1, "driver", "direct", 120, 1))
+    running._report(reported(0))
     clock.now += 900
     running.refresh_status()
     assert running.status.state == "running"
@@ -447,8 +442,8 @@ def test_a_stream_with_a_long_interval_is_not_idle_between_two_batches(make: Mak
 
 def test_batches_are_summed_and_a_skipped_one_counts_no_rows_again(make: Make) -> None:
     running = make()
-    running._report(BatchReport(0, 15, 10, 1, "driver", "direct", 120, 1))
-    running._report(BatchReport(1, 15, 10, 1, "driver", "direct", 90, None, skipped=True, warning="mixed batch: odds"))
+    running._report(reported(0))
+    running._report(reported(1, milliseconds=90, version=None, skipped=True, note="mixed batch: odds"))
     status = running.status
     assert (status.batch, status.batch_ms, status.rows_written, status.dead_letters) == (1, 90, 10, 1)
     assert status.warnings == ["mixed batch: odds"]
@@ -523,7 +518,7 @@ def test_after_ten_good_batches_the_retries_count_from_the_beginning(make: Make)
         running._failures = 0
         running.fail(BrokerUnreachable("no broker"))
         for batch in range(good):
-            running._report(BatchReport(batch, 15, 10, 1, "driver", "direct", 120, 1))
+            running._report(reported(batch))
         assert running._failures == (1 if good == 9 else 0)
 
 
@@ -721,3 +716,69 @@ def test_topics_are_asked_for_at_most_once_a_second(make: Make, clock: Clock) ->
     clock.now += 2
     running._check_topics(record())
     assert len(asked) == 2
+
+
+def test_lag_is_the_one_of_now_while_a_batch_runs_and_before_the_first_one(make: Make, clock: Clock) -> None:
+    """From the topic's end, not from Spark's last report: 47,000 records came, and no batch has ended since."""
+    running = make()
+    looks = [Ends(clock.now, {TOPIC: {0: 100, 1: 50}})]
+    running.ends = SimpleNamespace(newest=lambda _: looks[-1])  # type: ignore[assignment]
+    running._position = {TOPIC: {0: 90, 1: 50}}
+    running.refresh_status()
+    assert (running.status.batch, running.status.lag_records, running.status.lag_at) == (None, 10, clock.now)
+    running._report(reported(6))
+    looks.append(Ends(clock.now + 2, {TOPIC: {0: 47_105, 1: 50}}))
+    running.pipeline.in_batch = True  # type: ignore[union-attr]
+    running.refresh_status()
+    assert running.status.lag_records == 47_050
+    assert running.status.lag_partitions == {TOPIC: {"0": 47_000, "1": 50}}
+
+
+def test_a_stream_between_two_tries_has_no_rates(make: Make) -> None:
+    running = make()
+    running.query.reports.append(progress())  # type: ignore[union-attr]
+    running.refresh_status()
+    assert running.status.processed_rows_per_s == 4000.0
+    running.query = None
+    running.refresh_status()
+    assert (running.status.input_rows_per_s, running.status.processed_rows_per_s) == (None, None)
+
+
+def test_totals_and_the_last_error_outlive_the_session(make: Make, settings: SettingsFactory) -> None:
+    disk = Disk(settings()).open().run(0, 1, 2)
+    before = first_status(disk.settings, STREAM)
+    assert (before.generation, before.batch) == (1, 2), "known before Spark has started"
+    assert before.totals is not None
+    counted = before.totals.records
+    assert counted == sum(r.records for b in range(3) for r in entry(b, "evens").offsets)
+    running = make()
+    running.status.totals = before.totals
+    running.status.generation = 1
+    running.fail(TransientError("the broker went away", "wait"))
+    running._report(reported(3))
+    running._report(reported(3, skipped=True))
+    assert running.status.rows_written == 10, "rows since this session began"
+    write_status(disk.settings, running.status)
+    disk.run(3)  # the ledger has the batch as well
+    after = first_status(disk.settings, STREAM)
+    assert after.totals is not None
+    assert (after.totals.batch, after.totals.records, after.totals.dead_letters) == (3, counted + 15, 1)
+    assert (after.rows_written, after.error) == (0, None)
+    assert after.last_error is not None and after.last_error["found"] == "the broker went away"
+
+
+def test_batches_whose_status_a_kill_took_are_counted_from_the_ledger(settings: SettingsFactory) -> None:
+    disk = Disk(settings()).open().run(0, 1)
+    write_status(disk.settings, first_status(disk.settings, STREAM))
+    disk.run(2, 3)
+    totals = first_status(disk.settings, STREAM).totals
+    assert totals is not None and totals.batch == 3
+    assert totals.records == sum(r.records for b in range(4) for r in entry(b, "evens").offsets)
+
+
+def test_a_batch_of_an_earlier_session_makes_no_stream_idle_before_its_first_one(make: Make, clock: Clock) -> None:
+    running = make()
+    running.status.state, running.status.batch, running.status.committed_at = "starting", 41, clock.now - 500
+    running.status.started_at = clock.now - 20
+    running.refresh_status()
+    assert running.status.state == "starting"

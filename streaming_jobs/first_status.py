@@ -1,0 +1,55 @@
+"""The status that a session begins with: what the stream's files say of its life so far."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from streaming_jobs import generation as generations
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.ledger_file import LedgerFile
+from streaming_jobs.progress import Status, read_status
+from streaming_jobs.settings import Settings
+from streaming_jobs.totals import totals_from
+
+_KEPT = (
+    "batch",
+    "committed_at",
+    "batch_ms",
+    "batch_records",
+    "progress_at",
+    "lag_at",
+    "lag_records",
+    "lag_s",
+    "lag_partitions",
+    "read_up_to",
+    "watermark",
+    "watermark_delay_s",
+    "state_rows",
+    "state_mb",
+    "code_version",
+    "last_error",
+)
+"""Figures that hold, with their age, until this session has newer ones; rates are those of a session."""
+
+
+def first_status(settings: Settings, stream: str) -> Status:
+    """The status of a session that begins now, in this process; whatever cannot be read is for preflight to say."""
+    now = time.time()
+    run = os.environ.get("RECOURSE_RUN_ID")
+    status = Status(stream, pid=os.getpid(), run_id=run, started_at=now, heartbeat=now)
+    before = read_status(settings, stream)
+    if before is not None:
+        for name in _KEPT:
+            setattr(status, name, getattr(before, name))
+        status.generation = before.generation
+    try:
+        record = generations.load(settings, stream)
+    except PreflightRefused:
+        record = None
+    if record is not None:
+        status.generation = record.generation
+        status.batch = generations.checkpoint(settings, stream, record.generation).last_committed
+    known = before.totals if before is not None else None
+    status.totals = totals_from(LedgerFile(generations.folder(settings, stream) / "ledger"), stream, known, now)
+    return status
