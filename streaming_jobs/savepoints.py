@@ -19,7 +19,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +32,8 @@ from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
 from streaming_jobs.files import hard_link, private_folder, sync, sync_files, write_json
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import OffsetRange, Txn, walk
-from streaming_jobs.settings import SavepointSettings, Settings
+from streaming_jobs.savepoint_bounds import expired, too_large
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.table_files import TableFile, on_disk, table_files
 
 Reason = Literal["time", "code", "purpose", "recovery"]
@@ -41,6 +41,7 @@ log = structlog.get_logger()
 _FORMAT = 1
 _NAME = re.compile(r"g\d{4,}-b\d{9,}")
 _DAY = 86_400.0
+_MB = 1 << 20
 _ATTEMPTS = 3
 
 
@@ -184,9 +185,12 @@ def keep_for_recovery(settings: Settings, savepoint: Savepoint) -> None:
 
 
 def prune(settings: Settings, stream: str) -> list[str]:
-    """Drop what is past its age, and what a kill left half made; the names that went."""
+    """Drop what is past its age or too large together, and what a kill left half made; the names that went."""
     kept = savepoints(settings, stream)
     gone = [s.id for s in expired(kept, settings.savepoint, time.time())]
+    if settings.savepoint.max_mb:
+        left = [s for s in kept if s.id not in gone]
+        gone += [s.id for s in beyond(settings, left, settings.savepoint.max_mb * _MB)]
     whole = {s.id for s in kept}
     begun = [path for path in folder(settings, stream).glob("g*-b*") if path.name not in whole]
     gone += [path.name for path in begun if time.time() - path.stat().st_mtime > _DAY / 24]
@@ -195,29 +199,21 @@ def prune(settings: Settings, stream: str) -> list[str]:
     return gone
 
 
-def expired(kept: Sequence[Savepoint], rule: SavepointSettings, now: float) -> list[Savepoint]:
-    """Which of these may go: those taken on purpose stay, of the others the age decides.
-
-    All stay for `keep`; then the first of each day for `keep_daily`, and those of recoveries as long; the newest one
-    stays in any case.
-    """
-    aging = [s for s in sorted(kept, key=lambda s: s.taken_at) if s.reason in ("time", "code")]
-    days: set[int] = set()
-    gone = [s for s in kept if s.reason == "recovery" and timedelta(seconds=now - s.taken_at) > rule.keep_daily]
-    for savepoint in aging[:-1]:
-        age, day = timedelta(seconds=now - savepoint.taken_at), int(savepoint.taken_at // _DAY)
-        if age > rule.keep and (day in days or age > rule.keep_daily):
-            gone.append(savepoint)
-        days.add(day)
-    return gone
+def beyond(settings: Settings, kept: Sequence[Savepoint], max_bytes: int) -> list[Savepoint]:
+    """The oldest of these that have to go so that what only savepoints hold is at most `max_bytes`."""
+    return too_large(kept, {savepoint.id: _places(settings, savepoint) for savepoint in kept}, max_bytes)
 
 
 def cost(settings: Settings, savepoint: Savepoint) -> Cost:
     """What it occupies on disk."""
-    places = [folder(settings, savepoint.stream) / savepoint.id]
-    places += [links(settings, savepoint.stream, table.name, savepoint.id) for table in savepoint.tables]
-    found = [file.stat() for place in places for file in place.rglob("*") if file.is_file()]
+    found = [file.stat() for place in _places(settings, savepoint) for file in place.rglob("*") if file.is_file()]
     return Cost(len(found), sum(f.st_size for f in found), sum(f.st_size for f in found if f.st_nlink == 1))
+
+
+def _places(settings: Settings, savepoint: Savepoint) -> list[Path]:
+    """Where its files lie."""
+    tables = [links(settings, savepoint.stream, table.name, savepoint.id) for table in savepoint.tables]
+    return [folder(settings, savepoint.stream) / savepoint.id, *tables]
 
 
 class Keeper:

@@ -28,6 +28,8 @@ log = structlog.get_logger()
 _LOOK_EVERY = 50
 _SWEEP_EVERY = 60.0
 _SWEEP_SHARE = 0.01
+_LOOK_BYTES = 4
+"""Part of `deleted_files_max_mb` that commits may remove from a table before its unlisted files are looked at."""
 _LEVELS = (64, 8, 1)
 _CROWD = 8
 
@@ -64,15 +66,21 @@ class Upkeep:
     generation: int
     forgets: timedelta | None = None
     _commits: int = 0
+    _removed_bytes: int = 0
     _sweep_at: float = field(default_factory=lambda: time.monotonic() + _SWEEP_EVERY)
     _forget_at: float = 0.0
 
     def after_commit(self) -> None:
         """Every 50 commits: compact if there are enough small files, shorten the log, remove unlisted files.
 
-        Unlisted files are looked for once a minute at most, and never for more than a hundredth of the time.
+        Unlisted files are looked for once a minute at most, and never for more than a hundredth of the time; but at
+        once when the commits have removed a quarter of what may lie there: an upsert can rewrite a whole table.
         """
         self._commits += 1
+        many = max((self.settings.deleted_files_max_mb << 20) // _LOOK_BYTES, 1)
+        if self.sink.removed_bytes - self._removed_bytes >= many:
+            self._removed_bytes = self.sink.removed_bytes
+            self.remove_unlisted()
         if self._commits % _LOOK_EVERY:
             return
         if self.forgets is not None and time.monotonic() >= self._forget_at:

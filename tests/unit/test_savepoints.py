@@ -21,6 +21,7 @@ from streaming_jobs.checkpoint import Checkpoint
 from streaming_jobs.checkpoint_cut import copy, cut, cuttable, needed_state
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import Txn
+from streaming_jobs.savepoint_bounds import expired
 from streaming_jobs.savepoints import Savepoint
 from streaming_jobs.settings import SavepointSettings
 from streaming_jobs.sinks.table_files import on_disk, table_files
@@ -195,7 +196,7 @@ def test_all_stay_for_two_days_then_one_a_day_for_two_weeks() -> None:
     now = 20_000 * DAY + DAY / 2
     kept = [made(hours, "time", now) for hours in range(0, 24 * 20, 6)]
     kept += [made(24 * 30, "purpose", now), made(24 * 13, "recovery", now), made(24 * 15, "recovery", now)]
-    gone = savepoints.expired(kept, SavepointSettings(), now)
+    gone = expired(kept, SavepointSettings(), now)
     left = [s for s in kept if s not in gone]
     hours = sorted(round((now - s.taken_at) / 3600) for s in left if s.reason == "time")
     assert hours[:9] == list(range(0, 54, 6))
@@ -204,7 +205,7 @@ def test_all_stay_for_two_days_then_one_a_day_for_two_weeks() -> None:
 
 
 def test_the_newest_one_stays_however_old() -> None:
-    assert savepoints.expired([made(24 * 365, "time", DAY * 20_000)], SavepointSettings(), DAY * 20_000) == []
+    assert expired([made(24 * 365, "time", DAY * 20_000)], SavepointSettings(), DAY * 20_000) == []
 
 
 def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: Life) -> None:
@@ -255,3 +256,51 @@ def test_code_is_the_one_that_ran_then(life: Life) -> None:
     life.save(replace(life.record, code=(*life.record.code, CodeSince("b", "1", 1, 5, 0.0))))
     assert savepoints.take(life.settings, life.record, 4, "code").code == ("a", "1")
     assert savepoints.take(life.settings, life.record, 5, "code").code == ("b", "1")
+
+
+def rewritten(life: Life) -> None:
+    """Every row is written anew; the old files go at once."""
+    sink = life.sink()
+    sink.handle.update(updates={"id": "id"}, error_on_type_mismatch=False)
+    for path in life.table.rglob("*.parquet"):
+        if "_savepoints" not in path.parts and str(path) not in set(DeltaTable(life.table).file_uris()):
+            path.unlink()
+
+
+def held(life: Life) -> int:
+    """Bytes that only savepoints hold, counted by looking at every file."""
+    files = {f.stat().st_ino: f.stat() for f in life.table.glob("_savepoints/**/*.parquet")}
+    live = {Path(path).stat().st_ino for path in DeltaTable(life.table).file_uris()}
+    return sum(status.st_size for inode, status in files.items() if inode not in live)
+
+
+def test_savepoints_are_bounded_by_the_bytes_that_only_they_hold(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch is followed by a rewrite of the whole table, so that each savepoint is a copy of its own."""
+    taken = [savepoints.take(life.settings, life.record, 5, "recovery")]
+    for number in range(6, 12):
+        life.batch(number)
+        taken.append(savepoints.take(life.settings, life.record, number, "time"))
+        rewritten(life)
+    one = held(life) // 7
+    found = savepoints.savepoints(life.settings, STREAM.name)
+    gone = [s.id for s in savepoints.beyond(life.settings, found, one * 4)]
+    assert gone == [s.id for s in taken[1 : 1 + len(gone)]] and 2 <= len(gone) <= 5, "the oldest go first"
+    for name in gone:
+        savepoints.drop(life.settings, STREAM.name, name)
+    assert held(life) <= one * 4
+    bounded = life.settings.model_copy(update={"savepoint": SavepointSettings(max_mb=1)})
+    assert savepoints.prune(bounded, STREAM.name) == []
+    monkeypatch.setattr(savepoints, "_MB", 1)
+    savepoints.prune(bounded, STREAM.name)
+    left = [s.id for s in savepoints.savepoints(bounded, STREAM.name)]
+    assert left == [taken[0].id, taken[-1].id], "those of recoveries and the newest stay in any case"
+    unbounded = life.settings.model_copy(update={"savepoint": SavepointSettings(max_mb=0)})
+    assert savepoints.prune(unbounded, STREAM.name) == []
+
+
+def test_what_the_table_still_holds_costs_no_savepoint_its_life(life: Life) -> None:
+    taken = [savepoints.take(life.settings, life.record, number, "time") for number in (3, 4, 5)]
+    places = savepoints.folder(life.settings, STREAM.name).rglob("*")
+    own = sum(path.stat().st_size for path in places if path.is_file())
+    assert savepoints.beyond(life.settings, taken, own) == []
+    assert savepoints.beyond(life.settings, taken, own - 1) == taken[:1]

@@ -9,17 +9,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.ledger import LedgerEntry, newest, walk
 from streaming_jobs.settings import TableSettings
+from streaming_jobs.sinks import unlisted
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
-from streaming_jobs.sinks.staged import ArrowAppend
+from streaming_jobs.sinks.staged import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.upkeep import Upkeep
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 
 SCHEMA = StructType([StructField("n", LongType())])
+KEYED = StructType([StructField("k", LongType()), StructField("text", StringType())])
 
 
 @pytest.fixture
@@ -103,3 +105,24 @@ def test_a_foreign_commit_in_between_puts_the_compaction_off_and_loses_nothing(
     monkeypatch.setattr(sink, "refresh", lambda: None)  # the compaction does not see the commit that came first
     Upkeep(sink, TableSettings(), 1).compact()
     assert sorted(DeltaTable(sink.path).to_pyarrow_table()["n"].to_pylist()) == [0, 1, 2, 3, 4, 99]
+
+
+def test_merges_that_rewrite_a_table_are_cleaned_up_by_bytes_and_not_by_commits(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty merges of random keys write forty tables; the regular look comes after fifty."""
+    monkeypatch.setattr(unlisted, "_AT_LEAST", 0.0)  # a reader has no minute here
+    own = TableSettings(deleted_files_max_mb=2)
+    upserts = ensure_sink(settings(), Declared("u", keys=["k"]), "s", KEYED, generation=1)
+    upkeep = Upkeep(upserts, own, 1)
+    most = 0
+    for batch in range(40):
+        rows = pa.table({"k": list(range(8)), "text": [os.urandom(30_000).hex() for _ in range(8)]})
+        ArrowMerge(upserts, rows, None).commit(LedgerEntry("batch", "s", "u", 1, batch))
+        upkeep.after_commit()
+        live = set(upserts.handle.file_uris())
+        gone = [path for path in upserts.path.glob("*.parquet") if str(path) not in live]
+        most = max(most, sum(path.stat().st_size for path in gone))
+    assert upserts.removed_bytes > 10 << 20
+    assert most <= 2.5 * (1 << 20) + 600_000, f"{most / 2**20:.1f} MB of files that no version lists"
+    assert DeltaTable(upserts.path).to_pyarrow_table().num_rows == 8
