@@ -45,6 +45,7 @@ READY_WITHIN = 120.0
 CODE_SERVER, WEBSERVER, DAEMON = "code-server", "webserver", "daemon"
 _LONGEST_DELAY = 30.0
 _HEALTHY_AFTER = 60.0
+_PATIENCE = 2.0
 
 
 @dataclass
@@ -59,6 +60,7 @@ class _Child:
     started: float = 0.0
     restart_at: float | None = None
     quick_ends: int = 0
+    family: list[psutil.Process] = field(default_factory=list)
 
     def start(self) -> None:
         output = self.log.open()
@@ -93,19 +95,25 @@ class _Child:
         elif now >= self.restart_at:
             self.start()
 
+    def ask_to_end(self) -> None:
+        """SIGTERM, without waiting; what it has started is noted, for `end`."""
+        if self.process is not None and not self.family:
+            self.family = _family(self.process)
+            with suppress(ProcessLookupError):
+                self.process.terminate()
+
     def end(self, patience: float) -> None:
-        """SIGTERM, then SIGKILL for it and for what it started and left behind."""
+        """SIGTERM, then after `patience` seconds SIGKILL for it and for what it started and left behind."""
         if self.process is None:
             return
-        family = _family(self.process)
-        with suppress(ProcessLookupError):
-            self.process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=patience)
+        self.ask_to_end()
+        _, alive = psutil.wait_procs(self.family, timeout=patience)
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=5)
         self.process.wait()
+        self.family = []
 
 
 def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -193,14 +201,21 @@ class DagsterProcesses:
             child.look_after()
 
     def stop(self) -> None:
-        """End the sessions at a batch border, then the three processes."""
+        """End the sessions at a batch border, then the three processes.
+
+        Each of the three is asked as early as it can be spared, and killed when it takes its time: what they know is
+        in Dagster's storage.
+        """
         # The daemon first: keepalive would start again what is stopped here.
+        for name in (DAEMON, WEBSERVER):
+            if name in self._children:
+                self._children[name].ask_to_end()
         self._end(DAEMON)
         with self._instance() as instance:
             if instance is not None:
                 self._stop_runs(instance)
-        self._end(WEBSERVER)
-        self._end(CODE_SERVER)
+        for name in (CODE_SERVER, WEBSERVER):
+            self._end(name)
 
     def kill(self) -> None:
         """End the three and all below them at once; the next session repeats the batch it was in."""
@@ -212,7 +227,7 @@ class DagsterProcesses:
     def _end(self, name: str) -> None:
         child = self._children.get(name)
         if child is not None:
-            child.end(15.0)
+            child.end(_PATIENCE)
 
     def _environment(self) -> dict[str, str]:
         return {
