@@ -15,6 +15,16 @@ from typing import Any
 
 from streaming_jobs.errors import PreflightRefused
 
+
+class CheckpointDamaged(PreflightRefused):
+    """A file of the stream's state cannot be read; `world.gather` adds the folders of the stream to the next step."""
+
+    def __init__(
+        self, found: str, next_step: str = "put the checkpoint folder back from the newest copy, taken with the tables"
+    ) -> None:
+        super().__init__(found, next_step)
+
+
 TopicOffsets = Mapping[str, Mapping[int, int]]
 
 
@@ -143,12 +153,5 @@ def _is_json(text: str) -> bool:
         return False
 
 
-def _damaged(path: Path, how: str = "cannot be read") -> PreflightRefused:
-    return PreflightRefused(f"the checkpoint is damaged: {path} {how}", RESTORE_CHECKPOINT)
-
-
-RESTORE_CHECKPOINT = (
-    "put the checkpoint folder back from the newest copy, taken together with the tables; without one, start the "
-    "stream over: move its state folder and its tables away and run `recourse streams run` again"
-)
-"""What to do about a checkpoint that cannot be trusted."""
+def _damaged(path: Path, how: str = "cannot be read") -> CheckpointDamaged:
+    return CheckpointDamaged(f"the checkpoint is damaged: {path} {how}")

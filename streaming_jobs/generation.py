@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from streaming_jobs.checkpoint import RESTORE_CHECKPOINT, Checkpoint
+from streaming_jobs.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import private_folder, write_json
 from streaming_jobs.lease import take
@@ -151,7 +151,7 @@ def load(settings: Settings, stream: str) -> StreamRecord | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise PreflightRefused(f"{path} cannot be read: {error}", RESTORE_CHECKPOINT) from error
+        raise CheckpointDamaged(f"{path} cannot be read: {error}") from error
 
 
 def save(settings: Settings, record: StreamRecord) -> None:

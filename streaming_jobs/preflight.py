@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from streaming_jobs.checkpoint import RESTORE_CHECKPOINT
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import Txn
-from streaming_jobs.surroundings import TableWorld, TopicWorld, World
+from streaming_jobs.spelling import counted
+from streaming_jobs.surroundings import TableWorld, TopicWorld, World, restore_checkpoint
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _unrecorded(world: World) -> Iterator[Finding]:
         yield Finding(
             "refuse",
             f"the checkpoint of stream {world.stream} is at batch {world.checkpoint.planned}, but its record is gone",
-            RESTORE_CHECKPOINT,
+            _restore(world),
         )
     for table in world.tables:
         if table.txn is not None:
@@ -74,7 +74,7 @@ def _unrecorded(world: World) -> Iterator[Finding]:
                 "refuse",
                 f"table {table.name} holds rows of stream {world.stream} up to {table.txn}, "
                 "but the stream's record is gone",
-                RESTORE_CHECKPOINT,
+                _restore(world),
             )
 
 
@@ -82,10 +82,11 @@ def _sinks(world: World) -> Iterator[Finding]:
     for table in world.tables:
         if table.table_id is not None and table.owner != world.stream:
             whose = f"belongs to stream {table.owner}" if table.owner else "was not made by Recourse"
+            renamed = f"if {table.owner} was renamed, keep its name: @stream(name='{table.owner}', ...); otherwise "
             yield Finding(
                 "refuse",
                 f"table {table.name} {whose}, so stream {world.stream} may not write it",
-                "name another table in the stream's sink, or move that table away",
+                f"{renamed if table.owner else ''}name another table in the stream's sink, or move that table away",
             )
     if world.record is None or not world.record.tables:
         return
@@ -112,8 +113,7 @@ def _sinks(world: World) -> Iterator[Finding]:
             yield Finding(
                 "refuse",
                 f"table {table.name} is gone",
-                f"put it back from a copy; or start the stream over: move {world.stream}'s state folder and its "
-                "tables away",
+                f"put it back from a copy; or {world.start_over}",
             )
         elif bound.table_id and table.table_id != bound.table_id:
             yield Finding(
@@ -134,7 +134,8 @@ def _generations(world: World) -> Iterator[Finding]:
             yield Finding(
                 "refuse",
                 f"table {table.name} is fenced by the recovery plan {table.entry.plan}",
-                f"resume or abort it: recourse recover resume {table.entry.plan}",
+                f"finish it: recourse recover resume {table.entry.plan}; or give it up: "
+                f"recourse recover abort {table.entry.plan}",
             )
         elif table.entry is not None and table.entry.kind == "publish" and table.txn.generation > current:
             yield Finding(
@@ -147,7 +148,7 @@ def _generations(world: World) -> Iterator[Finding]:
                 "refuse",
                 f"table {table.name} is in generation {table.txn.generation}, the stream's state in {current}: "
                 "the state folder is an old copy",
-                RESTORE_CHECKPOINT,
+                _restore(world),
             )
 
 
@@ -159,7 +160,7 @@ def _positions(world: World) -> Iterator[Finding]:
     planned, committed = world.checkpoint.planned, world.checkpoint.committed
     done = -1 if committed is None else committed
     if at not in {done, -1 if planned is None else planned}:
-        yield Finding("refuse", _disagreement(primary.name, at, done), _remedy(at, done))
+        yield Finding("refuse", _disagreement(primary.name, at, done), _remedy(world, at, done))
         return
     if primary.entry is not None and at >= 0 and at in world.checkpoint.ends:
         ledger = {r.topic: dict(r.end) for r in primary.entry.offsets}
@@ -169,7 +170,7 @@ def _positions(world: World) -> Iterator[Finding]:
                 "refuse",
                 f"batch {at} ends at {spark} in the checkpoint and at {ledger} in table {primary.name}: "
                 "the checkpoint is from another life of the stream",
-                RESTORE_CHECKPOINT,
+                _restore(world),
             )
     listed = primary.entry.txns if primary.entry else {}
     for table in world.tables:
@@ -201,17 +202,23 @@ def _disagreement(table: str, at: int, done: int) -> str:
     return f"table {table} has {said}, the checkpoint has {checkpoint}: {older}"
 
 
-def _remedy(at: int, done: int) -> str:
+def _remedy(world: World, at: int, done: int) -> str:
     if at < done:
         return (
             "put the table back to the version that it had (its log has it), or the checkpoint to a copy of that time"
         )
-    return RESTORE_CHECKPOINT
+    return _restore(world)
+
+
+def _restore(world: World) -> str:
+    return restore_checkpoint(world.stream, world.folders)
 
 
 def _foreign(world: World) -> Iterator[Finding]:
     accepted = world.record.accepts if world.record else lambda _: frozenset[int]()
     for table in world.tables:
+        if table.table_id is not None and table.owner != world.stream:
+            continue  # told once; every commit in it is foreign
         for commit in table.foreign:
             if commit.version in accepted(table.name):
                 continue
@@ -251,19 +258,19 @@ def _topics(world: World) -> Iterator[Finding]:
                 "lost",
                 f"topic {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound_start(bound)))} "
                 "of the old topic cannot be read any more",
-                "start the stream over on the new topic: move its state folder and its tables away",
+                f"on the new topic, {world.start_over}",
             )
             continue
         for partition, end in ends.get(topic.name, {}).items():
             offset = position.get(topic.name, {}).get(partition, 0)
             earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
             if earliest is None or latest is None:
-                yield Finding("lost", f"partition {partition} of topic {topic.name} is gone", "start the stream over")
+                yield Finding("lost", f"partition {partition} of topic {topic.name} is gone", world.start_over)
             elif offset < earliest:
                 yield Finding(
                     "lost",
                     f"offsets {offset} to {earliest - 1} of topic {topic.name}, partition {partition}, are gone "
-                    f"({earliest - offset} records were never read)",
+                    f"({counted(earliest - offset, 'record')} never read)",
                     f"bring them back from a copy of the topic, or go on without them: {_skip_lost(world, position)}",
                 )
             elif end > latest:
@@ -271,7 +278,7 @@ def _topics(world: World) -> Iterator[Finding]:
                     "lost",
                     f"topic {topic.name}, partition {partition}, ends at offset {latest}, the stream is at {end}: "
                     f"offsets {latest} to {end - 1} are gone",
-                    "put the topic back, or start the stream over",
+                    f"put the topic back, or {world.start_over}",
                 )
         yield from _retention(topic)
 

@@ -24,10 +24,10 @@ from streaming_jobs.preflight import enforce, verdicts
 from streaming_jobs.progress import Status, late_rows, update
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.stream import Stream
-from streaming_jobs.surroundings import World
+from streaming_jobs.surroundings import World, start_over
 from streaming_jobs.torn import mend
 from streaming_jobs.totals import Totals
-from streaming_jobs.world import gather
+from streaming_jobs.world import folders, gather
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -238,7 +238,7 @@ class RunningStream:
                 raise OffsetsLost(
                     f"topic {topic.name} was deleted{'' if info is None else ' and made anew'} while stream "
                     f"{self.stream.name} was reading it",
-                    "start the stream over: move its state folder and its tables away",
+                    start_over(self.stream.name, folders(self.settings, self.stream)),
                 )
         self._topics_checked = time.monotonic()
 

@@ -1,9 +1,14 @@
-"""A name that is not known: the known one that is nearest to it, for errors that say what was probably meant."""
+"""Words for people: the name that was probably meant, and a number with its noun."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, such as `1 record` or `2,000 records`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from streaming_jobs.checkpoint import TopicOffsets
@@ -54,10 +56,33 @@ class CheckpointWorld:
 
 @dataclass(frozen=True)
 class World:
-    """Everything that `verdicts` looks at."""
+    """Everything that `verdicts` looks at; `folders` are the stream's state folder and its tables."""
 
     stream: str
     record: StreamRecord | None
     checkpoint: CheckpointWorld
     tables: tuple[TableWorld, ...]
     topics: tuple[TopicWorld, ...]
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def start_over(self) -> str:
+        """The last way out, as the next step of an error."""
+        return start_over(self.stream, self.folders)
+
+
+def start_over(stream: str, folders: Sequence[Path] = ()) -> str:
+    """How to begin a stream anew; `folders` are its state and its tables. Says what that costs."""
+    places = " ".join(shlex.quote(str(folder)) for folder in folders) or "its state folder and its tables"
+    return (
+        f"start the stream over: move {places} away (readers lose these rows until the topic is read again) and run "
+        f"`recourse streams run {stream}`"
+    )
+
+
+def restore_checkpoint(stream: str, folders: Sequence[Path] = ()) -> str:
+    """What to do about a checkpoint that cannot be trusted, as the next step of an error."""
+    return (
+        "put the checkpoint folder back from the newest copy, taken together with the tables; without one, "
+        f"{start_over(stream, folders)}"
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs import generation as generations
-from streaming_jobs.checkpoint import Checkpoint
+from streaming_jobs.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, newest, walk
 from streaming_jobs.ledger_file import LedgerFile
@@ -16,7 +17,15 @@ from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.delta import STREAM_PROPERTY, open_sink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import DeltaTable, Stream
-from streaming_jobs.surroundings import CheckpointWorld, Role, TableWorld, TopicWorld, World
+from streaming_jobs.surroundings import (
+    CheckpointWorld,
+    Role,
+    TableWorld,
+    TopicWorld,
+    World,
+    restore_checkpoint,
+    start_over,
+)
 
 
 def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
@@ -24,16 +33,28 @@ def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
 
     Raises PreflightRefused for a damaged checkpoint or table, BrokerUnreachable without a broker.
     """
-    record = generations.load(settings, stream.name)
-    number = record.generation if record else 1
-    checkpoint = generations.checkpoint(settings, stream.name, number)
-    checkpoint.check()
+    try:
+        record = generations.load(settings, stream.name)
+        checkpoint = generations.checkpoint(settings, stream.name, record.generation if record else 1)
+        checkpoint.check()
+        at = _checkpoint(checkpoint)
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(error.found, restore_checkpoint(stream.name, folders(settings, stream))) from error
     return World(
         stream=stream.name,
         record=record,
-        checkpoint=_checkpoint(checkpoint),
+        checkpoint=at,
+        folders=folders(settings, stream),
         tables=tuple(_tables(settings, stream)),
         topics=tuple(_topic(topics, topic.name) for topic in stream.sources.values()),
+    )
+
+
+def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
+    """The stream's state folder and its tables."""
+    return (
+        generations.folder(settings, stream.name),
+        *(settings.tables / declared.name for declared, _ in all_tables(stream)),
     )
 
 
@@ -72,8 +93,8 @@ def _tables(settings: Settings, stream: Stream) -> Iterable[TableWorld]:
         except (PreflightRefused, DeltaError, ValueError, TypeError, AttributeError, KeyError) as error:
             raise PreflightRefused(
                 f"the log of table {declared.name} cannot be read: {str(getattr(error, 'found', error))[:300]}",
-                f"put {settings.tables / declared.name / '_delta_log'} back from a copy; or start the stream over: "
-                f"move {stream.name}'s state folder and its tables away",
+                f"put {settings.tables / declared.name / '_delta_log'} back from a copy; or "
+                f"{start_over(stream.name, folders(settings, stream))}",
             ) from error
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from orchestration.cli.output import say
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ class Invocation:
 
     @cached_property
     def topology(self) -> Topology:
-        """The declared streams."""
+        """The declared streams; says so on stderr where nothing names any, and these are the shipped ones."""
         from streaming_jobs.topology import Topology
 
+        if all(origin.origin == "default" for origin in self.loaded.origins if origin.key == "flows"):
+            say(f"no recourse.toml in {Path.cwd()} names flows: these are the shipped streams, over flights of 2013")
         return Topology.of_settings(self.settings)
 
     def names(self, names: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ The tables below read: what had happened, the world it left, how severe the find
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -405,30 +406,30 @@ REFUSED: dict[str, tuple[World, Severity, str, str]] = {
         with_topic(settled(7), topic_id="new"),
         "lost",
         f"topic {TOPIC} was deleted and made anew: everything after offsets 0:80, 1:40 of the old topic",
-        "start the stream over on the new topic",
+        "on the new topic, start the stream over: move its state folder",
     ),
     "the topic was made anew with fewer records than the position": (
         with_topic(settled(7), topic_id="new", latest={0: 3, 1: 0}),
         "lost",
         "was deleted and made anew",
-        "start the stream over on the new topic",
+        "on the new topic, start the stream over: move its state folder",
     ),
     "the topic was made anew before the first batch": (
         with_topic(opened(), topic_id="new"),
         "lost",
         "everything after offsets 0:0, 1:0 of the old topic",
-        "start the stream over on the new topic",
+        "on the new topic, start the stream over: move its state folder",
     ),
     "the topic was truncated past the position": (
         with_topic(settled(7), earliest={0: 95, 1: 0}),
         "lost",
-        f"offsets 80 to 94 of topic {TOPIC}, partition 0, are gone (15 records were never read)",
+        f"offsets 80 to 94 of topic {TOPIC}, partition 0, are gone (15 records never read)",
         "bring them back from a copy of the topic",
     ),
     "the topic was truncated inside the batch under way": (
         with_topic(crashed(8, secondary=7, primary=7), earliest={0: 81, 1: 0}),
         "lost",
-        f"offsets 80 to 80 of topic {TOPIC}, partition 0, are gone (1 records were never read)",
+        f"offsets 80 to 80 of topic {TOPIC}, partition 0, are gone (1 record never read)",
         "bring them back from a copy of the topic",
     ),
     "the topic was truncated past a batch that the tables have already": (
@@ -496,6 +497,27 @@ def test_all_of_what_is_wrong_is_said_at_once() -> None:
     world = with_topic(with_table(world, SECONDARY, table_id="another"), topic_id=None)
     said = " ".join(f.found for f in verdicts(world))
     assert all(part in said for part in ("(RESTORE)", "(DELETE)", "another table", "does not exist"))
+
+
+def test_a_renamed_stream_is_told_once_for_each_table_and_how_to_keep_its_name() -> None:
+    world = with_table(settled(7), PRIMARY, owner="evens_before", foreign=tuple(foreign(n, "WRITE") for n in range(9)))
+    said = [f for f in verdicts(world) if PRIMARY in f.found]
+    assert len(said) == 1 and "belongs to stream evens_before" in said[0].found
+    assert "@stream(name='evens_before', ...)" in said[0].next_step
+    assert not any("accept" in f.next_step for f in verdicts(world))
+
+
+def test_starting_over_names_the_folders_and_what_it_costs() -> None:
+    world = replace(with_topic(settled(7), topic_id="new"), folders=(Path("/state/parity"), Path("/tables/my evens")))
+    (found,) = verdicts(world)
+    assert "move /state/parity '/tables/my evens' away (readers lose these rows" in found.next_step
+    assert found.next_step.endswith("run `recourse streams run parity`")
+
+
+def test_a_fence_names_both_ways_on() -> None:
+    fence = replace(entry(7), kind="fence", plan="parity-0001")
+    said = " ".join(f.next_step for f in verdicts(with_table(settled(7), PRIMARY, entry=fence)))
+    assert "recourse recover resume parity-0001" in said and "recourse recover abort parity-0001" in said
 
 
 def test_a_second_generation_counts_its_batches_anew() -> None:

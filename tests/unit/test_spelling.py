@@ -141,3 +141,12 @@ def test_the_nearest_name_is_near() -> None:
     assert nearest("zzz", ["trigger", "start"]) is None
     assert instead("zzz", ["trigger", "start"]) == "there are: trigger, start"
     assert instead("zzz", []) == "there are none"
+
+
+def test_a_folder_without_flows_says_whose_streams_are_shown(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "flights_clean" in Invocation().topology.streams
+    told = capsys.readouterr()
+    assert told.out == "" and f"no recourse.toml in {project} names flows" in told.err
+    (project / "recourse.toml").write_text('flows = ["shop_flows"]\n')
+    _ = Invocation().topology
+    assert capsys.readouterr().err == ""

@@ -232,8 +232,10 @@ def test_a_table_whose_log_is_damaged_is_named(disk: Disk, table: str, text: str
 def test_a_damaged_checkpoint_is_refused_before_anything_else(disk: Disk, name: str) -> None:
     disk.open().run(0, 1)
     (disk.folder / name).write_text("v1\n")
-    with pytest.raises(PreflightRefused, match=f"{name} cannot be read"):
+    with pytest.raises(PreflightRefused, match=f"{name} cannot be read") as refused:
         disk.world()
+    assert "put the checkpoint folder back" in refused.value.next_step
+    assert f"move {disk.folder.parent} " in refused.value.next_step, "and where the stream lies"
 
 
 def test_the_checkpoint_of_the_current_generation_is_looked_at(disk: Disk) -> None:
