@@ -192,8 +192,8 @@ class Alert:
 
 def alert_of(seen: StreamSeen, now: float, *, stale_after: float) -> Alert | None:
     """The stream's trouble: it failed, or its driver lives and says nothing."""
-    if seen.state == "failed":
-        error = seen.error or {}
+    error = seen.error or {}
+    if seen.state == "failed" or error.get("lasting") == "true":  # its quick tries are used up
         found = f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
         key = f"failed {seen.started_at:.0f} {error.get('code', '')}"
         return Alert(seen.stream, key, f"stream {seen.stream} failed: {found}")

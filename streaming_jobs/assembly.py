@@ -17,7 +17,8 @@ from streaming_jobs import savepoints
 from streaming_jobs.batch import BatchPipeline, BatchReport
 from streaming_jobs.code_version import loaded_code
 from streaming_jobs.durations import milliseconds, parse_duration
-from streaming_jobs.errors import ConfigurationError, PreflightRefused, TransientError
+from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
+from streaming_jobs.failures import function_raised
 from streaming_jobs.generation import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.preflight import primary_has
@@ -121,7 +122,7 @@ class Assembly:
         sources = self._sources()
         starts = self._starts(record, world)
         frames = {s.parameter: s.stream(spark, start=starts[s.topic.name], max_offsets=self.share) for s in sources}
-        outputs = self.stream.outputs(**frames)
+        outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)
         record = self._bound(record, world, starts, outputs)
         tables = self._tables(record, outputs)
@@ -140,6 +141,29 @@ class Assembly:
             .foreachBatch(pipeline)
         )
         return Assembled(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
+
+    def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
+        """What the stream's function makes; raises UsageError for what is no frame, FunctionRaised for an exception."""
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import DataFrame
+
+        function = self.stream.function
+        try:
+            outputs = self.stream.outputs(**frames)
+        except (RecourseError, AnalysisException, ParseException):
+            raise
+        except Exception as error:
+            raise function_raised(function, error) from error
+        returned: Mapping[str, object] = outputs
+        for sink, frame in returned.items():
+            if not isinstance(frame, DataFrame):
+                place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+                raise UsageError(
+                    f"the function of stream {self.stream.name} returned {type(frame).__name__} for {sink}, "
+                    f"not a DataFrame ({place})",
+                    "return a DataFrame, or for several sinks a mapping of each sink's name to one",
+                )
+        return outputs
 
     def _sources(self) -> list[KafkaSource]:
         lateness = self.own.lateness  # zero is a lateness too

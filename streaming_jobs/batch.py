@@ -112,6 +112,8 @@ class BatchPipeline:
     failure: BaseException | None = None
     stopped_at_border: bool = False
     in_batch: bool = False
+    unfinished: LedgerEntry | None = None
+    """What the batch at work, or the one that failed, reads."""
     _bytes_per_record: float = field(default=512.0)
     _on_disk: CheckpointSync = field(init=False)
 
@@ -127,6 +129,7 @@ class BatchPipeline:
                 raise StopAtBorder
             self.between(batch - 1)
             self._run(frame, batch)
+            self.unfinished = None
         except StopAtBorder:
             self.stopped_at_border = True
             raise
@@ -142,6 +145,7 @@ class BatchPipeline:
         entry = LedgerEntry(
             "batch", self.stream.name, self.primary.name, self.generation, batch, self._ranges(batch), code=self.code
         )
+        self.unfinished = entry
         if (done := self._done(self.primary, entry)) is not None:
             self._repeat_state(frame, entry, done)
             self._on_disk.state()

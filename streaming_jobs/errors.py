@@ -3,13 +3,15 @@
     RecourseError
     ├── UsageError            what was asked for makes no sense; nothing was touched
     ├── TransientError        may pass by itself; trying again is right
-    │   └── LeaseBusy         another driver holds the stream
+    │   ├── LeaseBusy         another driver holds the stream
+    │   └── FunctionRaised    the stream's own function raised an exception, the first time
     └── PermanentError        trying again is a bug; a person has to act
         ├── PreflightRefused  state, tables and topics do not agree; nothing was started
         ├── OffsetsLost       records the stream still needs are gone from Kafka
         ├── Fenced            a newer generation owns the table; this driver is a zombie
         ├── LedgerConflict    a batch was committed before with another offset range
         ├── ForeignWrite      somebody else changed rows of the stream's table
+        ├── FunctionFailed    the stream's own function raised the same exception again
         └── OutputMismatch    the rows do not fit the table
 
 Each error carries a stable code (`REC-0xx`), what was found, and what to do next.
@@ -109,6 +111,23 @@ class ForeignWrite(PermanentError):
     """Somebody else changed the rows of a table while the stream was writing it."""
 
     code = "REC-026"
+
+
+class FunctionFailed(PermanentError):
+    """The stream's own function raised the same exception twice in the same place."""
+
+    code = "REC-027"
+
+
+class FunctionRaised(TransientError):
+    """The stream's own function raised an exception; it may be something that the function asks elsewhere."""
+
+    code = "REC-014"
+
+    def __init__(self, found: str, next_step: str = "", origin: str = "") -> None:
+        """`origin`: kind, place and batch; the text may name another record of the batch each time."""
+        super().__init__(found, next_step)
+        self.origin = origin
 
 
 class BrokerUnreachable(TransientError):

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import re
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
 
-from streaming_jobs.errors import ConfigurationError, OffsetsLost, PermanentError, RecourseError, TransientError
+from streaming_jobs.errors import (
+    ConfigurationError,
+    FunctionRaised,
+    OffsetsLost,
+    PermanentError,
+    RecourseError,
+    TransientError,
+)
 
+_E = TypeVar("_E", bound=RecourseError)
 _LOST = re.compile(
     r"KAFKA_DATA_LOSS|data may have been lost|Some data may have been lost|offset was changed from", re.I
 )
@@ -17,19 +28,33 @@ _PERMANENT = re.compile(
 _FULL = re.compile(
     r"No space left on device|os error 28\b|\[Errno 28\]|Disk quota exceeded|os error 122\b|\[Errno 122\]"
 )
+_GONE = re.compile(
+    r"^An error occurred while calling \S+$|Error while sending or receiving|Answer from Java side is empty"
+)
+_WORKER = re.compile(
+    r"Python worker(?s:.)*Traceback \(most recent call last\)|PythonException(?s:.)*Traceback \(most recent"
+)
+_PLACE = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_ON_DATA = re.compile(
+    r"\[(USER_RAISED_EXCEPTION|DIVIDE_BY_ZERO|REMAINDER_BY_ZERO|CAST_INVALID_INPUT|CAST_OVERFLOW|ARITHMETIC_OVERFLOW"
+    r"|BINARY_ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE|INVALID_ARRAY_INDEX|MAP_KEY_DOES_NOT_EXIST|DUPLICATED_MAP_KEY"
+    r"|CANNOT_PARSE_TIMESTAMP|DATETIME_OVERFLOW|INVALID_INDEX_OF_ZERO|INVALID_PARAMETER_VALUE|NULL_MAP_KEY)\b"
+)
 _FIRST_LINES = 3
 
 
-def classify(error: BaseException) -> RecourseError:
+def classify(error: BaseException, where: str = "") -> RecourseError:
     """The error as one of ours: itself if it is, else permanent or transient by what Spark says.
 
-    An error in the stream's own function comes back with every retry on the same records, but so would a full
-    disk; unknown failures are therefore transient, and the session stops trying after `max_restarts`.
+    An exception of the stream's own function mostly comes back with the same records, but the function may also ask
+    something elsewhere: it is tried again, and is permanent when it comes back (retries.py). An unknown failure is
+    transient. `where` names the batch and its offsets.
     """
     if isinstance(error, RecourseError):
         return error
     kind, text = type(error).__name__, str(error)
     said = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
+    said += f" ({where})" if where else ""
     if _FULL.search(text):
         full = f"no space is left on the device of the tables, of the state, or of Spark's scratch folder: {said}"
         return _caused(TransientError(full, "free space there (`df -h`); nothing is lost, a later try goes on"), error)
@@ -41,9 +66,41 @@ def classify(error: BaseException) -> RecourseError:
         return _caused(ConfigurationError(f"Spark refuses the stream's plan: {said}", "correct the function"), error)
     if _PERMANENT.search(text):
         return _caused(PermanentError(said, "see docs/operate.md, 'A stream that will not start'"), error)
-    return _caused(TransientError(f"{kind}: {said}", "the session tries again; its log has the whole trace"), error)
+    if _GONE.search(text):
+        return _caused(TransientError("Spark's JVM is gone", "the session's log says how it ended"), error)
+    if (raised := _raised(text)) is not None:
+        said, origin = raised
+        words = f"the stream's function raised {said}{f' ({where})' if where else ''}"
+        return _caused(FunctionRaised(words, "correct the function if it comes back", f"{origin} {where}"), error)
+    return _caused(TransientError(f"{kind}: {said}", "its session's log has the whole trace"), error)
 
 
-def _caused(error: RecourseError, by: BaseException) -> RecourseError:
+def function_raised(function: Callable[..., object], error: Exception) -> FunctionRaised:
+    """The error for what a stream's function raised itself, when it was called with frames."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename == function.__code__.co_filename] or frames[-1:]
+    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    words = f"the stream's function raised {type(error).__name__}: {error}{place}"
+    origin = f"{type(error).__name__}{place}"
+    return _caused(FunctionRaised(words, "correct the function if it comes back", origin), error)
+
+
+def _raised(text: str) -> tuple[str, str] | None:
+    """What code of the stream raised, in a Python worker or by SQL on its records, with its kind and place.
+
+    None if it was something else.
+    """
+    if _WORKER.search(text):
+        lines = text[text.rindex("Traceback (most recent call last)") :].split("\n")[1:]
+        last = next((line for line in lines if line and not line.startswith(" ")), "an exception")
+        places = [m for line in lines if (m := _PLACE.match(line)) and "/pyspark/" not in m["file"]]
+        place = f" ({places[-1]['file']}:{places[-1]['line']})" if places else ""
+        return f"{last.strip()[:500]}{place}", f"{last.partition(':')[0]}{place}"
+    if (found := _ON_DATA.search(text)) is not None:
+        return text[found.start() :].partition("\n")[0].strip()[:500], found[1]
+    return None
+
+
+def _caused(error: _E, by: BaseException) -> _E:
     error.__cause__ = by
     return error

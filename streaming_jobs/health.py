@@ -190,7 +190,8 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool) -> Iterat
 def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
     """What may be wrong with a stream whose driver lives and reports."""
     if status.error is not None:
-        yield Reason("failing", f"it failed and is tried again: {_error(status)}")
+        when = f" in {_span(status.next_try - now)}" if status.next_try else ""
+        yield Reason("failing", f"it failed and is tried again{when}: {_error(status)}")
     elif status.failures > 1:
         yield Reason("failing", f"it failed {status.failures} times in a row and was started again each time")
     if status.lag_at is None:

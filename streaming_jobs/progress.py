@@ -17,7 +17,7 @@ from streaming_jobs.generation import folder
 from streaming_jobs.settings import Settings
 from streaming_jobs.totals import Totals
 
-State = Literal["starting", "running", "idle", "stopping", "stopped", "failed"]
+State = Literal["starting", "running", "idle", "failing", "stopping", "stopped", "failed"]
 
 
 @dataclass
@@ -70,6 +70,8 @@ class Status:
     code_version: str = ""
     committer: str | None = None
     path: str | None = None
+    next_try: float | None = None
+    """When a stream that is `failing` is tried again."""
     warnings: list[str] = field(default_factory=list)
     error: dict[str, str] | None = None
     """Why the stream failed, while it is failed or waits for its next try."""

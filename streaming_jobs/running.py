@@ -22,6 +22,7 @@ from streaming_jobs.lag import EndOffsets, LagClock, position_in
 from streaming_jobs.lease import Lease
 from streaming_jobs.preflight import enforce, verdicts
 from streaming_jobs.progress import Status, late_rows, update
+from streaming_jobs.retries import Retries
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.stream import Stream
 from streaming_jobs.surroundings import World, start_over
@@ -35,11 +36,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0
-_HEALTHY_AFTER = 600.0
-_HEALTHY_BATCHES = 10
 _IDLE_BEFORE_STOP = 1.0
 _TOPIC_CHECK_EVERY = 1.0
+_NAMED = 4
 LINGERING = 300.0
 """Seconds that a batch may run on after its query was ended, before the session ends itself and its JVM."""
 
@@ -68,15 +67,14 @@ class RunningStream:
     _stop_since: float = 0.0
     _not_in_batch_since: float = 0.0
     _ending_since: float | None = None
-    _failures: int = 0
-    _good_batches: int = 0
+    retries: Retries = field(init=False)
     _restart_at: float | None = None
-    _healthy_since: float = 0.0
     _topics_checked: float = 0.0
     _seen_batch: int = -1
 
     def __post_init__(self) -> None:
         self.own = self.settings.for_stream(self.stream.name)
+        self.retries = Retries(self.own.max_restarts)
         loaded_code(self.stream, self.settings.flows)  # before its file can change
         self.status.batch_every_s = self._interval()
         self._lag = LagClock(self.status.read_up_to)
@@ -90,6 +88,11 @@ class RunningStream:
     def _has_run(self) -> bool:
         """Whether a batch was done in this session; the status knows of batches before it too."""
         return (self.status.committed_at or 0.0) > self.status.started_at
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the quick tries are used up and the next one is minutes away."""
+        return self._restart_at is not None and self.retries.lasting
 
     @property
     def reach(self) -> Connection:
@@ -133,8 +136,7 @@ class RunningStream:
         if self.stop_requested.is_set():
             self._press_stop()
             return
-        if self._failures and time.monotonic() - self._healthy_since > _HEALTHY_AFTER:
-            self._failures = 0
+        self.retries.still_running(time.monotonic())
 
     @property
     def in_batch(self) -> bool:
@@ -158,7 +160,7 @@ class RunningStream:
         """A sign of life, with the lag of now: it changes while a batch runs, and before the first one."""
         status = self.status
         status.heartbeat = time.time()
-        status.failures = self._failures
+        status.failures = self.retries.failures
         if self.query is None:
             status.input_rows_per_s = status.processed_rows_per_s = None
         ends = self.ends.newest(t.name for t in self.stream.sources.values()) if self.ends is not None else None
@@ -214,13 +216,13 @@ class RunningStream:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.stream.name)
         self.pipeline = ready.pipeline
         self.query = ready.start()
-        self._healthy_since = time.monotonic()
+        self.retries.started(time.monotonic())
         code = ready.pipeline.code
         if self._position is None:
             self._position = {t.name: {int(p): o for p, o in t.start.items()} for t in ready.record.topics}
         self.status.generation = ready.record.generation
         self.status.code_version = f"{code.hash} ({code.package})"
-        self.status.error = None
+        self.status.error = self.status.next_try = None
         self.status.state = "running" if self._has_run else "starting"
         log.info("stream started", stream=self.stream.name, generation=ready.record.generation, code=code.hash)
 
@@ -243,9 +245,7 @@ class RunningStream:
         self._topics_checked = time.monotonic()
 
     def _report(self, done: BatchReport) -> None:
-        self._good_batches += 1
-        if self._good_batches >= _HEALTHY_BATCHES:
-            self._failures = 0
+        self.retries.batch_done()
         status = self.status
         status.batch, status.batch_ms, status.batch_records = done.batch, done.milliseconds, done.records
         status.path, status.committer = done.path, done.committer
@@ -313,9 +313,9 @@ class RunningStream:
         if failure is None or pipeline.stopped_at_border or stopped:
             self._stopped()
         else:
-            self.fail(self._explained(classify(failure)))
+            self.fail(self._explained(classify(failure, where=_where(pipeline))))
 
-    def _explained(self, error: Exception) -> Exception:
+    def _explained(self, error: RecourseError) -> RecourseError:
         """For records that are gone: the exact range, from the same rules as at start."""
         if isinstance(error, OffsetsLost):
             try:
@@ -325,26 +325,32 @@ class RunningStream:
         return error
 
     def _stopped(self) -> None:
-        self.status.state = "stopped"
+        self.status.state, self.status.next_try = "stopped", None
         log.info("stream stopped", stream=self.stream.name, batch=self.status.batch)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: RecourseError) -> None:
         """Record a failure: the stream is over, or, for one that may pass, tried again by `poll`."""
-        self._failures += 1
-        self._good_batches = 0
-        if isinstance(error, TransientError) and self._failures <= self.own.max_restarts:
-            delay = min(_FIRST_DELAY * 2 ** (self._failures - 1), _LONGEST_DELAY)
-            self._restart_at = time.monotonic() + delay
-            self.status.tell(_told(error))
-            log.warning("stream failed, will try again", stream=self.stream.name, error=str(error), seconds=delay)
+        error, delay = self.retries.failed(error)
+        if delay is None:
+            self._over(error)
             return
-        self._over(error)
+        self._restart_at = time.monotonic() + delay
+        self.status.state, self.status.next_try = "failing", time.time() + delay
+        self.status.tell({**_told(error), "lasting": str(self.retries.lasting).lower()})
+        log.warning("stream failed, will try again", stream=self.stream.name, error=str(error), seconds=delay)
 
-    def _over(self, error: Exception) -> None:
+    def give_up(self) -> None:
+        """The session ends, since no other stream of it runs: this one is over as it is."""
+        self._restart_at = self.status.next_try = None
+        self.status.state = "failed"
+        log.error("stream failed", stream=self.stream.name, error=(self.status.error or {}).get("found"))
+
+    def _over(self, error: RecourseError) -> None:
+        self.status.next_try = None
         self.status.tell(_told(error))
         self.status.state = "failed"
         # A refusal in our own words needs no traceback; anything else does.
-        told = isinstance(error, RecourseError) and error.__cause__ is None
+        told = error.__cause__ is None
         log.error("stream failed", stream=self.stream.name, error=str(error), exc_info=None if told else error)
 
     @property
@@ -373,11 +379,26 @@ def _thread_ended(query: StreamingQuery) -> bool:
         return True
 
 
-def _told(error: Exception) -> dict[str, str]:
+def _where(pipeline: BatchPipeline) -> str:
+    """The batch that the pipeline did not finish, and its offsets; empty if it was in none."""
+    entry = pipeline.unfinished
+    if entry is None:
+        return ""
+    parts = [
+        f"{r.topic} partition {p} offsets {r.start.get(p, 0)} to {end - 1}"
+        for r in entry.offsets
+        for p, end in r.end.items()
+        if end > r.start.get(p, 0)
+    ]
+    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return f"batch {entry.batch}: {', '.join(parts[:_NAMED]) or 'no records'}{more}"
+
+
+def _told(error: RecourseError) -> dict[str, str]:
     """The error as the status file holds it."""
     return {
-        "code": getattr(error, "code", "REC-000"),
-        "found": getattr(error, "found", str(error)),
-        "next": getattr(error, "next_step", ""),
+        "code": error.code,
+        "found": error.found,
+        "next": error.next_step,
         "permanent": str(isinstance(error, (PermanentError, UsageError))).lower(),
     }

@@ -183,7 +183,7 @@ class Session:
     def _loop(self) -> None:
         assert self.spark is not None
         written = 0.0
-        while not all(running.ended for running in self.running):
+        while any(not running.ended and not running.gave_up for running in self.running):
             if (gone := self._jvm_gone(0)) is not None:
                 raise gone
             self._look_at_recoveries()
@@ -206,6 +206,9 @@ class Session:
                 self._write_statuses()
                 written = time.monotonic()
             time.sleep(_LOOK_EVERY)
+        for running in self.running:
+            if not running.ended:
+                running.give_up()
 
     def _jvm_gone(self, patience: float) -> TransientError | None:
         """The error that says how our JVM ended, if it did within `patience` seconds."""
@@ -243,11 +246,13 @@ class Session:
         failed = [
             running.stream.name
             for running in self.running
-            if running.status.state == "failed" and not stops.asked(self.settings, running.stream.name)
+            if (running.status.state == "failed" or running.gave_up)
+            and not stops.asked(self.settings, running.stream.name)
         ]
         if self.watch is None or not failed or self.superseded or not self.watch.newer(failed):
             return
-        if all(holder(self.settings, name) is None for name in failed):
+        elsewhere = [r.stream.name for r in self.running if r.left and holder(self.settings, r.stream.name) is not None]
+        if not set(failed).intersection(elsewhere):
             log.info("failed streams have other code or settings: the session starts again", streams=",".join(failed))
             self.superseded = True
 

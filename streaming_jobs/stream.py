@@ -219,6 +219,9 @@ class Stream:
     def outputs(self, **frames: DataFrame) -> dict[str, DataFrame]:
         """Call the function and return a frame for each sink, by the sink's name in `sinks`."""
         result = self.function(**frames)
+        if result is None:
+            place = f"{self.function.__code__.co_filename}:{self.function.__code__.co_firstlineno}"
+            raise UsageError(f"the function of stream {self.name} returned None ({place})", "return a DataFrame")
         by_sink = dict(result) if isinstance(result, Mapping) else {next(iter(self.sinks)): result}
         if by_sink.keys() != self.sinks.keys():
             unknown = [name for name in by_sink if name not in self.sinks]

@@ -136,6 +136,15 @@ def _imported(name: str) -> ModuleType:
 
 def _unusable(name: str, error: Exception) -> UsageError:
     frames = traceback.extract_tb(error.__traceback__)
+    if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (
+        isinstance(error, AssertionError) and not str(error) and "/pyspark/" in frames[-1].filename
+    ):
+        line = next((f"{f.filename}:{f.lineno}" for f in reversed(frames) if "/pyspark/" not in f.filename), "no line")
+        return UsageError(
+            f"module '{name}' uses Spark while it is imported, when there is no Spark yet ({line})",
+            "give a UDF's type as an object, @F.udf(DoubleType()) in place of @F.udf('double'), and make columns "
+            "(F.col, F.lit, F.expr) in the stream's function",
+        )
     theirs = [f"{f.filename}:{f.lineno}" for f in frames if "importlib" not in f.filename and f.filename != __file__]
     place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else next(iter(theirs), "no line")
     return UsageError(

@@ -63,6 +63,18 @@ def broken(things: DataFrame) -> DataFrame:
     return things.select(F.raise_error(F.lit("a bug in the function")).cast("string").alias("never"), "n")
 
 
+@F.udf(LongType())
+def refusing(number: int) -> int:
+    """Refuses every number."""
+    raise ValueError(f"no place for {number}")
+
+
+@stream(source=THINGS, sink=DeltaTable("crooked"))
+def crooked(things: DataFrame) -> DataFrame:
+    """Its Python function refuses each record."""
+    return things.select(refusing("n").alias("n"))
+
+
 def thing(number: int) -> tuple[bytes, bytes]:
     """Key and value of the record with that number."""
     key = KEYS[number % len(KEYS)]

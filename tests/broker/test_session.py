@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -78,17 +79,26 @@ def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_ev
 ) -> None:
     settings, bootstrap = things
     quick = ("--set", "streams.broken.max_restarts=0")
-    first = driver(settings, bootstrap, "--streams", "plain,broken", *quick)
+    first = driver(settings, bootstrap, "--streams", "plain,broken,crooked", *quick)
     drivers.append(first)
     waiting = until(lambda: (s := read_status(settings, "plain")) and s.lag_records, 120, "the lag")
     assert waiting == 500, "known before the first batch"
     until(lambda: batches(settings, "plain") >= 0, 120, "the first batch")
     until(lambda: (s := read_status(settings, "broken")) is not None and s.state == "failed", 120, "the failure")
+    until(lambda: (s := read_status(settings, "crooked")) is not None and s.state == "failed", 120, "the other one")
     produce(bootstrap, "things", map(thing, range(500, 600)))
     until(lambda: len(rows(settings, "plain")) == 600, 60, "the rows after the failure")
     assert first.poll() is None
     failed = read_status(settings, "broken")
     assert failed is not None and failed.error is not None and "a bug in the function" in failed.error["found"]
+    raised = read_status(settings, "crooked")
+    assert raised is not None and raised.error is not None and raised.restarts == 1, "the second time it is permanent"
+    assert (raised.error["code"], raised.error["permanent"]) == ("REC-027", "true")
+    assert re.fullmatch(
+        r"the stream's function raised ValueError: no place for \d+ \(\S+/tests/things.py:\d+\) "
+        r"\(batch 0: things partition 0 offsets 0 to \d+, things partition 1 offsets 0 to \d+\)",
+        raised.error["found"],
+    ), raised.error["found"]
 
     code, output = finished(driver(settings, bootstrap, "--streams", "plain"))
     assert code == 75 and f"held by process {first.pid}" in output

@@ -7,13 +7,14 @@ import pytest
 from streaming_jobs.errors import (
     ConfigurationError,
     Fenced,
+    FunctionRaised,
     LeaseBusy,
     OffsetsLost,
     PermanentError,
     RecourseError,
     TransientError,
 )
-from streaming_jobs.failures import classify
+from streaming_jobs.failures import classify, function_raised
 
 LOST = (
     "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost: they are not available in Kafka",
@@ -94,3 +95,60 @@ def test_a_long_text_is_cut_to_what_a_person_reads() -> None:
     assert found.startswith("RuntimeError: [SOMETHING] it broke")
     assert len(found) < 1100
     assert "org.apache.spark.Very" not in classify(RuntimeError("a\nb\nc\nat org.apache.spark.Very.deep")).found
+
+
+WORKER = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/pyspark/worker.py", line 1231, in main
+    process()
+  File "/home/me/flows.py", line 12, in crooked
+    raise Crooked(n)
+flows.Crooked: 17 is crooked
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (WORKER, "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)"),
+        (
+            f"Job aborted: Task 0 failed: org.apache.spark.api.python.PythonException: {WORKER}\n\tat org.apache.spark",
+            "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)",
+        ),
+        (
+            "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012\n== DataFrame ==\nmore",
+            "the stream's function raised [DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012 (batch 7: orders)",
+        ),
+    ],
+)
+def test_what_the_streams_function_raised_is_told_with_kind_text_place_and_batch(text: str, said: str) -> None:
+    error = classify(RuntimeError(text), where="batch 7: orders")
+    assert type(error) is FunctionRaised
+    assert error.found == said and "batch 7" in error.origin and "17" not in error.origin
+
+
+def test_an_exception_of_the_function_itself_is_told_with_its_own_line() -> None:
+    def function(orders: object) -> object:
+        return {}[orders]  # type: ignore[index]
+
+    with pytest.raises(KeyError) as raised:
+        function("orders")
+    error = function_raised(function, raised.value)
+    assert error.found.startswith(f"the stream's function raised KeyError: 'orders' ({__file__}:")
+
+
+@pytest.mark.parametrize("text", ["An error occurred while calling o87.isActive", "Error while sending or receiving."])
+def test_a_jvm_that_does_not_answer_is_told_as_gone(text: str) -> None:
+    assert classify(RuntimeError(text)).found == "Spark's JVM is gone"
+    real = f"{text}.\n: java.lang.IllegalStateException: stopped"
+    assert (
+        classify(RuntimeError(real.replace("Error while sending or receiving.", "An error"))).found
+        != "Spark's JVM is gone"
+    )
+
+
+def test_the_batch_and_its_offsets_are_named_for_an_unknown_failure_too() -> None:
+    assert classify(RuntimeError("it broke"), where="batch 7: orders partition 0 offsets 40 to 49").found == (
+        "RuntimeError: it broke (batch 7: orders partition 0 offsets 40 to 49)"
+    )

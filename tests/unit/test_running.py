@@ -20,6 +20,7 @@ from streaming_jobs.errors import (
     BrokerUnreachable,
     ConfigurationError,
     Fenced,
+    FunctionRaised,
     OffsetsLost,
     PreflightRefused,
     RecourseError,
@@ -233,6 +234,30 @@ def test_an_output_column_that_no_table_can_take_is_refused(settings: SettingsFa
         assembly(settings())._schema("evens", {"evens": output})
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, r"the function of stream crooked returned None \(.*test_running.py:\d+\)"),
+        ("a text", r"the function of stream crooked returned str for t, not a DataFrame \(.*test_running.py:\d+\)"),
+        ({"t": None}, "returned NoneType for t, not a DataFrame"),
+    ],
+)
+def test_a_function_that_returns_no_frame_is_refused_with_its_name_and_place(
+    settings: SettingsFactory, returned: Any, said: str
+) -> None:
+    crooked = Stream("crooked", lambda things: returned, {"things": THINGS}, {"t": DeltaTable("t")})
+    with pytest.raises(UsageError, match=said):
+        assembly(settings(), crooked)._outputs({"things": None})  # type: ignore[dict-item]
+
+
+def test_a_function_that_raises_when_it_is_called_is_told_with_its_line(settings: SettingsFactory) -> None:
+    crooked = Stream("crooked", lambda things: {}["no such"], {"things": THINGS}, {"t": DeltaTable("t")})
+    with pytest.raises(
+        FunctionRaised, match=r"the stream's function raised KeyError: 'no such' \(.*test_running.py:\d+\)"
+    ):
+        assembly(settings(), crooked)._outputs({"things": None})  # type: ignore[dict-item]
+
+
 class Writer:
     """What Spark's writer is told."""
 
@@ -319,6 +344,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+WORKER = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/pyspark/worker.py", line 1231, in main
+    process()
+  File "/home/me/flows.py", line 12, in crooked
+    raise ValueError(n)
+ValueError: {}
+"""
+"""As Spark passes on what a Python worker raised."""
+
 Make = Callable[..., RunningStream]
 
 
@@ -345,7 +381,7 @@ def make(settings: SettingsFactory) -> Make:
 
 def quiet() -> Any:
     """A pipeline between two batches."""
-    return SimpleNamespace(in_batch=False, failure=None, stopped_at_border=False)
+    return SimpleNamespace(in_batch=False, failure=None, stopped_at_border=False, unfinished=None)
 
 
 def reported(batch: int, note: str | None = None, **changes: Any) -> BatchReport:
@@ -494,18 +530,68 @@ def test_what_may_pass_is_tried_again_later_and_later_and_then_given_up(
         waited.append(clock.now - before)
     assert waited == [1.0, 2.0, 4.0]
     assert running.status.restarts == 3
-    running.fail(TransientError("a passing fault"))
+    for _ in range(2):
+        running.fail(TransientError("a passing fault"))
+        assert (running.status.state, running.gave_up, running.ended) == ("failing", True, False)
+        assert running.status.next_try == clock.now + 600
+        assert running.status.error is not None and running.status.error["lasting"] == "true"
+    begun = len(starts)
+    clock.now += 599
+    running.poll(None)  # type: ignore[arg-type]
+    assert len(starts) == begun
+    clock.now += 1
+    running.poll(None)  # type: ignore[arg-type]
+    assert len(starts) == begun + 1
+    running.give_up()
+    assert (running.status.state, running.status.next_try, running.gave_up) == ("failed", None, False)
+    assert running.status.error["permanent"] == "false"
+
+
+def test_between_two_tries_a_stream_is_failing_and_says_when_the_next_one_is(make: Make, clock: Clock) -> None:
+    running = ended(make(), failure=TransientError("a passing fault"))
+    running.refresh_status()
+    assert (running.status.state, running.status.next_try) == ("failing", clock.now + 1)
+    assert not running.gave_up and running.status.error is not None and running.status.error["found"]
+
+
+def test_without_restarts_nothing_is_tried_again(make: Make) -> None:
+    running = ended(make(max_restarts=0), failure=TransientError("a passing fault"))
+    assert (running.status.state, running.gave_up) == ("failed", False)
+
+
+def test_an_exception_of_the_streams_function_that_comes_back_in_the_same_batch_is_permanent(
+    make: Make, clock: Clock
+) -> None:
+    running, entry = (
+        make(),
+        LedgerEntry("batch", STREAM, "evens", 1, 7, (OffsetRange(TOPIC, TOPIC_ID, {0: 40}, {0: 50}),)),
+    )
+    running.pipeline.unfinished = entry  # type: ignore[union-attr]
+    ended(running, failure=RuntimeError(WORKER.format("no place for 41")))
+    assert running.status.state == "failing" and running.status.error is not None
+    assert running.status.error["found"] == (
+        "the stream's function raised ValueError: no place for 41 (/home/me/flows.py:12) "
+        "(batch 7: things partition 0 offsets 40 to 49)"
+    )
+    running.query, running.pipeline = FakeQuery(), quiet()  # type: ignore[assignment]
+    running.pipeline.unfinished = replace(entry, batch=8)  # type: ignore[union-attr]
+    ended(running, failure=RuntimeError(WORKER.format("no place for 41")))
+    assert running.status.state == "failing", "another batch"
+    running.query, running.pipeline = FakeQuery(), quiet()  # type: ignore[assignment]
+    running.pipeline.unfinished = replace(entry, batch=8)  # type: ignore[union-attr]
+    ended(running, failure=RuntimeError(WORKER.format("no place for 43")))
     assert running.status.state == "failed"
-    assert running.status.error is not None and running.status.error["permanent"] == "false"
+    assert (running.status.error["code"], running.status.error["permanent"]) == ("REC-027", "true")
 
 
 def test_after_ten_good_minutes_the_retries_count_from_the_beginning(make: Make, clock: Clock) -> None:
     running = make(max_restarts=1)
     running.fail(BrokerUnreachable("no broker"))
-    running._restart_at, running._healthy_since = None, clock.now
+    running._restart_at = None
+    running.retries.started(clock.now)
     clock.now += 599
     running.poll(None)  # type: ignore[arg-type]
-    assert running._failures == 1
+    assert running.retries.failures == 1
     clock.now += 2
     running.poll(None)  # type: ignore[arg-type]
     running.fail(BrokerUnreachable("no broker"))
@@ -515,11 +601,11 @@ def test_after_ten_good_minutes_the_retries_count_from_the_beginning(make: Make,
 def test_after_ten_good_batches_the_retries_count_from_the_beginning(make: Make) -> None:
     running = make(max_restarts=1)
     for good in (9, 10):
-        running._failures = 0
+        running.retries.failures = 0
         running.fail(BrokerUnreachable("no broker"))
         for batch in range(good):
             running._report(reported(batch))
-        assert running._failures == (1 if good == 9 else 0)
+        assert running.retries.failures == (1 if good == 9 else 0)
 
 
 def test_any_exception_at_start_becomes_an_error_of_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

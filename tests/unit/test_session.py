@@ -316,7 +316,7 @@ def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to
     watch: Any = Watch("plain")
     session = Session(home, [plain, parity], supervised=True, watch=watch)
     session.run()
-    session.running[0].status.state = "failed"
+    session.running[0].status.state, session.running[0].left = "failed", True
     with take(home, "plain", purpose="session"):
         session._look_at_code()
     path = marker(home)
@@ -325,3 +325,30 @@ def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to
     path.unlink()
     session._look_at_code()
     assert session.superseded
+
+
+def test_a_stream_that_used_up_its_tries_is_tried_again_as_long_as_another_one_runs(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
+) -> None:
+    polls: list[str] = []
+
+    def poll(running: RunningStream, _: object) -> None:
+        polls.append(running.stream.name)
+        if len(polls) == 1:
+            for _try in range(home.for_stream("plain").max_restarts + 1):
+                running.fail(TransientError("away"))
+        if len(polls) == 6:
+            assert holder(home, "plain") is not None, "it is this session that tries again"
+            session.running[1].status.state = "stopped"
+
+    def start(self: Session, _: object) -> None:
+        self.spark = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
+
+    monkeypatch.setattr(RunningStream, "poll", poll)
+    monkeypatch.setattr(Session, "_start_spark", start)
+    monkeypatch.setattr(Session, "_loop", looping)
+    monkeypatch.setattr(module, "_LOOK_EVERY", 0.001)
+    session = Session(home, [plain, parity])
+    assert session.run() == 1
+    assert len(polls) == 6, "nothing else runs: who keeps sessions running starts the next one sooner"
+    assert (state(home, "plain"), state(home, "parity")) == ("failed", "stopped")

@@ -207,3 +207,10 @@ def test_a_driver_that_lives_and_says_nothing_raises_an_alert() -> None:
     silent = alert_of(replace(LIVE, heartbeat=NOW - 61), NOW, stale_after=60)
     assert silent is not None
     assert "said nothing for 61 s" in silent.text
+
+
+def test_a_stream_that_is_tried_again_every_ten_minutes_is_an_alert_and_one_that_failed_once_is_none() -> None:
+    error = {"code": "REC-012", "found": "no broker", "lasting": "true"}
+    found = alert_of(replace(LIVE, state="failing", error=error), NOW, stale_after=60)
+    assert found is not None and "REC-012 no broker" in found.text
+    assert alert_of(replace(LIVE, state="failing", error={**error, "lasting": "false"}), NOW, stale_after=60) is None

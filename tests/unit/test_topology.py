@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -126,3 +127,24 @@ def test_the_topology_reads_as_text() -> None:
         "  -> table y (secondary, append)\n"
         "  -> table sums_dead_letters (dead letters)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("price = F.udf('double')(lambda n: 1.0)", r"@F.udf\(DoubleType\(\)\)"),
+        ("price = F.col('n') * 2", "in the stream's function"),
+        ("price = F.lit(2)", "in the stream's function"),
+    ],
+)
+def test_a_module_that_needs_spark_while_it_is_imported_is_told_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, advice: str
+) -> None:
+    (tmp_path / "needs_spark_flow.py").write_text(f"from pyspark.sql import functions as F\n\n{line}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    with pytest.raises(UsageError, match=r"uses Spark while it is imported.*needs_spark_flow.py:3") as refused:
+        Topology.load(["needs_spark_flow"])
+    assert re.search(advice, refused.value.next_step)
+    sys.modules.pop("needs_spark_flow", None)

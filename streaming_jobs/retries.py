@@ -1,0 +1,72 @@
+"""When a stream that has failed is tried again: soon at first, then every ten minutes, and never for what comes back.
+
+| failure | tried again |
+|---|---|
+| may pass (`TransientError`) | after 1, 2, 4 ... 60 s, `max_restarts` times in a row |
+| still there after that, while other streams of the session run | every ten minutes |
+| of the stream's own function, a second time in a row: same kind, place and batch | never: it comes back |
+| needs a person (`PermanentError`, `UsageError`) | never |
+
+Ten good batches, or ten minutes, and the count begins anew. With `max_restarts` 0 nothing is tried again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streaming_jobs.errors import FunctionFailed, FunctionRaised, RecourseError, TransientError
+
+FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
+LASTING_DELAY = 600.0
+HEALTHY_AFTER = 600.0
+HEALTHY_BATCHES = 10
+
+
+@dataclass
+class Retries:
+    """The failures of one stream in a row; times in seconds of one clock."""
+
+    max_restarts: int
+    failures: int = 0
+    lasting: bool = False
+    """Whether the quick tries are used up."""
+    _good_batches: int = 0
+    _healthy_since: float = 0.0
+    _origin: str = ""
+
+    def started(self, now: float) -> None:
+        """The stream runs again."""
+        self._healthy_since, self.lasting = now, False
+
+    def batch_done(self) -> None:
+        """A batch was good."""
+        self._good_batches += 1
+        if self._good_batches >= HEALTHY_BATCHES:
+            self.failures = 0
+
+    def still_running(self, now: float) -> None:
+        """The stream runs."""
+        if self.failures and now - self._healthy_since > HEALTHY_AFTER:
+            self.failures = 0
+
+    def failed(self, error: RecourseError) -> tuple[RecourseError, float | None]:
+        """Count a failure: the error as it is to be told, and the seconds until the next try, None for no other."""
+        self.failures += 1
+        self._good_batches = 0
+        before, self._origin = self._origin, error.origin if isinstance(error, FunctionRaised) else ""
+        if isinstance(error, FunctionRaised) and (error.origin == before or not self.max_restarts):
+            error = _for_good(error)
+        if not isinstance(error, TransientError) or not self.max_restarts:
+            return error, None
+        self.lasting = self.failures > self.max_restarts
+        delay = LASTING_DELAY if self.lasting else min(FIRST_DELAY * 2 ** (self.failures - 1), LONGEST_DELAY)
+        return error, delay
+
+
+def _for_good(error: RecourseError) -> FunctionFailed:
+    """The function's exception as one that comes back."""
+    told = FunctionFailed(
+        error.found, "correct the function; its session takes the corrected code up by itself, or start it again"
+    )
+    told.__cause__ = error.__cause__
+    return told
