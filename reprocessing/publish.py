@@ -23,6 +23,7 @@ from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
 from streaming_jobs.savepoints import Savepoint
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks import bounds
 from streaming_jobs.sinks.delta import DeltaSink, open_sink
 from streaming_jobs.sinks.table_files import TableFile, on_disk, table_files
 from streaming_jobs.stream import Stream
@@ -178,6 +179,7 @@ def _publish(sink: DeltaSink, content: Content, entry: LedgerEntry, place: str) 
     if sink.holds(entry):
         return Published(sink.name, sink.handle.version(), 0, 0, len(content.files), 0.0)
     _widen(sink, content)
+    _narrow(sink, content)
     live = table_files(sink.path, sink.handle.version())
     here = dict(zip(_inodes(sink.path, live), live, strict=True))
     adds: list[AddAction | RemoveAction] = []
@@ -220,6 +222,19 @@ def _widen(sink: DeltaSink, content: Content) -> None:
         fields, commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()})
     )
     sink.refresh()
+
+
+def _narrow(sink: DeltaSink, content: Content) -> None:
+    """Take columns whose bounds a published file has not got off the table's list: older files may lack them."""
+    statistics = (json.loads(file.stats or "{}") for file in content.files.values())
+    bounded = bounds.bounded_in(statistics, sink.bounded)
+    if bounded != sink.bounded:
+        entry = LedgerEntry("schema", sink.stream, sink.name, 0, -1, note=f"set {bounds.PROPERTY}")
+        sink.handle.alter.set_table_properties(
+            {bounds.PROPERTY: bounds.encode(bounded)},
+            commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()}),
+        )
+        sink.refresh()
 
 
 def _inodes(root: Path, files: Mapping[str, TableFile]) -> list[tuple[int, int]]:

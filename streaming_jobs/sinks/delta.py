@@ -22,6 +22,7 @@ from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, OutputMis
 from streaming_jobs.files import private_folder, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, walk
 from streaming_jobs.settings import Settings, TableSettings
+from streaming_jobs.sinks import bounds
 from streaming_jobs.sinks.durable import sync_commits
 from streaming_jobs.sinks.order import is_position
 from streaming_jobs.stream import DeltaTable as Declared
@@ -84,6 +85,11 @@ class DeltaSink:
             sizes = self.handle.get_add_actions(flatten=True)["size_bytes"].to_pylist()
             self._sized = (version, sum(sizes) / 2**20)
         return self._sized[1]
+
+    @property
+    def bounded(self) -> tuple[str, ...]:
+        """The columns that have bounds in the table's log."""
+        return bounds.decode(self.handle.metadata().configuration.get(bounds.PROPERTY, ""))
 
     @property
     def direct(self) -> bool:
@@ -230,7 +236,11 @@ def ensure_sink(
             partition_by=list(declared.partition_by) or None,
             name=declared.name,
             description=declared.description or None,
-            configuration={STREAM_PROPERTY: stream, **_upkeep_properties(settings.table)},
+            configuration={
+                STREAM_PROPERTY: stream,
+                bounds.PROPERTY: bounds.encode(bounds.boundable(contract, declared.partition_by, _sought(declared))),
+                **_upkeep_properties(settings.table),
+            },
             raise_if_key_not_exists=False,
             commit_properties=CommitProperties(
                 custom_metadata={"userMetadata": entry.encode()},
@@ -250,7 +260,8 @@ def ensure_sink(
         )
         sink.refresh()
         sink._read_schema()
-    _apply_properties(sink, _upkeep_properties(settings.table), generation)
+    bounded = bounds.wanted(sink.handle, sink.schema, declared.partition_by, _sought(declared))
+    _apply_properties(sink, {**_upkeep_properties(settings.table), bounds.PROPERTY: bounded}, generation)
     sink.sync()
     return sink
 
@@ -307,6 +318,11 @@ def _check_layout(sink: DeltaSink, declared: Declared) -> None:
             f"table {sink.name} is partitioned by {list(now)}, the sink declares {list(declared.partition_by)}",
             "keep the partitioning, or write a new table",
         )
+
+
+def _sought(declared: Declared) -> tuple[str, ...]:
+    """Columns that every merge looks for: theirs are the bounds that matter most."""
+    return (*declared.keys, *declared.order_by)
 
 
 def _apply_properties(sink: DeltaSink, wanted: dict[str, str], generation: int) -> None:

@@ -1,31 +1,34 @@
 """Parquet files that Spark's executors wrote, described as Delta `add` actions without reading their rows.
 
-Statistics come from the files' footers: the rules for what may stand in `stats` are those of Delta's protocol,
-section "Per-file Statistics". Text longer than 32 characters gets no bound; timestamps are widened to whole
-milliseconds, since that is what Delta readers compare with.
+Statistics come from the files' footers, for the columns that have bounds at all (see `bounds`); their form is that of
+Delta's protocol, section "Per-file Statistics".
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_TEXT_BOUND = 32
-_INDEXED_COLUMNS = 32
+_JULIAN_END, _GREGORIAN_BEGIN = date(1582, 10, 4), date(1582, 10, 15)
+_LAST = datetime.max - timedelta(milliseconds=1)
 
 
-def add_actions(table: Path, folder: Path, partition_by: Sequence[str]) -> tuple[list[AddAction], int]:
-    """The `add` actions for every Parquet file below `folder`, and the number of rows in them."""
+def add_actions(
+    table: Path, folder: Path, partition_by: Sequence[str], bounded: Sequence[str]
+) -> tuple[list[AddAction], int]:
+    """The `add` actions for every Parquet file below `folder`, and the number of rows in them.
+
+    `bounded` are the columns that have bounds; see `bounds`.
+    """
     actions, rows = [], 0
     for file in sorted(folder.rglob("*.parquet")):
         metadata = pq.read_metadata(file)
@@ -40,30 +43,45 @@ def add_actions(table: Path, folder: Path, partition_by: Sequence[str]) -> tuple
                 partition_values=_partition_values(file.relative_to(folder), partition_by),
                 modification_time=int(status.st_mtime * 1000),
                 data_change=True,
-                stats=json.dumps(statistics(metadata)),
+                stats=json.dumps(statistics(file, metadata, bounded)),
             )
         )
     return actions, rows
 
 
-def statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
+def statistics(file: Path, metadata: pq.FileMetaData, bounded: Sequence[str]) -> dict[str, Any]:
     """The file's statistics as Delta writes them: numRecords, minValues, maxValues, nullCount."""
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for index in range(min(metadata.num_columns, _INDEXED_COLUMNS)):
-        if "." in (name := metadata.schema.column(index).path):
-            continue  # nested fields carry no bounds here: readers then simply do not skip by them
-        columns = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
-        if any(c is None or not c.has_null_count for c in columns):
+    for index in range(metadata.num_columns):
+        column = metadata.schema.column(index)
+        if column.path != column.name or column.name not in bounded:  # a field inside of another has a longer path
             continue
-        nulls[name] = sum(c.null_count for c in columns)
-        bounded = [c for c in columns if c.num_values]
-        if bounded and all(c.has_min_max for c in bounded):
-            low, high = _low(min(c.min for c in bounded)), _high(max(c.max for c in bounded))
-            if low is not None and high is not None:
-                lows[name], highs[name] = low, high
+        name = column.name
+        nulls[name], low, high = _from_footer(metadata, index) or _from_rows(file, name)
+        if low is not None and high is not None:
+            lows[name], highs[name] = _bound(low, up=False), _bound(high, up=True)
     return {"numRecords": metadata.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
+
+
+def _from_footer(metadata: pq.FileMetaData, index: int) -> tuple[int, Any, Any] | None:
+    """Nulls, least and greatest value of a column over all row groups; None when the footer does not say."""
+    groups = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
+    if any(group is None or not group.has_null_count for group in groups):
+        return None
+    valued = [group for group in groups if group.num_values]
+    if not all(group.has_min_max for group in valued):
+        return None
+    nulls = sum(group.null_count for group in groups)
+    return nulls, min((group.min for group in valued), default=None), max((group.max for group in valued), default=None)
+
+
+def _from_rows(file: Path, name: str) -> tuple[int, Any, Any]:
+    """The same from the column itself: a file without bounds for a column that has them elsewhere hides its rows."""
+    values = pq.ParquetFile(file).read(columns=[name])[name]
+    found = pc.min_max(values).as_py()
+    return values.null_count, found["min"], found["max"]
 
 
 def _partition_values(path: Path, partition_by: Sequence[str]) -> dict[str, str | None]:
@@ -77,29 +95,20 @@ def _folders(path: Path) -> Iterator[tuple[str, str | None]]:
         yield unquote(column), None if value == _NULL_PARTITION else unquote(value)
 
 
-def _low(value: Any) -> Any:
-    return _bound(value, up=False)
-
-
-def _high(value: Any) -> Any:
-    return _bound(value, up=True)
-
-
 def _bound(value: Any, *, up: bool) -> Any:
-    if isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return value if len(value) <= _TEXT_BOUND else None
+    """The value as the log writes it: times cut to milliseconds, upper ones widened while the calendar has room.
+
+    Spark reads bounds with a calendar that has no days between 1582-10-04 and 1582-10-15, and would move them.
+    """
     if isinstance(value, datetime):
-        utc = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-        if up and utc.microsecond % 1000:
-            utc += timedelta(milliseconds=1)
-        return utc.strftime("%Y-%m-%dT%H:%M:%S.") + f"{utc.microsecond // 1000:03d}Z"
+        naive = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        if _JULIAN_END < naive.date() < _GREGORIAN_BEGIN:
+            naive = datetime.combine(_GREGORIAN_BEGIN if up else _JULIAN_END, time())
+        if up and naive.microsecond % 1000 and naive <= _LAST:
+            naive += timedelta(milliseconds=1)
+        return naive.isoformat(timespec="milliseconds") + ("" if value.tzinfo is None else "Z")
     if isinstance(value, date):
+        if _JULIAN_END < value < _GREGORIAN_BEGIN:
+            value = _GREGORIAN_BEGIN if up else _JULIAN_END
         return value.isoformat()
-    if isinstance(value, Decimal):
-        # The digits that JSON will show must be the value's own: a rounded bound would hide rows from readers.
-        return shown if Decimal(repr(shown := float(value))) == value else None
-    return None
+    return value

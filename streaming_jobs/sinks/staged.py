@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.sinks import deletes, order_frames
+from streaming_jobs.sinks import bounds, deletes, order_frames
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.order import (
     DELETE_COLUMN,
@@ -96,7 +96,10 @@ class ArrowAppend:
 
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if self.rows:
-                write_deltalake(handle, self.table, mode="append", commit_properties=properties)
+                written = bounds.writer_properties(self.sink.schema)
+                write_deltalake(
+                    handle, self.table, mode="append", writer_properties=written, commit_properties=properties
+                )
 
         return self.sink.commit(entry, write)
 
@@ -153,6 +156,7 @@ class ArrowMerge:
                 predicate=" AND ".join(f"t.`{k}` = s.`{k}`" for k in self.sink.declared.keys),
                 source_alias="s",
                 target_alias="t",
+                writer_properties=bounds.writer_properties(self.sink.schema),
                 commit_properties=properties,
             )
             if does.delete is not None:
@@ -294,7 +298,7 @@ def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int]) -> Parque
     rows.write.partitionBy(*partition_by).parquet(str(target))
     for marker in (target / "_SUCCESS", target / "._SUCCESS.crc"):
         marker.unlink(missing_ok=True)
-    actions, count = add_actions(sink.path, target, partition_by)
+    actions, count = add_actions(sink.path, target, partition_by, sink.bounded)
     return ParquetAppend(sink, actions, count)
 
 

@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs.files import sync_files
 from streaming_jobs.ledger import LedgerEntry, newest
 from streaming_jobs.settings import TableSettings
-from streaming_jobs.sinks import deletes, unlisted
+from streaming_jobs.sinks import bounds, deletes, unlisted
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.table_log import expired, log_files
 
@@ -115,6 +115,7 @@ class Upkeep:
             self.sink.refresh()
             metrics = self.sink.handle.optimize.compact(
                 target_size=size or self.settings.target_file_mb << 20,
+                writer_properties=bounds.writer_properties(self.sink.schema, "ZSTD"),
                 commit_properties=CommitProperties(
                     custom_metadata={"userMetadata": self._entry("compaction").encode()}, max_commit_retries=0
                 ),

@@ -452,7 +452,7 @@ def staged_files(sink: DeltaSink, values: Mapping[str | None, int]) -> Path:
 def test_partition_values_of_any_kind_come_back_from_files_that_executors_wrote(make: Make) -> None:
     sink = make(partition_by=["k"])
     values = {value: number for number, value in enumerate((*AWKWARD, None))}
-    actions, count = add_actions(sink.path, staged_files(sink, values), ["k"])
+    actions, count = add_actions(sink.path, staged_files(sink, values), ["k"], sink.bounded)
     assert ParquetAppend(sink, actions, count).commit(entry(0)) == 1
     assert {row["k"]: row["n"] for row in rows_in(sink)} == values
 
@@ -467,7 +467,7 @@ def test_partition_values_of_any_kind_come_back_from_the_driver(make: Make) -> N
 
 def test_a_reader_skips_files_by_the_statistics_of_executors_and_misses_nothing(make: Make) -> None:
     sink = make(partition_by=["k"])
-    actions, _ = add_actions(sink.path, staged_files(sink, {"a": 1, "b": 2, "c": 3}), ["k"])
+    actions, _ = add_actions(sink.path, staged_files(sink, {"a": 1, "b": 2, "c": 3}), ["k"], sink.bounded)
     sink.commit(entry(0), lambda _, properties: sink.commit_actions(list(actions), properties))
     found = DeltaTable(sink.path).to_pyarrow_table(filters=[("n", "=", 2)])
     assert found.to_pylist() == [{"k": "b", "n": 2}]
@@ -475,7 +475,7 @@ def test_a_reader_skips_files_by_the_statistics_of_executors_and_misses_nothing(
 
 def test_files_that_executors_wrote_are_committed_once(make: Make) -> None:
     sink = make(partition_by=["k"])
-    actions, count = add_actions(sink.path, staged_files(sink, {"a": 1}), ["k"])
+    actions, count = add_actions(sink.path, staged_files(sink, {"a": 1}), ["k"], sink.bounded)
     staged = ParquetAppend(sink, actions, count)
     assert staged.commit(entry(0)) == 1
     assert staged.commit(entry(0)) is None
