@@ -37,7 +37,7 @@ from reprocessing.replay import last_entry, replay
 from reprocessing.situation import look
 from reprocessing.work import Work
 from streaming_jobs import generation as generations
-from streaming_jobs import savepoints
+from streaming_jobs import output_plans, savepoints
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.files import sync
 from streaming_jobs.sinks import deletes
@@ -288,6 +288,7 @@ class Switch:
             sync(target.parent)
         work.crash_point("recover_switch_between")
         ledger_file(work.settings, name).adopt(ledger_file(work.own, name))
+        output_plans.adopt(generations.folder(work.settings, name), generations.folder(work.own, name))
         replayed = generations.load(work.own, name)
         assert replayed is not None
         generations.save(

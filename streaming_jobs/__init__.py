@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.stream import DeltaTable, Format, KafkaTopic, Stream, stream
+from streaming_jobs.truths import Record, Truth, truth
 
 if TYPE_CHECKING:
     from streaming_jobs.formats import Json
@@ -30,13 +31,16 @@ __all__ = [
     "Json",
     "KafkaTopic",
     "PermanentError",
+    "Record",
     "RecourseError",
     "Settings",
     "Stream",
     "Topology",
     "TransientError",
+    "Truth",
     "UsageError",
     "stream",
+    "truth",
 ]
 
 

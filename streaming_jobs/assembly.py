@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from streaming_jobs import generation as generations
-from streaming_jobs import savepoints
+from streaming_jobs import output_plans, savepoints
 from streaming_jobs.batch import BatchPipeline, BatchReport
 from streaming_jobs.code_version import loaded_code
 from streaming_jobs.durations import milliseconds, parse_duration
@@ -130,6 +130,8 @@ class Assembly:
         record = replace(record, tables=tuple(BoundTable(t.name, t.table_id, roles[t.name]) for t in tables.values()))
         if record != world.record:
             generations.save(self.settings, record)
+        by_table = {self.stream.sinks[sink].name: frame for sink, frame in outputs.items()}
+        output_plans.note(generations.folder(self.settings, name), record.code[-1].hash, by_table, frames.values())
         handle = BoundQuery()
         pipeline = self._pipeline(record, sources, tables, plan_traits, handle)
         frame = next(iter(outputs.values())) if len(outputs) == 1 else next(iter(frames.values()))

@@ -38,17 +38,17 @@ class PlanTraits:
 
 def traits(frame: DataFrame) -> PlanTraits:
     """The traits of a streaming frame's plan."""
-    return traits_of(_analysed(frame))
+    return traits_of(analysed(frame))
 
 
 def state_fingerprint(frame: DataFrame) -> dict[str, str]:
     """Every stateful node of the plan in a form that only a change of meaning changes; empty without state."""
-    return fingerprint_of(_analysed(frame))
+    return fingerprint_of(analysed(frame))
 
 
 def traits_of(plan: str) -> PlanTraits:
     """The traits of a plan given as text."""
-    nodes = _streaming_nodes(plan)
+    nodes = streaming_nodes(plan)
     sources = sum(1 for name, _ in nodes if name.startswith("StreamingRelation"))
     stateful = any(name.startswith(_STATEFUL) or (name == "Join" and sources > 1) for name, _ in nodes)
     multiplies = any(name.startswith(_MULTIPLIES) for name, _ in nodes)
@@ -59,18 +59,18 @@ def fingerprint_of(plan: str) -> dict[str, str]:
     """The fingerprint of a plan given as text."""
     if not traits_of(plan).stateful:
         return {}
-    definitions = _definitions(plan)
-    stateful = [line for name, line in _streaming_nodes(plan) if name.startswith((*_STATEFUL, "Join"))]
-    return {str(index): _meaning(line.lstrip(" :+|-~"), definitions) for index, line in enumerate(stateful)}
+    known = definitions(plan)
+    stateful = [line for name, line in streaming_nodes(plan) if name.startswith((*_STATEFUL, "Join"))]
+    return {str(index): _meaning(line.lstrip(" :+|-~"), known) for index, line in enumerate(stateful)}
 
 
-def _streaming_nodes(plan: str) -> list[tuple[str, str]]:
+def streaming_nodes(plan: str) -> list[tuple[str, str]]:
     """Name and line of each node that works on a stream; an aggregate of a static table keeps no state."""
     matches = ((_NODE.match(line), line) for line in plan.splitlines())
     return [(match[2], line) for match, line in matches if match and match[1]]
 
 
-def _meaning(node: str, definitions: dict[str, str]) -> str:
+def _meaning(node: str, known: dict[str, str]) -> str:
     """A node and, directly or not, what the columns in its first list (its keys) are made of.
 
     How bytes become `_record` is the format's affair: a field more there changes no state.
@@ -78,37 +78,37 @@ def _meaning(node: str, definitions: dict[str, str]) -> str:
     keys = _KEYS.search(node)
     said, waiting = [node], _COLUMN.findall(keys[1] if keys else node)
     for column in waiting:
-        definition = definitions.get(column)
+        definition = known.get(column)
         if definition is not None and definition not in said and not definition.endswith(f" AS {_DECODED}"):
             said.append(definition)
             waiting += _COLUMN.findall(definition)
     return "; ".join(_GENERATED.sub("", part) for part in said)
 
 
-def _definitions(plan: str) -> dict[str, str]:
+def definitions(plan: str) -> dict[str, str]:
     """What makes each column that some projection computes, by the column's id."""
     found = {}
-    for name, line in _streaming_nodes(plan):
+    for name, line in streaming_nodes(plan):
         if name != "Project":
             continue
-        for part in _parts(line[line.find("[") + 1 : line.rfind("]")]):
+        for part in parts(line[line.find("[") + 1 : line.rfind("]")]):
             if match := _DEFINITION.fullmatch(part.strip()):
                 found[match[3]] = f"{match[1]} AS {match[2]}"
     return found
 
 
-def _parts(text: str) -> list[str]:
+def parts(text: str) -> list[str]:
     """The members of a list, split at the commas outside of brackets."""
-    parts, depth, begin = [], 0, 0
+    found, depth, begin = [], 0, 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if character == "," and depth == 0:
-            parts.append(text[begin:position])
+            found.append(text[begin:position])
             begin = position + 1
-    return [*parts, text[begin:]]
+    return [*found, text[begin:]]
 
 
-def _analysed(frame: DataFrame) -> str:
+def analysed(frame: DataFrame) -> str:
     """The plan's text with all columns: Spark leaves out those after the 25th."""
     conf = frame.sparkSession.conf
     kept = conf.get(_ALL_FIELDS)

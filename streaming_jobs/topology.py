@@ -64,7 +64,7 @@ class Topology:
             sys.path.insert(0, here)
         found: dict[int, Stream] = {}
         for name in modules:
-            for module in _with_submodules(name):
+            for module in modules_of(name):
                 found.update((id(v), v) for v in vars(module).values() if isinstance(v, Stream))
         return cls.of(found.values())
 
@@ -112,7 +112,8 @@ def _block(stream: Stream) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _with_submodules(name: str) -> Iterator[ModuleType]:
+def modules_of(name: str) -> Iterator[ModuleType]:
+    """A module or package of the setting `flows`, and its direct submodules, imported."""
     module = _imported(name)
     yield module
     for found in pkgutil.iter_modules(getattr(module, "__path__", ())):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestration.cli import chaos, config, demo, doctor, feed, recover, savepoints, streams, up
+from orchestration.cli import chaos, config, demo, doctor, feed, recover, savepoints, streams, up, verify
 from orchestration.cli.invocation import Invocation, parse_set
 from orchestration.cli.output import say
 
@@ -55,7 +55,7 @@ app.command("up", short_help="Start everything, say what to open; Ctrl-C ends al
 app.command("doctor", short_help="Check this machine: a line each, with the fix.")(doctor.doctor)
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(feed.feed)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
-app.command("verify", short_help="Compare tables and topic, offset by offset.")(chaos.verify)
+app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
 app.add_typer(demo.app, name="demo")
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")

@@ -1,4 +1,4 @@
-"""`recourse chaos`: kill the streams with -9, prove that nothing was lost or doubled; `recourse verify`: prove it."""
+"""`recourse chaos`: kill the streams with -9, and prove that nothing was lost or doubled."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import typer
 from orchestration.cli import FAILED
 from orchestration.cli.invocation import invocation
 from orchestration.cli.output import Output, OutputOption, log_to_stderr, number, print_json, print_table, say
+from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
 
 if TYPE_CHECKING:
     from streaming_jobs.proof.chaos import Report
-    from streaming_jobs.proof.spans import Span
-    from streaming_jobs.proof.verifier import StreamVerdict, Verdict
 
 _SHOWN = 20
 _RANDOM_SEEDS = 10_000
@@ -69,36 +68,6 @@ def chaos(
         raise typer.Exit(FAILED)
 
 
-def verify(
-    context: typer.Context,
-    finished: Annotated[
-        bool, typer.Option("--finished", help="The streams have to have read everything: the rest counts as lost.")
-    ] = False,
-    output: OutputOption = Output.text,
-) -> None:
-    """Compare the tables of the shipped streams with their topic, offset by offset; reads nothing but those two."""
-    from orchestration.cli.children import stop_signals_interrupt
-    from orchestration.cli.kafka import broker_for_command
-    from streaming_jobs.proof.subjects import FLIGHTS
-    from streaming_jobs.proof.topic import read_topic
-    from streaming_jobs.proof.verifier import newest_versions
-    from streaming_jobs.proof.verifier import verify as judge
-
-    log_to_stderr()
-    settings = invocation(context).settings
-    with stop_signals_interrupt(), broker_for_command(settings) as bootstrap:
-        at = newest_versions(FLIGHTS, settings.tables)
-        topics = {name: read_topic(settings.kafka, bootstrap, name) for name in {s.topic for s in FLIGHTS}}
-        verdict = judge(FLIGHTS, settings.tables, topics, finished=finished, at=at)
-    if output is Output.json:
-        print_json(verdict_as_json(verdict))
-    else:
-        _print_verdict(verdict)
-        say(_in_words(verdict))
-    if not verdict.whole:
-        raise typer.Exit(FAILED)
-
-
 def as_json(report: Report) -> dict[str, Any]:
     """The report with stable keys."""
     tally = report.tally
@@ -124,35 +93,6 @@ def as_json(report: Report) -> dict[str, Any]:
         **verdict_as_json(report.verdict),
         "truth": [asdict(check) for check in report.truth],
         "refusals": [asdict(outcome) for outcome in report.scenarios],
-    }
-
-
-def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
-    """The verifier's findings with stable keys."""
-    return {
-        "proved": verdict.whole,
-        "records": verdict.records,
-        "offsets_verified": verdict.verified,
-        "lost": verdict.lost,
-        "doubled": verdict.doubled,
-        "unread": verdict.unread,
-        "streams": [
-            {
-                "stream": found.stream,
-                "proved": found.whole,
-                "version": found.version,
-                "log_from": found.log_from,
-                "batches": found.batches,
-                "rows": found.rows,
-                "verified": found.verified,
-                "unproved": found.unproved,
-                "unread": found.unread,
-                "lost": [str(span) for span in found.lost],
-                "doubled": [str(span) for span in found.doubled],
-                "faults": [str(fault) for fault in found.faults],
-            }
-            for found in verdict.streams
-        ],
     }
 
 
@@ -185,53 +125,13 @@ def _print_report(report: Report) -> None:
         ("seconds", number(round(report.seconds))),
     ]
     print_table(["what", "figure"], figures, right=["figure"])
-    _print_verdict(report.verdict)
+    print_verdict(report.verdict)
     for fault in report.faults[:_SHOWN]:
         say(f"not whole: {fault}")
     for check in report.truth:
         if not check.ok:
             say(f"not equal to the truth: {check.table}: {check.detail}")
-    say(_in_words(report.verdict) if report.ok or not report.verdict.whole else "NOT PROVED: see above")
-
-
-def _print_verdict(verdict: Verdict) -> None:
-    print_table(
-        ["stream", "version", "batches", "rows", "verified", "lost", "doubled", "unread", "verdict"],
-        [_row(found) for found in verdict.streams],
-        right=["version", "batches", "rows", "verified", "lost", "doubled", "unread"],
-    )
-    for found in verdict.streams:
-        for what, spans in (("lost", found.lost), ("doubled", found.doubled)):
-            _say_spans(f"{found.stream}: {what}", spans)
-        for fault in found.faults[:_SHOWN]:
-            say(str(fault))
-        if found.unproved:
-            say(
-                f"{found.stream}: the log of table {found.table} begins at version {found.log_from}; the entries of "
-                f"{number(found.unproved)} offsets are gone, and nothing can be said of them "
-                "(table.log_retention keeps them longer)"
-            )
-
-
-def _row(found: StreamVerdict) -> list[str]:
-    lost, doubled = (sum(span.offsets for span in spans) for spans in (found.lost, found.doubled))
-    verdict = "ok" if found.whole else "wrong" if not found.ok else "unproved"
-    figures = (found.version, found.batches, found.rows, found.verified, lost, doubled, found.unread)
-    return [found.stream, *(number(figure) for figure in figures), verdict]
-
-
-def _say_spans(what: str, spans: tuple[Span, ...]) -> None:
-    for span in spans[:_SHOWN]:
-        say(f"{what}: {span} ({number(span.offsets)} offsets)")
-    if len(spans) > _SHOWN:
-        say(f"{what}: {len(spans) - _SHOWN} more ranges")
-
-
-def _in_words(verdict: Verdict) -> str:
-    if verdict.whole:
-        unread = f"; {number(verdict.unread)} are not read yet" if verdict.unread else ""
-        return f"every offset is in its table exactly once{unread}"
-    return "NOT PROVED: nothing wrong was found, but not all could be judged" if verdict.ok else "NOT PROVED: see above"
+    say(in_words(report.verdict) if report.ok or not report.verdict.whole else "NOT PROVED: see above")
 
 
 def _folder(home: Path | None) -> Path:

@@ -43,8 +43,11 @@ class BrokerKeeper:
 
 
 @contextmanager
-def broker_for_command(settings: Settings) -> Iterator[str]:
-    """The configured cluster, the embedded broker of a running `recourse up`, or one of our own for the block."""
+def broker_for_command(settings: Settings, needs: str = "") -> Iterator[str]:
+    """The configured cluster, the embedded broker of a running `recourse up`, or one of our own for the block.
+
+    `needs` says what for, before one is started.
+    """
     from orchestration.cli.setup import fetch_jars
     from streaming_jobs.errors import BrokerUnreachable
     from streaming_jobs.platform.broker import Broker, bootstrap_servers
@@ -52,11 +55,15 @@ def broker_for_command(settings: Settings) -> Iterator[str]:
     try:
         address = bootstrap_servers(settings)
     except BrokerUnreachable:
+        if needs:
+            say(f"{needs}; none runs, so the embedded one is started for this command")
         fetch_jars(settings, broker=True, spark=False)
         with Broker(settings) as broker:
             address = broker.start()
             say(f"embedded broker at {address}, for this command")
             yield address
+        if needs:
+            say("the embedded broker has been ended again")
         return
     yield address
 

@@ -10,7 +10,7 @@ reached its end. Those still open are counted and compared when later records ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -20,6 +20,7 @@ import pandas as pd
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
+from numpy.typing import NDArray
 
 from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.flights import dataset
@@ -30,6 +31,7 @@ from streaming_jobs.progress import read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
+from streaming_jobs.truths import NotComparable, Record
 
 STREAMS = (flows.flights_clean, flows.airport_hours, flows.carrier_totals)
 KEYS = {
@@ -40,6 +42,7 @@ KEYS = {
 MEAN_TOLERANCE = 1e-9
 """Greatest difference of two equal means, as a part of the value."""
 _SHOWN = 3
+_MOST_PARTITIONS = 256
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,18 @@ def truth(table: str, share: float = 1.0, *, partitions: int = 4) -> pd.DataFram
     if table == "carrier_totals":
         return _totals(flights)
     raise UsageError(f"there is no truth for table '{table}'", f"the tables are: {', '.join(KEYS)}")
+
+
+def truth_of(table: str, records: Iterable[Record]) -> pd.DataFrame:
+    """All rows that `table` holds once these records of one feed are read and every window is closed.
+
+    Nothing but place and key is taken from the records: the flights are those of the package. Raises NotComparable for
+    records that are not those of one feed.
+    """
+    flights, partitions = _held(records)
+    if table == "flights_clean":
+        return _clean(flights, partitions)
+    return _hours(flights) if table == "airport_hours" else _totals(flights)
 
 
 def watermark(share: float, lateness: timedelta) -> pd.Timestamp:
@@ -191,6 +206,29 @@ def _rows(rows: pd.DataFrame, keys: Sequence[str], name: str) -> str:
     return f"{len(rows):,} {name}, first {' | '.join(first)}"
 
 
+def _held(records: Iterable[Record]) -> tuple[pd.DataFrame, int]:
+    """The flights that lie at these places in a topic that was fed once, and its partitions."""
+    keys = {(record.partition, record.offset): record.key or b"" for record in records}
+    flights, partitions = _all_flights(), _partitions_of(keys)
+    known = _keys(flights)
+    partition = _partition(known, partitions)
+    places = zip(partition.tolist(), rank(partition).tolist(), strict=True)
+    held = np.array([keys.get(place) == key for place, key in zip(places, known, strict=True)])
+    if held.sum() != len(keys):
+        raise NotComparable(f"topic {TOPIC} holds {len(keys) - held.sum():,} records that are not those of one feed")
+    return flights[held], partitions
+
+
+def _partitions_of(keys: Mapping[tuple[int, int], bytes]) -> int:
+    """How many partitions the topic has: the number with which every key falls into its own."""
+    found = {(partition, key) for (partition, _), key in keys.items()}
+    least = max((partition for partition, _ in found), default=0) + 1
+    for count in range(least, _MOST_PARTITIONS + 1):
+        if all(dataset.partition_of(key, count) == partition for partition, key in found):
+            return count
+    raise NotComparable(f"the records of topic {TOPIC} do not lie in the partitions of their keys")
+
+
 def _flights(share: float) -> pd.DataFrame:
     return _all_flights().iloc[: dataset.flights_in(share)]
 
@@ -206,11 +244,7 @@ def _all_flights() -> pd.DataFrame:
 
 
 def _clean(flights: pd.DataFrame, partitions: int) -> pd.DataFrame:
-    keys = [
-        f"{carrier}{flight}".encode() for carrier, flight in zip(flights["carrier"], flights["flight"], strict=True)
-    ]
-    known = {key: dataset.partition_of(key, partitions) for key in set(keys)}
-    partition = np.array([known[key] for key in keys])
+    partition = _partition(_keys(flights), partitions)
     same = ["carrier", "flight", "sched_dep", "actual_dep", "tailnum", "origin", "dest", "distance", "cancelled"]
     return flights[same].assign(
         flight_date=pd.to_datetime(flights[["year", "month", "day"]]).dt.date,
@@ -219,6 +253,17 @@ def _clean(flights: pd.DataFrame, partitions: int) -> pd.DataFrame:
         source_partition=partition,
         source_offset=rank(partition),
     )
+
+
+def _keys(flights: pd.DataFrame) -> list[bytes]:
+    return [
+        f"{carrier}{flight}".encode() for carrier, flight in zip(flights["carrier"], flights["flight"], strict=True)
+    ]
+
+
+def _partition(keys: Sequence[bytes], partitions: int) -> NDArray[np.int64]:
+    known = {key: dataset.partition_of(key, partitions) for key in set(keys)}
+    return np.array([known[key] for key in keys], dtype=np.int64)
 
 
 def _hours(flights: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ Two halves give the same verdict. `json_columns` decides in Spark, in native exp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import (
     ArrayType,
@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.json_reading import END_MARK, Refused, read_record
+from streaming_jobs.formats.json_reading import END_MARK, REASONS, Refused, read_record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,6 +85,15 @@ class Json:
             if found != wanted:
                 raise UsageError(f"{name} is '{found}', JSON is decoded with '{wanted}'", f"set {name}={wanted}")
         return add_record(self.schema, frame, value)
+
+    @property
+    def reasons(self) -> frozenset[str]:
+        """Every reason that a refusal can have."""
+        return REASONS
+
+    def read(self, value: bytes | None) -> dict[str, Any]:
+        """The record in these bytes as Python values; raises an error with `reason` and `detail`. Needs no Spark."""
+        return read_record(self.schema, value)
 
     def diagnose(self, value: bytes | None) -> tuple[str, str]:
         """Reason and detail of why these bytes are refused; never raises. Needs no Spark."""

@@ -64,6 +64,21 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_OFFSET = timedelta(hours=18)
 
 
+REASONS = frozenset(
+    {
+        "empty_value",
+        "invalid_utf8",
+        "malformed_json",
+        "missing_field",
+        "not_an_object",
+        "trailing_data",
+        "unreadable",
+        "wrong_type",
+    }
+)
+"""Every reason of a refusal."""
+
+
 class Refused(Exception):
     """A record is refused: `reason` is a stable word, `detail` says what was found and where."""
 

@@ -47,6 +47,8 @@ class Chain:
     skipped: list[Span] = field(default_factory=list)
     batches: int = 0
     written: int = 0
+    cut: bool = False
+    """Whether the log no longer has the table's first versions."""
 
     def take(self, commit: Commit) -> list[Fault]:
         """Fold one commit in and say what is wrong with it."""
@@ -87,7 +89,8 @@ class Chain:
         for read in entry.ranges:
             for partition, end in read.end.items():
                 place, begin = (read.topic, partition), read.start.get(partition, 0)
-                whole = Span(read.topic, partition, seen.get(place, begin), end)
+                # What was there before the first entry of a log that is cut is believed from the topic's beginning on.
+                whole = Span(read.topic, partition, 0 if self.cut else seen.get(place, begin), end)
                 if rebuilt:
                     # What was skipped after `begin` has been read now.
                     skipped = [s for s in skipped if (s.topic, s.partition) != place or s.end <= begin]

@@ -26,7 +26,7 @@ from streaming_jobs.proof.home import STREAMS, SUBJECTS, Home
 from streaming_jobs.proof.lanes import ChaosFailed, LaneRunner, Tally, Tell
 from streaming_jobs.proof.reader import ConcurrentReader
 from streaming_jobs.proof.scenarios import Outcome, run_scenarios
-from streaming_jobs.proof.subjects import Subject
+from streaming_jobs.proof.subject import Subject
 from streaming_jobs.proof.topic import TopicContent, read_topic
 from streaming_jobs.proof.verifier import Verdict, verify
 from streaming_jobs.settings import Settings

@@ -12,7 +12,7 @@ from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError
 from streaming_jobs.proof.drivers import DriverProcess
 from streaming_jobs.proof.faults import Fault, Lane, PointKill, RandomKill
 from streaming_jobs.proof.home import SUBJECTS, Home
-from streaming_jobs.proof.subjects import Subject
+from streaming_jobs.proof.subject import Subject
 
 Tell = Callable[[str], None]
 """Takes one line on what happens, for people."""

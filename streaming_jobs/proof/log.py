@@ -38,6 +38,7 @@ class Entry:
     batch: int
     ranges: tuple[Range, ...]
     rows: Mapping[str, int]
+    code: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind} g{self.generation:04d} batch {self.batch}"
@@ -90,7 +91,7 @@ def _entry(text: Any) -> Entry | None:
         return None
     try:
         ranges = tuple(
-            Range(topic, str(read["id"]), _numbers(read["start"]), _numbers(read["end"]))
+            Range(topic, str(read["id"]), numbers(read["start"]), numbers(read["end"]))
             for topic, read in value["offsets"].items()
         )
         return Entry(
@@ -101,10 +102,12 @@ def _entry(text: Any) -> Entry | None:
             batch=int(value["batch"]),
             ranges=ranges,
             rows={name: int(count) for name, count in value["rows"].items()},
+            code=str(value.get("code", {}).get("hash", "")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a ledger entry without {error}") from error
 
 
-def _numbers(offsets: Mapping[str, Any]) -> dict[int, int]:
+def numbers(offsets: Mapping[str, Any]) -> dict[int, int]:
+    """Offsets by partition, whose numbers JSON can only hold as text."""
     return {int(partition): int(offset) for partition, offset in offsets.items()}

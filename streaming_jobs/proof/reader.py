@@ -19,8 +19,9 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs.proof.chain import Chain, Fault
 from streaming_jobs.proof.log import Commit, Entry, commit_file, read_commit, versions
 from streaming_jobs.proof.rows import VersionRows, all_places
+from streaming_jobs.proof.rules import Covered, Rule, of_spans
 from streaming_jobs.proof.spans import Span
-from streaming_jobs.proof.subjects import Covered, Subject, of_spans
+from streaming_jobs.proof.subject import Subject
 
 _LOOK_EVERY = 0.1
 
@@ -46,12 +47,17 @@ class TableReader:
 
     def __post_init__(self) -> None:
         self.chain = Chain(self.subject.stream, self.subject.table)
-        self._rows = VersionRows(self.path, self.subject.rule.columns)
+        self._rows = VersionRows(self.path, self._rule.columns)
 
     @property
     def path(self) -> Path:
         """The table's folder."""
         return self.tables / self.subject.table
+
+    @property
+    def _rule(self) -> Rule:
+        assert self.subject.rule is not None, "the kill loop knows its streams"
+        return self.subject.rule
 
     def advance(self, stop: threading.Event | None = None) -> bool:
         """Read every version that is there and was not read yet; whether there was one."""
@@ -94,7 +100,7 @@ class TableReader:
             self.faults.append(Fault(table, version, "unreadable", f"cannot be read: {str(error)[:300]}"))
             return
         self.seen += 1
-        for finding in self.subject.rule.findings(rows, self._covered()):
+        for finding in self._rule.findings(rows, self._covered()):
             of = f" (after {commit.entry})" if commit.entry else ""
             self.faults.append(Fault(table, version, "rows", f"{finding.text}{of}"))
         self._before = rows
@@ -112,9 +118,13 @@ class TableReader:
         return Covered(self.subject.topic, places, written, before=self._before)
 
 
-def assumed(first: Entry) -> list[Span]:
-    """What has to have been covered before the first entry of a log whose beginning is gone."""
-    return [Span(r.topic, partition, 0, start) for r in first.ranges for partition, start in r.start.items()]
+def assumed(first: Entry, *, ended: bool = False) -> list[Span]:
+    """What has to have been covered before the first entry of a log that is cut; with `ended`, by that entry too."""
+    return [
+        Span(r.topic, partition, 0, offset)
+        for r in first.ranges
+        for partition, offset in (r.end if ended else r.start).items()
+    ]
 
 
 class ConcurrentReader:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from streaming_jobs.proof.subjects import Elsewhere, Packed, packed
+from streaming_jobs.proof.rules import Packed, packed
+from streaming_jobs.proof.subject import Elsewhere
 
 
 @dataclass
@@ -45,6 +47,8 @@ def places(tables: Path, elsewhere: Elsewhere) -> Packed:
     if not DeltaTable.is_deltatable(str(tables / elsewhere.table)):
         return packed([], [])
     rows = VersionRows(tables / elsewhere.table, (elsewhere.partition, elsewhere.offset)).at()
+    # A row without its key is a dead letter too, and need not know the record that it was made from.
+    rows = rows.filter(pc.is_valid(rows[elsewhere.offset]))
     return packed(rows[elsewhere.partition], rows[elsewhere.offset])
 
 

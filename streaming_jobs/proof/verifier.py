@@ -1,11 +1,12 @@
 """The verifier: are the records of the topic in the tables exactly once? Read `verify`; it can be used alone.
 
-It reads two things: the tables (Delta's log and Parquet) and the topic. It takes nothing from the streams' state, and
-nothing of the code that writes: not the ledger's own reader, not the checkpoint's, not the batch pipeline.
+It reads the tables (Delta's log and Parquet), the topics, and of the streams' state the ledger's file and the record of
+generations, which say what the logs no longer say. It takes nothing of the code that writes: not the ledger's own
+reader, not the checkpoint's, not the batch pipeline.
 
 For each stream it lays the offset ranges of all ledger entries over what the topic holds: an offset in no range is
-*lost*, in two ranges *doubled*, after the last range *unread*. Then the rows of the newest version are compared with
-the covered records by the rule of the table (`subjects.py`).
+*lost*, in two ranges *doubled*, after the last range *unread*. Then the rows of each table are compared with what can
+be known of them; `Comparison` says of each table what was compared and what was not.
 """
 
 from __future__ import annotations
@@ -18,21 +19,30 @@ import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from streaming_jobs.proof.chain import Chain, Fault
+from streaming_jobs.proof.beside import Beside
+from streaming_jobs.proof.chain import Chain, Fault, Kind
+from streaming_jobs.proof.comparisons import Judged, compare_tables
+from streaming_jobs.proof.letters import Refusals
+from streaming_jobs.proof.lineage import Coverage, coverage
 from streaming_jobs.proof.log import Entry, read_commit, versions
 from streaming_jobs.proof.reader import assumed
 from streaming_jobs.proof.rows import VersionRows, all_places, places
+from streaming_jobs.proof.rules import Covered, Packed, of_spans, packed, shown, unpacked
 from streaming_jobs.proof.spans import Span, merged, sweep, total
-from streaming_jobs.proof.subjects import Covered, Packed, Subject, of_spans, packed, shown, unpacked
+from streaming_jobs.proof.subject import Comparison, Subject
 from streaming_jobs.proof.topic import TopicContent
+
+_UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
 
 
 @dataclass(frozen=True)
 class StreamVerdict:
-    """What was found about one stream; all offsets are those that the topic holds now.
+    """What was found about one stream; all offsets are those that the topics hold now.
 
-    `verified` are in exactly one range, `unproved` belong to entries that the log no longer has, `unread` come after
-    the stream's last batch. `log_from` is the oldest version in the table's log.
+    `verified` are in exactly one range, `unproved` belong to entries that are gone, for the reason `why`; `unread` come
+    after the stream's last batch, `skipped` were left out by a recovery. `log_from` is the oldest version in the log
+    of the table. `coverage` is what the rows were made from, up to `position`
+    (generation and batch).
     """
 
     stream: str
@@ -47,21 +57,26 @@ class StreamVerdict:
     unproved: int
     unread: int
     faults: tuple[Fault, ...]
+    why: str = ""
+    skipped: int = 0
+    comparisons: tuple[Comparison, ...] = ()
+    coverage: Coverage = field(default_factory=Coverage, repr=False)
+    position: tuple[int, int] | None = None
 
     @property
     def ok(self) -> bool:
         """Nothing is wrong. Whether all of it could be proved is `whole`."""
-        return not (self.lost or self.doubled or self.faults)
+        return not (self.lost or self.doubled or self.faults) and all(c.verdict != "wrong" for c in self.comparisons)
 
     @property
     def whole(self) -> bool:
-        """Every offset of the topic up to the stream's position was judged."""
-        return self.ok and not self.unproved
+        """Every offset of the topics up to the stream's position was judged, and no comparison was lacking evidence."""
+        return self.ok and not self.unproved and all(c.verdict != "unproved" for c in self.comparisons)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found about all streams; `records` are the topic's."""
+    """What was found about all streams; `records` are the topics'."""
 
     records: int
     streams: tuple[StreamVerdict, ...]
@@ -109,46 +124,81 @@ def verify(
     *,
     finished: bool = False,
     at: Mapping[str, int] | None = None,
+    state: Path | None = None,
+    refusals: Mapping[str, Refusals] | None = None,
 ) -> Verdict:
-    """Judge each subject by its table and its topic.
+    """Judge each subject by its tables and its topics.
 
     With `finished`, a stream has to have read everything: what it has not read is lost. `at` names the versions to
-    judge, the newest ones if it is left out; they have to be no newer than what is known of the topics.
+    judge, the newest ones if it is left out; they have to be no newer than what is known of the topics. `state` is the
+    folder of the streams' state. `refusals` has by stream what its formats say of the records; without it the dead
+    letters are not compared.
     """
     at = newest_versions(subjects, tables) if at is None else at
-    found = tuple(_Judge(s, tables, topics[s.topic], finished, at[s.table]).verdict() for s in subjects)
-    return Verdict(sum(content.records for content in topics.values()), found)
+    refused = refusals or {}
+    found = tuple(
+        _Judge(s, tables, topics, finished, at[s.table], _beside(state, s.stream), refused.get(s.stream)).verdict()
+        for s in subjects
+    )
+    read = {name for subject in subjects for name in subject.topics}
+    return Verdict(sum(topics[name].records for name in read if name in topics), found)
+
+
+def _beside(state: Path | None, stream: str) -> Beside | None:
+    return Beside.read(state, stream) if state is not None else None
 
 
 @dataclass
 class _Judge:
     subject: Subject
     tables: Path
-    topic: TopicContent
+    topics: Mapping[str, TopicContent]
     finished: bool
     newest: int
+    beside: Beside | None = None
+    refusals: Refusals | None = None
     faults: list[Fault] = field(default_factory=list)
     lost: list[Span] = field(default_factory=list)
     doubled: list[Span] = field(default_factory=list)
     unproved: int = 0
     unread: int = 0
     verified: int = 0
+    skipped: int = 0
+    why: str = ""
+    _logged: dict[tuple[int, int], Entry] = field(default_factory=dict)
 
     def verdict(self) -> StreamVerdict:
         path = self.tables / self.subject.table
         there = [version for version in versions(path) if version <= self.newest]
         chain = self._chain(path, there)
-        before = self._gone(chain, there)
-        for number, content in sorted(self.topic.partitions.items()):
-            self._partition(chain, before, Span(self.topic.name, number, content.low, content.high))
-        rows = self._rows(path, there, chain, before)
-        self._elsewhere(chain, before)
+        covered = self._coverage(chain, there)
+        for name in self.subject.topics:
+            self._topic(covered, name)
+        rows = self._rows(path, there, chain, covered)
+        self._elsewhere(covered)
+        compared: list[Comparison] = []
+        last = chain.last
+        position = (last.generation, last.batch) if last is not None else None
+        if there and self.subject.tables:
+            known = Judged(
+                self.subject,
+                self.tables,
+                self.topics,
+                covered,
+                self.beside,
+                position,
+                there[-1],
+                self.refusals,
+            )
+            compared, lost, doubled, rows = compare_tables(known)
+            self.lost += lost
+            self.doubled += doubled
         return StreamVerdict(
             stream=self.subject.stream,
             table=self.subject.table,
             version=there[-1] if there else -1,
             log_from=there[0] if there else 0,
-            batches=chain.batches,
+            batches=len(covered.entries) if self.beside is not None else chain.batches,
             rows=rows,
             verified=self.verified,
             lost=tuple(merged(self.lost)),
@@ -156,17 +206,28 @@ class _Judge:
             unproved=self.unproved,
             unread=self.unread,
             faults=tuple(self.faults),
+            why=self.why if self.unproved else "",
+            skipped=self.skipped,
+            comparisons=tuple(compared),
+            coverage=covered,
+            position=position,
         )
 
     def _chain(self, path: Path, there: Sequence[int]) -> Chain:
-        chain = Chain(self.subject.stream, self.subject.table)
+        chain = Chain(self.subject.stream, self.subject.table, cut=bool(there) and there[0] > 0)
+        accepted = self.beside.accepted.get(self.subject.table, frozenset()) if self.beside is not None else frozenset()
         for place, version in enumerate(there):
             if place and version != there[place - 1] + 1:
                 self._fault(version, "entry", f"the log has no version {there[place - 1] + 1} to {version - 1}")
             try:
-                self.faults += chain.take(read_commit(path, version))
+                commit = read_commit(path, version)
+                told = chain.take(commit)
             except (OSError, ValueError) as error:
                 self._fault(version, "unreadable", f"its commit cannot be read: {error}")
+                continue
+            self.faults += [fault for fault in told if not (fault.kind == "foreign" and version in accepted)]
+            if commit.entry is not None and commit.entry.kind == "batch":
+                self._logged[commit.entry.generation, commit.entry.batch] = commit.entry
         if not there:
             self._fault(None, "unreadable", "there is no such table")
         elif chain.last is not None:
@@ -175,29 +236,69 @@ class _Judge:
 
     def _ids(self, last: Entry) -> None:
         for read in last.ranges:
-            if read.topic == self.topic.name and read.topic_id != self.topic.topic_id:
-                self._fault(
-                    None,
-                    "topic",
-                    f"was made from topic {read.topic} with id {read.topic_id}, now {self.topic.topic_id}",
-                )
+            now = self.topics[read.topic].topic_id if read.topic in self.topics else read.topic_id
+            if read.topic_id != now:
+                self._fault(None, "topic", f"was made from topic {read.topic} with id {read.topic_id}, now {now}")
 
-    def _gone(self, chain: Chain, there: Sequence[int]) -> list[Span]:
-        """What entries that the log no longer has must have covered, or a recovery has rebuilt: it is not looked at."""
+    def _coverage(self, chain: Chain, there: Sequence[int]) -> Coverage:
+        """What the rows were made from: by the record and the ledger's file, where there is none by the log alone."""
+        last = chain.last
+        if self.beside is None or not there:
+            return self._by_the_log(chain, there)
+        if last is None:
+            last = self._before_the_log()
+            if last is None:
+                return Coverage(begins={(t, p): o for t, (_, s) in self.beside.topics.items() for p, o in s.items()})
+        if self.beside.life(last.generation) is None:
+            self.why = f"a recovery has opened generation {last.generation} and is not finished"
+            return self._by_the_log(chain, there)
+        published = last if last.kind == "publish" else None
+        found = coverage(self.beside, self._logged, (last.generation, last.batch), published)
+        for text in found.faults:
+            self._fault(None, "entry", text)
+        if found.missing:
+            self.why = f"the entries of {found.missing:,} batches are neither in its log nor in the ledger's file"
+        return found
+
+    def _before_the_log(self) -> Entry | None:
+        """The newest batch of the ledger's file, where the log shows none: it was shortened, or there is none yet."""
+        assert self.beside is not None
+        newest = max(self.beside.lines, default=None)
+        return self.beside.lines[newest] if newest is not None else None
+
+    def _by_the_log(self, chain: Chain, there: Sequence[int]) -> Coverage:
+        found = Coverage(proved=list(chain.spans), skipped=list(chain.skipped), missing=0)
         if chain.believed:
-            return chain.believed
-        if there and there[0] > 0 and chain.first is not None:
-            return assumed(chain.first)
-        return []
+            found.unproved = list(chain.believed)
+            self.why = self.why or "a recovery has published their rows, and what it replayed is in another log"
+        elif there and there[0] > 0 and (first := chain.first or chain.last) is not None:
+            ended = chain.first is None
+            found.unproved = assumed(first, ended=ended)
+            self.why = self.why or f"the log of table {self.subject.table} begins at version {there[0]}"
+        found.missing = 1 if found.unproved else 0
+        return found
 
-    def _partition(self, chain: Chain, before: list[Span], whole: Span) -> None:
+    def _topic(self, covered: Coverage, name: str) -> None:
+        content = self.topics.get(name)
+        if content is None:
+            self._fault(None, "topic", f"topic {name} does not exist")
+            return
+        for number, part in sorted(content.partitions.items()):
+            begin = max(part.low, min(covered.begins.get((name, number), 0), part.high))
+            self._partition(covered, Span(name, number, begin, part.high))
+
+    def _partition(self, covered: Coverage, whole: Span) -> None:
         """Lay the entries' ranges of one partition over what the topic holds of it."""
-        mine = [
-            span for span in (*chain.spans, *before) if (span.topic, span.partition) == (whole.topic, whole.partition)
-        ]
-        skipped = [s for s in chain.skipped if (s.topic, s.partition) == (whole.topic, whole.partition)]
-        found = sweep([*mine, *skipped], whole)
-        ends = max((span.end for span in mine), default=whole.start)
+
+        def mine(spans: Sequence[Span]) -> list[Span]:
+            return [s for s in spans if (s.topic, s.partition) == (whole.topic, whole.partition)]
+
+        def within(spans: Sequence[Span]) -> int:
+            return sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in spans)
+
+        spans, skipped = mine(covered.spans), mine(covered.skipped)
+        found = sweep([*spans, *skipped], whole)
+        ends = max((span.end for span in spans), default=whole.start)
         for span in found.missing:
             if span.start >= ends and not self.finished:
                 self.unread += span.offsets
@@ -206,67 +307,68 @@ class _Judge:
         self.doubled += found.doubled
         for span in found.beyond:
             self._fault(None, "offsets", f"its entries cover {span}, which the topic does not hold")
-        assumed_here = sum(
-            max(0, min(s.end, whole.end) - max(s.start, whole.start))
-            for s in before
-            if (s.topic, s.partition) == (whole.topic, whole.partition)
-        )
-        self.unproved += assumed_here
-        twice = sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in found.doubled)
-        left_out = sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in skipped)
-        self.verified += whole.offsets - total(found.missing) - twice - assumed_here - left_out
+        unproved = within(mine(covered.unproved))
+        self.unproved += unproved
+        self.skipped += within(skipped)
+        left = total(found.missing) + within(found.doubled) + unproved + within(skipped)
+        self.verified += whole.offsets - left
 
-    def _rows(self, path: Path, there: Sequence[int], chain: Chain, before: list[Span]) -> int:
-        """Judge the rows of the newest version; how many there are."""
-        if not there:
+    def _rows(self, path: Path, there: Sequence[int], chain: Chain, covered: Coverage) -> int:
+        """Judge the rows of the newest version by the subject's rule; how many there are."""
+        rule = self.subject.rule
+        if not there or rule is None:
             return 0
         try:
-            rows = VersionRows(path, self.subject.rule.columns).at(there[-1])
-            covered = self._covered(chain, before)
-        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            rows = VersionRows(path, rule.columns).at(there[-1])
+            records = self._covered(chain, covered)
+        except _UNREADABLE as error:
             self._fault(there[-1], "unreadable", f"its rows cannot be read: {str(error)[:300]}")
             return 0
-        for finding in self.subject.rule.findings(rows, covered):
+        for finding in rule.findings(rows, records):
             self.lost += finding.missing
             self.doubled += finding.doubled
             self._fault(there[-1], "rows", finding.text)
         return int(rows.num_rows)
 
-    def _elsewhere(self, chain: Chain, before: list[Span]) -> None:
+    def _elsewhere(self, covered: Coverage) -> None:
         """No record is twice in a further table, and none is there that the primary table's entries do not cover.
 
         Unless the streams have finished, the next batch may be in such a table already: it commits before the primary.
         """
-        spans = [span for span in (*chain.spans, *before) if span.topic == self.topic.name]
-        covered, ends = of_spans(spans), {span.partition: span.end for span in merged(spans)}
+        if self.subject.rule is None:
+            return
+        topic = self.subject.topic
+        spans = [span for span in covered.spans if span.topic == topic]
+        known, ends = of_spans(spans), {span.partition: span.end for span in merged(spans)}
         for other in self.subject.elsewhere:
             unique, counts = np.unique(places(self.tables, other), return_counts=True)
-            twice = unpacked(self.topic.name, unique[counts > 1].tolist())
-            extra = unpacked(self.topic.name, np.setdiff1d(unique, covered).tolist())
+            twice = unpacked(topic, unique[counts > 1].tolist())
+            extra = unpacked(topic, np.setdiff1d(unique, known).tolist())
             extra = [span for span in extra if self.finished or span.start < ends.get(span.partition, 0)]
             self.doubled += twice
             for found, what in ((twice, "are in more than one row of"), (extra, "are covered by no entry and in")):
                 if found:
                     self._fault(None, "rows", f"{total(found):,} offsets {what} table {other.table}: {shown(found)}")
 
-    def _covered(self, chain: Chain, before: list[Span]) -> Covered:
+    def _covered(self, chain: Chain, covered: Coverage) -> Covered:
         """Covered records: offsets that hold none (transaction markers) are left out where the topic still knows."""
-        spans = [span for span in (*chain.spans, *before) if span.topic == self.topic.name]
-        covered = np.unique(of_spans(spans))
-        known, keys = _known(self.topic)
-        low = {number: content.low for number, content in self.topic.partitions.items()}
-        past = of_spans([replace(s, end=min(s.end, low.get(s.partition, 0))) for s in spans])
-        records = np.union1d(np.intersect1d(covered, known), past)
+        topic = self.topics[self.subject.topic]
+        spans = [span for span in covered.spans if span.topic == topic.name]
+        offsets = np.unique(of_spans(spans))
+        known, keys = _known(topic)
+        past = of_spans([replace(s, end=min(s.end, topic.low.get(s.partition, 0))) for s in spans])
+        records = np.union1d(np.intersect1d(offsets, known), past)
         records = np.setdiff1d(records, all_places(self.tables, self.subject.elsewhere))
-        return Covered(self.topic.name, records, None if before else chain.written, keys)
+        written = None if covered.unproved else chain.written
+        return Covered(self.subject.topic, records, written, keys)
 
-    def _fault(self, version: int | None, kind: str, text: str) -> None:
-        self.faults.append(Fault(self.subject.table, version, kind, text))  # type: ignore[arg-type]
+    def _fault(self, version: int | None, kind: Kind, text: str) -> None:
+        self.faults.append(Fault(self.subject.table, version, kind, text))
 
 
 def _known(topic: TopicContent) -> tuple[Packed, dict[int, bytes | None]]:
-    """Places of the records that the topic holds, and their keys."""
+    """Places of the records that the topic holds, and their keys where these were read."""
     parts = [packed(np.full(len(c.offsets), number), c.offsets) for number, c in topic.partitions.items()]
     places = np.concatenate(parts) if parts else packed([], [])
     keys = [key for content in topic.partitions.values() for key in content.keys]
-    return np.sort(places), dict(zip(places.tolist(), keys, strict=True))
+    return np.sort(places), dict(zip(places.tolist(), keys, strict=True)) if keys else {}

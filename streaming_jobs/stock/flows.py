@@ -6,12 +6,17 @@ topic stock_movements -> inventory    upsert, one row a product
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
+from streaming_jobs.truths import Record, truth
 
 MOVEMENT = StructType(
     [
@@ -61,3 +66,28 @@ def inventory(movements: DataFrame) -> DataFrame:
 def low_stock(movements: DataFrame) -> DataFrame:
     """Movements that took five pieces or more at once."""
     return movements.where(change() <= -5).select("product", (-change()).cast("int").alias("taken"), "at")
+
+
+@truth(inventory)
+def true_inventory(movements: Iterable[Record]) -> list[dict[str, Any]]:
+    """What is in stock, counted by hand: for `recourse verify`."""
+    quantity: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    last: dict[str, Any] = {}
+    for movement in (record.value for record in movements):
+        product = movement["product"]
+        quantity[product] += -movement["quantity"] if movement["kind"] == "sold" else movement["quantity"]
+        count[product] += 1
+        last[product] = max(last.get(product, movement["at"]), movement["at"])
+    return [
+        {"product": name, "quantity": quantity[name], "movements": count[name], "last_at": last[name]} for name in last
+    ]
+
+
+@truth(low_stock)
+def true_low_stock(movements: Iterable[Record]) -> Iterator[dict[str, Any]]:
+    """The large withdrawals, one by one."""
+    for movement in (record.value for record in movements):
+        change = -movement["quantity"] if movement["kind"] == "sold" else movement["quantity"]
+        if change <= -5:
+            yield {"product": movement["product"], "taken": -change, "at": movement["at"]}

@@ -13,13 +13,16 @@ PUBLIC = [
     "Json",
     "KafkaTopic",
     "PermanentError",
+    "Record",
     "RecourseError",
     "Settings",
     "Stream",
     "Topology",
     "TransientError",
+    "Truth",
     "UsageError",
     "stream",
+    "truth",
 ]
 
 

@@ -286,6 +286,18 @@ def test_what_a_recovery_has_rebuilt_is_believed_and_what_comes_after_it_proved(
     assert total(judged(tables, CLEAN).lost) == 1, "its rows are compared all the same"
 
 
+def test_what_was_rebuilt_is_not_lost_when_the_log_begins_at_its_publish(tables: Path) -> None:
+    rows = [row for batch in range(BATCHES) for row in clean_rows(batch)]
+    published(tables, 2, base=-3, rows=rows)
+    published(tables, 3, base=-1, rows=rows)
+    DeltaTable(tables / CLEAN).create_checkpoint()
+    for version in range(BATCHES + 2):
+        commit_file(tables / CLEAN, version).unlink()
+    found = judged(tables, CLEAN)
+    assert not found.faults and not found.lost and not found.doubled
+    assert (found.verified, found.unproved) == (0, BATCHES * 15)
+
+
 def test_what_was_skipped_is_not_lost(tables: Path) -> None:
     published(tables, 2, skip=2)
     found = judged(tables, CLEAN, longer(2), finished=True)

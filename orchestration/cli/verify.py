@@ -1,0 +1,204 @@
+"""`recourse verify`: compare the tables of declared streams with their topics, offset by offset and row by row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestration.cli import FAILED
+from orchestration.cli.invocation import invocation
+from orchestration.cli.output import (
+    Output,
+    OutputOption,
+    log_to_stderr,
+    number,
+    print_json,
+    print_table,
+    say,
+    stderr_console,
+)
+
+if TYPE_CHECKING:
+    from streaming_jobs.proof.spans import Span
+    from streaming_jobs.proof.verification import Told
+    from streaming_jobs.proof.verifier import StreamVerdict, Verdict
+
+_SHOWN = 20
+_LINES_EVERY = 10.0
+
+
+def verify(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
+    ] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="The streams have to have read everything: the rest counts as lost.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail also where something could not be proved because it is gone.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Do not decode the records: dead letters are then not compared.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="Most time that reading the topics may take.")
+    ] = "1 hour",
+    output: OutputOption = Output.text,
+) -> None:
+    """Compare tables and topics of declared streams, which may run meanwhile, and say what was compared.
+
+    Reads the tables, the topics up to where they end now, and the ledger; needs a broker and no Spark. Exit codes:
+    0 all that was compared is right, 1 something is wrong, 2 usage.
+    """
+    from orchestration.cli.children import stop_signals_interrupt
+    from orchestration.cli.kafka import broker_for_command
+    from streaming_jobs import truths
+    from streaming_jobs.durations import parse_duration
+    from streaming_jobs.proof.verification import Options, verify_streams
+
+    log_to_stderr()
+    call = invocation(context)
+    streams = call.topology.select(dict.fromkeys(names or []))
+    tables = [sink.name for stream in call.topology.streams.values() for sink in stream.sinks.values()]
+    declared = truths.find(call.settings.flows, tables)
+    options = Options(finished, not quick, time.monotonic() + parse_duration(timeout).total_seconds())
+    with (
+        stop_signals_interrupt(),
+        broker_for_command(
+            call.settings, "verify compares tables with their topics, and needs a broker for that"
+        ) as at,
+        told() as tell,
+    ):
+        verdict, _ = verify_streams(call.settings, streams, declared, at, options, tell)
+    if output is Output.json:
+        print_json(verdict_as_json(verdict))
+    else:
+        print_verdict(verdict)
+        say(in_words(verdict))
+    if not verdict.ok or (strict and not verdict.whole):
+        raise typer.Exit(FAILED)
+
+
+@contextmanager
+def told() -> Iterator[Told]:
+    """Progress on stderr: a bar on a terminal, otherwise a line now and then."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    console = stderr_console()
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(doing: str, done: int, total: int) -> None:
+            if doing not in tasks:
+                tasks[doing] = bar.add_task(doing, total=total)
+            bar.update(tasks[doing], completed=done, total=total)
+
+        yield tell
+
+
+class _Lines:
+    """A line when something begins, when it ends, and each ten seconds between."""
+
+    def __init__(self) -> None:
+        self._doing, self._next = "", 0.0
+
+    def __call__(self, doing: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if doing != self._doing or done >= total or now >= self._next:
+            self._doing, self._next = doing, now + _LINES_EVERY
+            say(f"{doing}: {number(done)} of {number(total)} offsets")
+
+
+def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+    """The verifier's findings with stable keys."""
+    return {
+        "right": verdict.ok,
+        "proved": verdict.whole,
+        "records": verdict.records,
+        "offsets_verified": verdict.verified,
+        "lost": verdict.lost,
+        "doubled": verdict.doubled,
+        "unread": verdict.unread,
+        "streams": [
+            {
+                "stream": found.stream,
+                "verdict": word(found),
+                "proved": found.whole,
+                "version": found.version,
+                "log_from": found.log_from,
+                "batches": found.batches,
+                "rows": found.rows,
+                "verified": found.verified,
+                "unproved": found.unproved,
+                "why": found.why,
+                "skipped": found.skipped,
+                "unread": found.unread,
+                "lost": [str(span) for span in found.lost],
+                "doubled": [str(span) for span in found.doubled],
+                "faults": [str(fault) for fault in found.faults],
+                "comparisons": [one._asdict() for one in found.comparisons],
+            }
+            for found in verdict.streams
+        ],
+    }
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """The offsets by stream, then what of each table was compared."""
+    print_table(
+        ["stream", "version", "batches", "rows", "verified", "unproved", "lost", "doubled", "unread", "verdict"],
+        [_row(found) for found in verdict.streams],
+        right=["version", "batches", "rows", "verified", "unproved", "lost", "doubled", "unread"],
+    )
+    compared = [one for found in verdict.streams for one in found.comparisons]
+    if compared:
+        print()
+        print_table(["table", "compared", "verdict", "detail"], [list(one) for one in compared])
+    for found in verdict.streams:
+        for what, spans in (("lost", found.lost), ("doubled", found.doubled)):
+            _say_spans(f"{found.stream}: {what}", spans)
+        for fault in found.faults[:_SHOWN]:
+            say(str(fault))
+        if found.unproved:
+            say(f"{found.stream}: nothing can be said of {number(found.unproved)} offsets: {found.why}")
+        if found.skipped:
+            say(f"{found.stream}: a recovery skipped {number(found.skipped)} offsets: neither lost nor read")
+
+
+def in_words(verdict: Verdict) -> str:
+    """The outcome in a line."""
+    if not verdict.ok:
+        return "WRONG: see above"
+    unread = f"; {number(verdict.unread)} are not read yet" if verdict.unread else ""
+    if verdict.whole:
+        return f"every offset is in its table exactly once{unread}"
+    return f"all that could be compared is right, and not all could be: see above{unread}"
+
+
+def word(found: StreamVerdict) -> str:
+    """The verdict on one stream in a word."""
+    if found.version < 0 and found.ok:
+        return "not started"
+    return "ok" if found.whole else "wrong" if not found.ok else "unproved"
+
+
+def _row(found: StreamVerdict) -> list[str]:
+    lost, doubled = (sum(span.offsets for span in spans) for spans in (found.lost, found.doubled))
+    figures = (found.version, found.batches, found.rows, found.verified, found.unproved, lost, doubled, found.unread)
+    return [found.stream, *(number(figure) for figure in figures), word(found)]
+
+
+def _say_spans(what: str, spans: tuple[Span, ...]) -> None:
+    for span in spans[:_SHOWN]:
+        say(f"{what}: {span} ({number(span.offsets)} offsets)")
+    if len(spans) > _SHOWN:
+        say(f"{what}: {len(spans) - _SHOWN} more ranges")

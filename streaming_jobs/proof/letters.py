@@ -1,0 +1,100 @@
+"""What a stream's formats refuse, record by record, and the comparison of that with the table of dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streaming_jobs.proof.rules import Packed, place_of, shown, unpacked
+from streaming_jobs.proof.subject import Comparison
+from streaming_jobs.proof.topic import RawRecord
+
+TOMBSTONE = "tombstone"
+_OF_ROWS = "null_key"
+_SHOWN = 5
+
+
+@dataclass
+class Refusals:
+    """By topic and place the reason why a format refuses a record; `take` is called with every record.
+
+    `readers` has by topic what reads a record's value in plain Python and raises an error with a `reason`; None for a
+    format that only Spark can read. Topics in `keeps` hand a null value to the stream.
+    """
+
+    readers: Mapping[str, Any]
+    keeps: frozenset[str] = frozenset()
+    reasons: frozenset[str] = frozenset()
+    found: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    def take(self, record: RawRecord) -> None:
+        """Judge one record."""
+        reason = self.reason(record)
+        if reason is not None:
+            place = place_of(record.partition, record.offset)
+            self.found.setdefault(record.topic, {})[place] = reason
+
+    def reason(self, record: RawRecord) -> str | None:
+        """Why the record is refused; None where it is not."""
+        if record.value is None:
+            return None if record.topic in self.keeps else TOMBSTONE
+        read = self.readers.get(record.topic)
+        return read(record.value) if read is not None else None
+
+
+def compare_letters(
+    table: str, rows: pa.Table, covered: Mapping[str, Packed], refusals: Refusals
+) -> tuple[list[Comparison], dict[str, tuple[Packed, Packed]]]:
+    """Compare dead letters with what the formats refuse among the covered records that the topics still hold.
+
+    Also returns by topic the places of records that are missing, and of those that are there twice.
+    """
+    told: list[str] = []
+    places: dict[str, tuple[Packed, Packed]] = {}
+    compared = others = 0
+    unread = sorted(topic for topic in covered if refusals.readers.get(topic) is None)
+    for topic, known in covered.items():
+        mine = [row for row in rows.to_pylist() if row["topic"] == topic and row["offset"] is not None]
+        letters = {place_of(row["partition"], row["offset"]): row["reason"] for row in mine}
+        single = [place_of(r["partition"], r["offset"]) for r in mine if r["reason"] != _OF_ROWS]
+        unique, counts = np.unique(np.array(single, dtype=np.int64), return_counts=True)
+        due = {place: why for place, why in refusals.found.get(topic, {}).items() if _in(place, known)}
+        here = {place: why for place, why in letters.items() if _in(place, known)}
+        missing = np.array(sorted(due.keys() - here.keys()), dtype=np.int64)
+        twice = unique[counts > 1]
+        places[topic] = (missing, twice)
+        told += _told(topic, missing, "are refused by the format and are no dead letters")
+        told += _told(topic, twice, "are dead letters more than once")
+        other = [place for place, why in here.items() if place in due and why != due[place]]
+        told += [f"{_named(topic, [p])} has the reason {here[p]}, not {due[p]}" for p in other[:_SHOWN]]
+        good = [p for p, why in here.items() if p not in due and why in refusals.reasons and topic not in unread]
+        told += _told(topic, good, "are dead letters, and the format refuses nothing about them")
+        compared += len(due)
+        others += len(here.keys() - due.keys()) - len(good)
+    if told:
+        return [Comparison(table, "dead letters", "wrong", "; ".join(told))], places
+    text = f"each of {compared:,} refused records is there once, with the reason that its format gives"
+    if others:
+        text += f"; {others:,} were refused for their rows (a key that is null, for one), which is not computed again"
+    found = [Comparison(table, "dead letters", "ok", text)]
+    if unread:
+        why = f"the format of {', '.join(unread)} has no method `read`: only Spark can say what it refuses"
+        found = [Comparison(table, "dead letters", "not compared", why)]
+    return found, places
+
+
+def _in(place: int, known: Packed) -> bool:
+    at = int(np.searchsorted(known, place))
+    return at < len(known) and int(known[at]) == place
+
+
+def _told(topic: str, places: Sequence[int] | Packed, what: str) -> list[str]:
+    return [f"{len(places):,} records {what}: {_named(topic, places)}"] if len(places) else []
+
+
+def _named(topic: str, places: Sequence[int] | Packed) -> str:
+    return shown(unpacked(topic, (int(place) for place in places)))

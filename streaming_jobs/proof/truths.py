@@ -1,0 +1,220 @@
+"""A table compared with the truth that the user has declared for it (`streaming_jobs/truths.py`)."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.proof.letters import Refusals
+from streaming_jobs.proof.lineage import Batch
+from streaming_jobs.proof.multiset import compare
+from streaming_jobs.proof.rules import place_of
+from streaming_jobs.proof.spans import Span, merged
+from streaming_jobs.proof.subject import Comparison, Verdict
+from streaming_jobs.proof.topic import Records, TopicContent
+from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.truths import NotComparable, Record, Truth
+
+Watermarks = Mapping[Batch, datetime]
+"""By batch the watermark with which Spark ran it: windows that end at or before it are in the table."""
+
+
+def watermarks(state: Path, stream: str) -> dict[Batch, datetime]:
+    """What the checkpoints still tell; Spark keeps those of the newest hundred batches."""
+    found = {}
+    for path in (state / stream).glob("g*/offsets/*"):
+        if not path.name.isdigit():
+            continue
+        try:
+            ms = json.loads(path.read_text(encoding="utf-8").splitlines()[1])["batchWatermarkMs"]
+        except (OSError, ValueError, IndexError, KeyError):  # removed meanwhile, or being written
+            continue
+        found[int(path.parent.parent.name[1:]), int(path.name)] = datetime.fromtimestamp(ms / 1000, UTC)
+    return found
+
+
+def compare_truth(
+    truth: Truth,
+    stream: Stream,
+    table: Path,
+    version: int | None,
+    spans: list[Span],
+    topics: Mapping[str, TopicContent],
+    sources: Mapping[str, Records],
+    refusals: Refusals | None,
+    watermark: datetime | None,
+    refused: Mapping[str, frozenset[int]],
+) -> Comparison:
+    """Compare one version of a table with its truth; `spans` are what its rows were made from.
+
+    `refused` has by topic the places of the dead letters that were refused whole.
+    """
+
+    def told(verdict: Verdict, text: str) -> Comparison:
+        return Comparison(truth.table, "truth", verdict, text)
+
+    if reason := _hindrance(truth, version, spans, topics, watermark):
+        return told("unproved", reason)
+    giving = _Giving(stream, spans, sources, refusals, refused)
+    try:
+        result = truth.function(**giving.arguments(truth))
+        found = DeltaTable(table, version=version).to_pyarrow_table()
+        expected = _expected(result, found.schema, truth)
+    except NotComparable as error:
+        return told("not compared", error.found)
+    except (DeltaError, OSError) as error:
+        return told("wrong", f"its rows cannot be read: {str(error)[:300]}")
+    except RecourseError:
+        raise
+    except Exception as error:
+        name = getattr(truth.function, "__name__", "it")
+        raise UsageError(
+            f"the truth of table {truth.table} failed: {name}: {type(error).__name__}: {str(error)[:300]}", "correct it"
+        ) from error
+    open_rows = 0
+    if truth.final is not None and watermark is not None:
+        due = pc.less_equal(expected[truth.final], pa.scalar(watermark, expected.schema.field(truth.final).type))
+        open_rows = expected.num_rows - (pc.sum(due).as_py() or 0)
+        expected = expected.filter(due)
+    columns = expected.column_names
+    difference = compare(expected, found.select(columns), truth.tolerance)
+    left = [name for name in found.column_names if name not in columns]
+    notes = f"; not compared: the columns {', '.join(left)}" if left else ""
+    if open_rows:
+        notes += (
+            f"; {open_rows:,} rows whose {truth.final} is after the watermark {watermark:%Y-%m-%d %H:%M:%S} are open"
+        )
+    if difference:
+        declared = next(sink for sink in stream.sinks.values() if sink.name == truth.table)
+        keys = [key for key in declared.keys if key in columns]
+        words = difference.words(keys if len(keys) == len(declared.keys) else ())
+        if any(source.event_time for source in stream.sources.values()):
+            words.append("records that came too late for the watermark are in the truth, and not in the table")
+        return told("wrong", f"{'; '.join(words)}{notes}")
+    return told("ok", f"every one of {found.num_rows:,} rows equals the truth in {len(columns)} columns{notes}")
+
+
+def _hindrance(
+    truth: Truth,
+    version: int | None,
+    spans: list[Span],
+    topics: Mapping[str, TopicContent],
+    watermark: datetime | None,
+) -> str:
+    """Why a table cannot be compared with its truth now; empty where it can."""
+    if version is None:
+        return "the table does not exist"
+    for span in spans:
+        low = topics[span.topic].low.get(span.partition, 0) if span.topic in topics else 0
+        if span.start < low:
+            where = f"{span.topic}-{span.partition} {low}"
+            return f"the topic no longer holds the records before {where}, which the rows were made from"
+    if truth.final is not None and watermark is None:
+        return "the watermark of the newest batch is not known any more"
+    return ""
+
+
+class _Giving:
+    """Hands the records to a truth: those that the stream has read, without those that were refused."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        spans: list[Span],
+        sources: Mapping[str, Records],
+        refusals: Refusals | None,
+        refused: Mapping[str, frozenset[int]],
+    ) -> None:
+        self._stream, self._sources, self._refusals, self._refused = stream, sources, refusals, refused
+        self._spans = list(merged(spans))
+
+    def arguments(self, truth: Truth) -> dict[str, Iterator[Record]]:
+        """By parameter the records of one topic, or of all where there is one parameter."""
+        parameters = list(inspect.signature(truth.function).parameters)
+        if sorted(parameters) == sorted(self._stream.sources):
+            return {name: self._records(self._stream.sources[name]) for name in parameters}
+        if len(parameters) == 1:
+            return {parameters[0]: self._all()}
+        raise UsageError(
+            f"the truth of table {truth.table} takes {parameters}, the sources are {list(self._stream.sources)}",
+            "take one argument for all records, or one for each source, named like it",
+        )
+
+    def _all(self) -> Iterator[Record]:
+        for source in self._stream.sources.values():
+            yield from self._records(source)
+
+    def _records(self, source: KafkaTopic) -> Iterator[Record]:
+        read: Callable[[bytes], dict[str, Any]] | None = getattr(source.value, "read", None)
+        bad = set(self._refused.get(source.name, ()))
+        if self._refusals is not None:
+            bad |= self._refusals.found.get(source.name, {}).keys()
+        spans = [span for span in self._spans if span.topic == source.name]
+        for raw in self._sources[source.name].records(spans):
+            if place_of(raw.partition, raw.offset) in bad:
+                continue
+            yield Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, read)
+
+
+def _expected(result: Any, schema: pa.Schema, truth: Truth) -> pa.Table:
+    """The rows that a truth returned, in the types of the table; raises UsageError where they do not fit."""
+    import pandas as pd
+
+    if isinstance(result, pa.Table):
+        names, make = result.column_names, _of_arrow
+    elif isinstance(result, pd.DataFrame):
+        names, make = [str(name) for name in result.columns], _of_pandas
+    else:
+        result = list(result)
+        names, make = list(dict.fromkeys(name for row in result for name in row)) or schema.names, _of_rows
+    if unknown := [name for name in names if name not in schema.names]:
+        raise UsageError(
+            f"the truth of table {truth.table} returns the column {unknown[0]!r}",
+            f"the table has: {', '.join(schema.names)}",
+        )
+    if truth.final is not None and truth.final not in names:
+        raise UsageError(
+            f"the truth of table {truth.table} does not return the column {truth.final}, its `final`", "return it"
+        )
+    wanted = pa.schema([pa.field(name, _plain(schema.field(name).type)) for name in schema.names if name in names])
+    try:
+        return make(result, wanted)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the rows of the truth do not fit table {truth.table}: {str(error)[:300]}", "return the table's types"
+        ) from error
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_string_view(kind) or pa.types.is_large_string(kind) else kind
+
+
+def _of_arrow(result: pa.Table, schema: pa.Schema) -> pa.Table:
+    return result.select(schema.names).cast(schema)
+
+
+def _of_pandas(result: Any, schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pandas(result[schema.names], schema=schema, preserve_index=False)
+
+
+def _of_rows(result: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pylist(result, schema=schema)
+
+
+def refused_whole(letters: pa.Table) -> dict[str, frozenset[int]]:
+    """By topic the places of dead letters that are records; a row without its key comes from a record that was read."""
+    found: dict[str, set[int]] = {}
+    for row in letters.to_pylist():
+        if row["reason"] != "null_key" and row["offset"] is not None:
+            found.setdefault(row["topic"], set()).add(place_of(row["partition"], row["offset"]))
+    return {topic: frozenset(places) for topic, places in found.items()}

@@ -1,0 +1,184 @@
+"""Verifying declared streams against a broker: the order of the questions, so that streams may run meanwhile.
+
+First the versions of the tables, then the ends of the topics: whatever the versions were made from lies before these
+ends. Nothing is waited for that is written later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.proof.comparisons import LETTERS, version_at
+from streaming_jobs.proof.declared import refusals_of, subject_of
+from streaming_jobs.proof.letters import Refusals
+from streaming_jobs.proof.log import versions
+from streaming_jobs.proof.subject import Comparison
+from streaming_jobs.proof.topic import RawRecord, TopicContent, TopicReader
+from streaming_jobs.proof.truths import Watermarks, compare_truth, refused_whole, watermarks
+from streaming_jobs.proof.verifier import StreamVerdict, Verdict, newest_versions, verify
+from streaming_jobs.settings import Settings
+from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.truths import Truth
+
+Told = Callable[[str, int, int], None]
+"""Takes what is being done, how many offsets of it are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to verify. `until` is a deadline of `time.monotonic` for reading the topics; None: none.
+
+    Without `decode`, records are not decoded: which of them are refused is not compared.
+    """
+
+    finished: bool = False
+    decode: bool = True
+    until: float | None = None
+
+
+def verify_streams(
+    settings: Settings,
+    streams: Sequence[Stream],
+    truths: Sequence[Truth],
+    bootstrap: str,
+    options: Options,
+    tell: Told = lambda *_: None,
+) -> tuple[Verdict, dict[str, TopicReader]]:
+    """The verdict on these streams, and the readers of their topics, for those who compare more."""
+    begun = [stream for stream in streams if _has_begun(settings, stream)]
+    subjects = [subject_of(stream) for stream in begun]
+    marks = {stream.name: watermarks(settings.state, stream.name) for stream in begun}
+    at = newest_versions(subjects, settings.tables)
+    readers = _readers(settings, begun, bootstrap, options.until)
+    refusals = {stream.name: refusals_of(stream) for stream in begun} if options.decode else {}
+    topics = {name: _read(reader, begun, refusals, tell) for name, reader in readers.items()}
+    found = verify(
+        subjects,
+        settings.tables,
+        topics,
+        finished=options.finished,
+        at=at,
+        state=settings.state,
+        refusals=refusals,
+    )
+    verdicts = []
+    for stream in streams:
+        verdict = next((v for v in found.streams if v.stream == stream.name), None)
+        if verdict is None:
+            verdicts.append(never_started(stream))
+            continue
+        known = _Known(settings, stream, verdict, topics, readers, refusals.get(stream.name), marks[stream.name])
+        more = [known.compare(truth) for truth in truths if truth.table in {s.name for s in stream.sinks.values()}]
+        verdicts.append(_with(verdict, [*_without_truth(stream, truths), *more]))
+    return Verdict(found.records, tuple(verdicts)), readers
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of one stream when its tables are compared with truths."""
+
+    settings: Settings
+    stream: Stream
+    verdict: StreamVerdict
+    topics: Mapping[str, TopicContent]
+    readers: Mapping[str, TopicReader]
+    refusals: Refusals | None
+    marks: Watermarks
+
+    def compare(self, truth: Truth) -> Comparison:
+        """Compare one table with its truth."""
+        primary = truth.table == self.stream.primary.name
+        path, position = self.settings.tables / truth.table, self.verdict.position
+        version = self.verdict.version if primary else version_at(path, position)
+        return compare_truth(
+            truth,
+            self.stream,
+            path,
+            version,
+            self.verdict.coverage.spans,
+            self.topics,
+            self.readers,
+            self.refusals,
+            self.marks.get(position) if position is not None else None,
+            self._refused(),
+        )
+
+    def _refused(self) -> dict[str, frozenset[int]]:
+        path = self.settings.tables / self.stream.dead_letters
+        version = version_at(path, self.verdict.position)
+        if version is None:
+            return {}
+        return refused_whole(DeltaTable(path, version=version).to_pyarrow_table(columns=list(LETTERS)))
+
+
+def never_started(stream: Stream) -> StreamVerdict:
+    """The verdict on a stream that has neither state nor tables."""
+    told = Comparison(stream.primary.name, "rows", "not compared", "the stream has never been started")
+    return StreamVerdict(stream.name, stream.primary.name, -1, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=(told,))
+
+
+def _with(verdict: StreamVerdict, more: Sequence[Comparison]) -> StreamVerdict:
+    return replace(verdict, comparisons=(*verdict.comparisons, *more))
+
+
+def _without_truth(stream: Stream, truths: Sequence[Truth]) -> list[Comparison]:
+    known = {truth.table for truth in truths}
+    text = "no truth is declared for it (`@truth`); --recompute compares with the stream's own function"
+    return [
+        Comparison(sink.name, "values", "not compared", text)
+        for sink in stream.sinks.values()
+        if sink.name not in known
+    ]
+
+
+def _has_begun(settings: Settings, stream: Stream) -> bool:
+    state: Path = settings.state / stream.name / "stream.json"
+    return state.exists() or bool(versions(settings.tables / stream.primary.name))
+
+
+def _readers(
+    settings: Settings, streams: Sequence[Stream], bootstrap: str, until: float | None
+) -> dict[str, TopicReader]:
+    """A reader of each topic; one that does not exist has none, which the verifier tells of each of its streams."""
+    found = {}
+    for name in dict.fromkeys(topic.name for stream in streams for topic in stream.sources.values()):
+        try:
+            found[name] = TopicReader.at(settings.kafka, bootstrap, name, until=until)
+        except UsageError:
+            continue
+    return found
+
+
+def _read(reader: TopicReader, streams: Sequence[Stream], refusals: dict[str, Refusals], tell: Told) -> TopicContent:
+    """Read a topic once for all streams; streams that declare it alike share what its format refuses."""
+    judges: list[tuple[KafkaTopic, Refusals]] = []
+    for stream in streams:
+        mine = refusals.get(stream.name)
+        source = next((topic for topic in stream.sources.values() if topic.name == reader.name), None)
+        if mine is None or source is None:
+            continue
+        alike = next(
+            (r for s, r in judges if (s.value, s.tombstones) == (source.value, source.tombstones)),
+            None,
+        )
+        if alike is None:
+            judges.append((source, mine))
+            alike = mine
+        mine.found[reader.name] = alike.found.setdefault(reader.name, {})
+    total, done = sum(span.offsets for span in reader.whole), 0
+
+    def each(record: RawRecord) -> None:
+        for _, judge in judges:
+            judge.take(record)
+
+    def progress(offsets: int) -> None:
+        nonlocal done
+        done += offsets
+        tell(f"reading topic {reader.name}", done, total)
+
+    return reader.content(each=each if judges else None, progress=progress)

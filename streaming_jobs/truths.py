@@ -1,0 +1,127 @@
+"""What a table has to hold, as only its author knows it: a function that `recourse verify` compares the table with.
+
+    @truth(totals)
+    def totals_by_hand(records: Iterable[Record]) -> list[dict[str, Any]]:
+        counts = Counter(record.value["k"] for record in records)
+        return [{"k": key, "c": count} for key, count in counts.items()]
+
+The function gets the records that the stream has read, as they lie in its topics, decoded in plain Python and without
+those that the format refuses; so it shares nothing with Spark or with the stream's own function. It returns the rows:
+dictionaries, an Arrow table, or a pandas frame. It is found where the streams are, in the modules of the setting
+`flows`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.stream import Stream
+
+
+class NotComparable(RecourseError):
+    """Raised by a truth that can say nothing of these records; the reason is told, and the table is not compared."""
+
+    code = "REC-032"
+
+
+class Record:
+    """One record: `topic`, `partition`, `offset`, `at`, `key`, `raw` (bytes), and `value`, decoded when asked for."""
+
+    __slots__ = ("_ms", "_read", "_value", "key", "offset", "partition", "raw", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp: int | None,
+        key: bytes | None,
+        raw: bytes | None,
+        read: Callable[[bytes], dict[str, Any]] | None,
+    ) -> None:
+        """`timestamp` in milliseconds since 1970; `read` decodes the bytes."""
+        self.topic, self.partition, self.offset, self.key, self.raw = topic, partition, offset, key, raw
+        self._ms, self._read = timestamp, read
+        self._value: dict[str, Any] | None = None
+
+    @property
+    def at(self) -> datetime | None:
+        """The time that the record carries, UTC; None where it has none."""
+        return None if self._ms is None else datetime.fromtimestamp(self._ms / 1000, UTC)
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The decoded record, every declared field included; of a tombstone that the stream keeps, empty.
+
+        Raises UsageError for a format that only Spark can decode.
+        """
+        if self._value is None:
+            if self._read is None:
+                raise UsageError(
+                    f"the format of topic {self.topic} cannot be decoded without Spark", "use `record.raw`, its bytes"
+                )
+            self._value = self._read(self.raw) if self.raw is not None else {}
+        return self._value
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A declared truth. `final` names the column that says when a row is final, `tolerance` is relative, of floats."""
+
+    table: str
+    function: Callable[..., Any]
+    final: str | None = None
+    tolerance: float = 0.0
+
+    def __call__(self, *records: Iterable[Record], **named: Iterable[Record]) -> Any:
+        """Call the function itself."""
+        return self.function(*records, **named)
+
+
+def truth(
+    of: Stream | str, *, final: str | None = None, tolerance: float = 0.0
+) -> Callable[[Callable[..., Any]], Truth]:
+    """Declare the decorated function the truth about a table: of a stream its primary one, else by the table's name.
+
+    It takes one argument, the records, or for a stream of several topics one for each, named like the stream's sources.
+    With `final`, a column of time, rows are expected once the watermark has passed it: the end of a window, for one.
+    Floats may differ by `tolerance` of their value. Columns that it does not return are not compared.
+    """
+    name = of.primary.name if isinstance(of, Stream) else of
+
+    def declare(function: Callable[..., Any]) -> Truth:
+        if not inspect.signature(function).parameters:
+            raise UsageError(f"the truth of table {name} takes no records", f"def {function.__name__}(records): ...")
+        return Truth(name, function, final, tolerance)
+
+    return declare
+
+
+def find(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:
+    """The truths in these modules and their submodules, which are imported already.
+
+    Raises UsageError for a truth of a table that no stream writes, and for a second truth of one table.
+    """
+    from streaming_jobs.topology import modules_of
+
+    known = set(tables)
+    found: dict[str, Truth] = {}
+    for module in (module for name in modules for module in modules_of(name)):
+        for value in _truths(vars(module).values()):
+            if value.table not in known:
+                raise UsageError(
+                    f"there is a truth of table {value.table} ({module.__name__}), and no stream writes that table",
+                    f"the tables are: {', '.join(sorted(known))}",
+                )
+            if found.setdefault(value.table, value) is not value:
+                raise UsageError(f"table {value.table} has two truths", "keep one")
+    return list(found.values())
+
+
+def _truths(values: Iterable[Any]) -> Iterator[Truth]:
+    return (value for value in values if isinstance(value, Truth))

@@ -1,0 +1,220 @@
+"""`recourse verify` of streams that are not shipped, with a topic that is in memory: what it prints, how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from orchestration import cli
+from streaming_jobs import output_plans
+from streaming_jobs.errors import UsageError
+from streaming_jobs.proof.log import commit_file, versions
+from streaming_jobs.proof.spans import Span
+from streaming_jobs.proof.topic import ListedRecords, PartitionContent, RawRecord, TopicContent
+from tests.unit.life import PER_BATCH, PLACES, TOPIC, TOPIC_ID, Life
+
+BATCHES = 5
+RIGHT = 'return [{"id": r.value["id"], "place": r.value["place"]} for r in records]'
+
+
+class MadeTopic:
+    """A topic of one partition in memory, as a reader of a real one gives it."""
+
+    def __init__(self, values: Iterable[bytes | None]) -> None:
+        self.listed = [RawRecord(TOPIC, 0, at, 0, None, value) for at, value in enumerate(values)]
+        self.name = TOPIC
+
+    @property
+    def whole(self) -> list[Span]:
+        return [Span(TOPIC, 0, 0, len(self.listed))]
+
+    def content(self, *, each: Callable[[RawRecord], None] | None, progress: Callable[[int], None]) -> TopicContent:
+        for record in self.listed:
+            if each is not None:
+                each(record)
+        progress(len(self.listed))
+        end = len(self.listed)
+        return TopicContent(TOPIC, TOPIC_ID, {0: PartitionContent(0, end, np.arange(end))})
+
+    def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
+        return ListedRecords(self.listed).records(spans)
+
+
+def value(number: int) -> bytes:
+    return json.dumps({"id": number, "place": PLACES[number % len(PLACES)]}).encode()
+
+
+class Home:
+    """A home with five batches of the stream `things`; `topic` may be changed before a command runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.life = Life(folder)
+        for number in range(BATCHES):
+            self.life.batch(number)
+        made = {"things": {"nodes": ["Project"], "position": None}}
+        output_plans._write(folder / "state" / "things", {"a": made})
+        self.topic = MadeTopic(value(i) for i in range(BATCHES * PER_BATCH))
+        self.truth("")
+
+    def truth(self, body: str, declared: str = "STREAM") -> None:
+        """The flows of this home: the stream, and with a body its truth."""
+        text = "from tests.unit.life import STREAM\nfrom streaming_jobs import truth\n"
+        if body:
+            text += f"\n@truth({declared})\ndef by_hand(records):\n    {body}\n"
+        name = f"flows_{len(list(self.folder.glob('flows_*.py')))}_{self.folder.parent.name}".replace("-", "_")
+        (self.folder / f"{name}.py").write_text(text)
+        self.flows = name
+
+    def verify(self, *arguments: str) -> int:
+        """Run the command."""
+        flows = json.dumps([self.flows])
+        return cli.main(["--set", f"home={self.folder}", "--set", f"flows={flows}", "verify", *arguments])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    made = Home(tmp_path / "home")
+
+    @contextmanager
+    def no_broker(*_: Any) -> Iterator[str]:
+        yield "nowhere"
+
+    monkeypatch.chdir(made.folder)
+    monkeypatch.syspath_prepend(str(made.folder))
+    monkeypatch.setattr("orchestration.cli.kafka.broker_for_command", no_broker)
+    monkeypatch.setattr("streaming_jobs.proof.verification.TopicReader.at", lambda *_, **__: made.topic)
+    return made
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    (stream,) = json.loads(capsys.readouterr().out)["streams"]
+    return {**stream, "told": {f"{c['table']}: {c['what']}": c for c in stream["comparisons"]}}
+
+
+def test_a_stream_that_is_right_ends_with_0_and_says_what_was_not_compared(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert home.verify("things") == 0
+    printed = capsys.readouterr()
+    assert "every offset is in its table exactly once" in printed.err
+    assert "reading topic things: 50 of 50 offsets" in printed.err
+    assert "50 rows, as many as the entries say were written" in printed.out
+    assert "no truth is declared for it" in printed.out and "not compared" in printed.out
+
+
+def test_an_unknown_stream_is_a_usage_error(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert home.verify("thing") == 2
+    assert "thing" in capsys.readouterr().err
+
+
+def test_a_row_that_is_gone_ends_with_1(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    DeltaTable(home.life.table).delete("id = 3")
+    assert home.verify("-o", "json") == 1
+    found = told(capsys)
+    assert found["verdict"] == "wrong" and "changed rows (DELETE) and carries no ledger entry" in found["faults"][0]
+    assert found["told"]["things: records"]["text"] == "50 records make one row each, and there are 49 rows"
+
+
+def test_what_is_gone_is_named_and_fails_only_when_strict(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    DeltaTable(home.life.table).create_checkpoint()
+    for version in versions(home.life.table)[:-1]:
+        commit_file(home.life.table, version).unlink()
+    next((home.folder / "state" / "things" / "ledger").iterdir()).write_text("")
+    assert home.verify() == 0
+    said = capsys.readouterr().err
+    assert "things: nothing can be said of 40 offsets: the entries of 4 batches are neither in its log nor in" in said
+    assert "all that could be compared is right, and not all could be" in said
+    assert home.verify("--strict") == 1
+
+
+def test_a_truth_of_the_user_is_found_and_compared(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.truth(RIGHT)
+    assert home.verify("-o", "json") == 0
+    outcome = told(capsys)["told"]["things: truth"]
+    assert outcome["verdict"] == "ok" and "every one of 50 rows equals the truth in 2 columns" in outcome["text"]
+    home.truth('return [{"id": r.value["id"]} for r in records]', '"things"')
+    assert home.verify("-o", "json") == 0
+    assert "not compared: the columns place" in told(capsys)["told"]["things: truth"]["text"]
+
+
+def test_a_truth_that_differs_names_the_first_differences(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.truth(RIGHT.replace('r.value["id"],', 'r.value["id"] + (r.offset == 7),'))
+    assert home.verify("-o", "json") == 1
+    text = told(capsys)["told"]["things: truth"]["text"]
+    assert "1 rows missing, first id=8 place=50%" in text.replace("place=a/b", "place=50%")
+    assert "1 rows not expected, first id=7" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "declared", "said"),
+    [
+        ("return 1 / 0", "STREAM", "the truth of table things failed: by_hand: ZeroDivisionError"),
+        ('return [{"di": 1}]', "STREAM", "returns the column 'di'"),
+        ('return [{"id": "x"}]', "STREAM", "do not fit table things"),
+        ("return []", '"thing"', "truth of table thing"),
+    ],
+)
+def test_a_truth_that_cannot_be_is_a_usage_error(
+    home: Home, capsys: pytest.CaptureFixture[str], body: str, declared: str, said: str
+) -> None:
+    home.truth(body, declared)
+    assert home.verify() == 2
+    assert said in capsys.readouterr().err
+
+
+def test_dead_letters_are_decoded_again(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two records are refused, and one of them is a dead letter, for another reason than the format gives."""
+    values: list[bytes | None] = [value(i) for i in range(BATCHES * PER_BATCH)]
+    values[3], values[4] = b"{", b'{"id": "x"}'
+    home.topic = MadeTopic(values)
+    letter = pa.table(
+        {
+            "topic": [TOPIC],
+            "partition": pa.array([0], pa.int32()),
+            "offset": pa.array([4], pa.int64()),
+            "reason": ["malformed_json"],
+        }
+    )
+    write_deltalake(home.folder / "tables" / "things_dead_letters", letter, mode="append", schema_mode="merge")
+    assert home.verify("-o", "json") == 1
+    found = told(capsys)
+    text = found["told"]["things_dead_letters: dead letters"]["text"]
+    assert "1 records are refused by the format and are no dead letters: things-0 3..3" in text
+    assert "things-0 4..4 has the reason malformed_json, not wrong_type" in text
+    assert found["lost"] == ["things-0 3..3"]
+    assert home.verify("--quick", "-o", "json") == 1
+    assert told(capsys)["told"]["things_dead_letters: dead letters"]["verdict"] == "not compared"
+
+
+def test_a_stream_that_was_never_started_is_told_and_is_not_wrong(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--set", f"home={home.folder / 'other'}", "--set", f'flows=["{home.flows}"]', "verify"]
+    assert cli.main(arguments) == 0
+    assert "the stream has never been started" in capsys.readouterr().out
+
+
+def test_without_a_broker_it_says_what_it_needs_before_it_starts_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.undo()
+    from orchestration.cli.kafka import broker_for_command
+
+    class Refusing:
+        def __init__(self, _: Any) -> None:
+            raise UsageError("started")
+
+    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda *_, **__: None)
+    monkeypatch.setattr("streaming_jobs.platform.broker.Broker", Refusing)
+    with pytest.raises(UsageError, match="started"), broker_for_command(home.life.settings, "verify needs a broker"):
+        pass
+    assert "verify needs a broker; none runs, so the embedded one is started" in capsys.readouterr().err
