@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -32,7 +33,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import deletes
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
 from streaming_jobs.sinks.order import DELETE_COLUMN, POSITION_FIELD
-from streaming_jobs.sinks.staged import Staged, merged
+from streaming_jobs.sinks.staged import Staged, merged, stage
 from streaming_jobs.stream import POSITION_COLUMN
 from streaming_jobs.stream import DeltaTable as Declared
 
@@ -114,6 +115,18 @@ def expected(events: Sequence[Event], *, by_position: bool) -> dict[int, int]:
     return shown
 
 
+def output(events: Sequence[tuple[int, Event]]) -> pa.Table:
+    """Numbered events as a stream's function returns them."""
+    source = {
+        "topic": pa.array(["t"] * len(events), pa.string()),
+        "partition": pa.array([e.partition for _, e in events], pa.int32()),
+        "offset": pa.array([e.offset for _, e in events], pa.int64()),
+    }
+    columns = {name: arrow(events, by_position=False)[name] for name in COLUMNS}
+    columns["gone"] = pa.array([e.delete for _, e in events], pa.bool_())
+    return pa.table(columns | {"_source": pa.StructArray.from_arrays(list(source.values()), list(source))})
+
+
 def arrow(events: Sequence[tuple[int, Event]], *, by_position: bool) -> pa.Table:
     """Numbered events as they come out of Spark on the driver's path."""
     columns: dict[str, Any] = {
@@ -132,16 +145,29 @@ def arrow(events: Sequence[tuple[int, Event]], *, by_position: bool) -> pa.Table
 
 @dataclass
 class Tables:
-    """A table with an order, and the one that remembers its deletes."""
+    """A table with an order, and the one that remembers its deletes. Rows of a frame take a path with `stage`."""
 
     sink: DeltaSink
     kept: DeltaSink
     batch: int = -1
 
+    def stage(self, frame: DataFrame, *, driver: bool) -> None:
+        """One batch of a stream's output, by the path that is asked for."""
+        self.batch += 1
+        at = (1, self.batch)
+        self.kept.refresh()
+        staged = stage(
+            self.sink, frame, driver=driver, spark_commits=not driver, batch=at, topics=["t"], kept=self.kept
+        )
+        try:
+            self.commit(staged)
+        finally:
+            staged.close()
+
     @classmethod
     def make(cls, settings: Settings, name: str = "rows", types: Mapping[str, DataType] = COLUMNS) -> Tables:
         order_by = [column for column in types if column not in ("k", "value")]
-        declared = Declared(name, keys=["k"], order_by=order_by, delete_when="value < 0")
+        declared = Declared(name, keys=["k"], order_by=order_by, delete_when="gone")
         assert declared.deletes is not None
         output = StructType([*(StructField(c, kind) for c, kind in types.items()), POSITION_FIELD])
         remembers = deletes.schema(declared, output)

@@ -123,4 +123,5 @@ def forget(sink: DeltaSink, kept: timedelta, generation: int) -> int:
         commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0),
     )
     sink.refresh()
+    sink.sync()
     return int(figures["num_deleted_rows"] or 0)

@@ -3,79 +3,84 @@
 from __future__ import annotations
 
 import json
-import random
+import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+from deltalake import DeltaTable
 
-from streaming_jobs.formats import Json
-from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
-from tests.driver import Bench, on_topic, produce, rows
+from streaming_jobs.ledger import entries
+from streaming_jobs.settings import Settings
+from tests.changes import PARTITIONS, customers, history
+from tests.conftest import QUICK_START
+from tests.driver import REPOSITORY, Bench, command, produce, rows
 
-CUSTOMER = StructType(
-    [
-        StructField("customer", StringType(), nullable=False),
-        StructField("changed", LongType(), nullable=False),
-        StructField("closed", BooleanType()),
-    ]
-)
-COUNT, TOMBSTONED, PARTITIONS = 1_000, 400, 3
+TOPIC = "customers"
 
 
-@stream(
-    source=KafkaTopic("customers", value=Json(CUSTOMER), tombstones="keep"),
-    sink=DeltaTable("customers", keys=["customer"], order_by=["changed"], delete_when="gone"),
-)
-def customers(changes: DataFrame) -> DataFrame:
-    """Every customer as of the last change, by the time of the change."""
-    return changes.select(
-        F.coalesce("customer", F.col("_source.key").cast("string")).alias("customer"),
-        "changed",
-        (F.col("_source.tombstone") | F.coalesce("closed", F.lit(False))).alias("gone"),
-        "_source",
-    )
-
-
-def history() -> tuple[list[tuple[bytes, bytes | None]], dict[str, int]]:
-    """Changes in an order that is not that of their times, 400 tombstones among them, and who is left at the end."""
-    chance = random.Random(7)
-    events: list[tuple[str, int, bool] | tuple[str, None, bool]] = []
-    for number in range(COUNT):
-        events += [(f"c{number}", changed, False) for changed in chance.sample(range(100), 3)]
-        if number % 5 == 0:  # closed in order, and a change that is older may come after it
-            events.append((f"c{number}", chance.randrange(100), True))
-    events += [(f"c{number}", None, True) for number in range(TOMBSTONED)]
-    chance.shuffle(events)
-    records, left = [], {}
-    newest: dict[str, tuple[int, int, bool]] = {}
-    for place, (customer, changed, gone) in enumerate(events):
-        if changed is None:
-            newest.pop(customer, None)
-            records.append((customer.encode(), None))
-            continue
-        value = json.dumps({"customer": customer, "changed": changed, "closed": gone}).encode()
-        records.append((customer.encode(), value))
-        newest[customer] = max(newest.get(customer, (-1, -1, False)), (changed, place, gone))
-    for customer, (changed, _, gone) in newest.items():
-        if not gone:
-            left[customer] = changed
-    return records, left
-
-
-@pytest.mark.parametrize("borders", ["one batch", "many batches"])
-def test_a_topic_of_changes_and_tombstones_ends_as_the_same_table_however_it_is_cut(
-    bench: Callable[..., Bench], borders: str
-) -> None:
+def fed(bench: Callable[..., Bench], **flags: Any) -> tuple[Bench, dict[str, int]]:
+    """A bench with the changes in the topic, and who is left after them."""
     records, left = history()
-    topic = f"customers-{borders.replace(' ', '-')}"
-    made = bench({"stream.max_offsets_per_trigger": 100_000 if borders == "one batch" else 500})
-    made.topics.create(topic, PARTITIONS)
-    produce(made.bootstrap, topic, records)
-    running = made.run(on_topic(customers, topic))
-    assert running.status.error is None and (running.status.batch == 0) == (borders == "one batch")
-    found = {row["customer"]: row["changed"] for row in rows(made.settings, "customers")}
+    made = bench({"stream.max_offsets_per_trigger": flags["batch"]})
+    if made.topics.describe(TOPIC):
+        made.topics.delete(TOPIC)
+    made.topics.create(TOPIC, PARTITIONS)
+    produce(made.bootstrap, TOPIC, records)
+    return made, left
+
+
+def assert_left(settings: Settings, left: dict[str, int]) -> None:
+    found = {row["customer"]: row["changed"] for row in rows(settings, TOPIC)}
     wrong = {c for c in found.keys() | left.keys() if found.get(c) != left.get(c)}
     assert found == left, f"{len(wrong)} customers are wrong, {len(found.keys() - left.keys())} of them should be gone"
+
+
+def test_a_topic_of_changes_and_tombstones_read_as_one_batch(bench: Callable[..., Bench]) -> None:
+    made, left = fed(bench, batch=100_000)
+    running = made.run(customers)
+    assert running.status.error is None and running.status.batch == 0
+    assert_left(made.settings, left)
+
+
+@pytest.mark.timeout(400)
+def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_other_borders(
+    bench: Callable[..., Bench],
+) -> None:
+    made, left = fed(bench, batch=500)
+    running = made.run(customers)
+    assert running.status.error is None and (running.status.batch or 0) >= 5
+    assert_left(made.settings, left)
+    kept = remembered(made.settings, left)
+    assert kept
+    environment = {
+        **os.environ,
+        "RECOURSE_HOME": str(made.settings.home),
+        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": made.bootstrap,
+        "RECOURSE_FLOWS": '["tests.changes"]',
+        "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "900",
+        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
+        "PYTHONPATH": str(REPOSITORY),
+    }
+
+    def recourse(*arguments: str) -> str:
+        done = command(made.settings.home, environment, "recover", *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    plan = json.loads(recourse("plan", TOPIC, "--to-batch", "2", "--max-changed", "0%", "--output", "json"))["id"]
+    recourse("apply", plan, "--yes")
+    assert_left(made.settings, left)
+    assert remembered(made.settings, left) == kept
+    published, *_ = entries(made.settings.tables / TOPIC, 1)
+    assert published[1].kind == "publish" and published[1].txns.keys() == {
+        "customers_deletes",
+        "customers_dead_letters",
+    }
+    assert made.run(customers).status.state == "stopped", "and the stream goes on from there"
+
+
+def remembered(settings: Settings, left: dict[str, int]) -> list[str]:
+    """What is remembered of those who are gone, but for when it was noted."""
+    table = DeltaTable(settings.tables / "customers_deletes").to_pyarrow_table().drop_columns(["_deleted_at"])
+    return sorted(repr(row) for row in table.to_pylist() if row["customer"] not in left)

@@ -1,0 +1,79 @@
+"""The order of upserts through Spark is the order through Arrow, for batches that take one path or the other."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
+
+from streaming_jobs.settings import Settings
+from tests.orders import HOSTILE, NAN, Event, Tables, expected, output, pairs, read
+
+
+def script(chance: random.Random) -> list[Event]:
+    """Rows, deletes and tombstones of some keys, each in a partition of its own."""
+    events = []
+    for _ in range(160):
+        key = chance.randrange(30)
+        at, n = chance.choice([None, None, -1.0, -0.0, 0.0, 1.0, NAN]), chance.choice([None, 0, 1])
+        events.append(Event(key, at, n, chance.random() < 0.4, partition=key % 3))
+    return read(events)
+
+
+def test_both_paths_and_their_mixture_end_as_the_definition_says(spark: SparkSession, tmp_path: Path) -> None:
+    chance = random.Random(3)
+    events = script(chance)
+    numbered = list(enumerate(events))
+    ways = {"driver": (True, True, True), "mixed": (False, True, False)}
+    tables = {way: Tables.make(Settings.load({"home": tmp_path / way})) for way in ways}
+    for batch, (begin, end) in enumerate(((0, 60), (60, 100), (100, len(events)))):
+        rows = numbered[begin:end]
+        chance.shuffle(rows)
+        frame = spark.createDataFrame(output(rows)).repartition(2)
+        for way, drivers in ways.items():
+            tables[way].stage(frame, driver=drivers[batch])
+    truth = expected(events, by_position=True)
+    assert len(truth) > 5 and len(truth) < 25
+    assert {way: each.shown() for way, each in tables.items()} == dict.fromkeys(ways, truth)
+    kept = {way: sorted(map(repr, remembered(each))) for way, each in tables.items()}
+    assert kept["driver"] and kept["mixed"] == kept["driver"]
+
+
+def remembered(tables: Tables) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = tables.kept.handle.to_pyarrow_table().drop_columns(["_deleted_at"]).to_pylist()
+    return rows
+
+
+def test_every_value_has_the_place_in_sparks_order_that_it_has_in_arrows(spark: SparkSession, tmp_path: Path) -> None:
+    """One table ordered by a column of each type: all but one are null in a row."""
+    types = {f"c{number}": kind for number, kind in enumerate(HOSTILE)}
+    found = [(column, *pair) for column, kind in types.items() for pair in pairs(HOSTILE[kind])]
+    truth = {key: int(rank >= 0) for key, (*_, rank) in enumerate(found)}
+    columns = {"k": LongType(), **types, "value": LongType()}
+    tables = Tables.make(Settings.load({"home": tmp_path}), types=columns)
+    schema = pa.schema(tables.sink.handle.schema().to_arrow())
+    count = len(found)
+    halves = []
+    for place in (0, 1):
+        values = {
+            column: pa.array([f[1 + place] if f[0] == column else None for f in found], schema.field(column).type)
+            for column in types
+        }
+        rows = pa.table(
+            {
+                "k": pa.array(range(count), pa.int64()),
+                **values,
+                "value": pa.array([place] * count, pa.int64()),
+                "gone": pa.array([False] * count),
+                "_source": pa.array([{"topic": "t", "partition": 0, "offset": place}] * count),
+            }
+        )
+        halves.append(spark.createDataFrame(rows))
+    in_one_batch = halves[1].unionByName(halves[0]).withColumn("k", F.col("k") + count)
+    tables.stage(in_one_batch.unionByName(halves[0]), driver=False)
+    tables.stage(halves[1], driver=False)
+    assert tables.shown() == truth | {key + count: place for key, place in truth.items()}
