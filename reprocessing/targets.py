@@ -3,7 +3,8 @@
     earliest, latest            the topic's first record that is left; its end
     offsets, file               per partition; the file is the CSV of Kafka's own tool: topic,partition,offset
     shift-by N                  N records from the stream's position, in each partition; back is negative
-    duration, datetime          the first record at or after a time; a datetime names its zone
+    duration, datetime          the first record at or after a time; a datetime names its zone; a partition that has
+                                no such record stays where the stream is
     batch N, table-version V    the end of a batch, or of the batch that made a version of the primary table
     savepoint, code             a savepoint; before the first batch of a version of the code
 
@@ -182,10 +183,23 @@ def _wanted(target: Target, view: View) -> dict[str, dict[int, int]]:
         return {topic: {p: max(o + shift, 0) for p, o in each.items()} for topic, each in view.position.items()}
     at = _instant(target, view.now)
     found = {name: dict(view.for_time(name, int(at * 1000))) for name in names}
+    dated = False
     for topic in view.topics:
         late = [p for p, offset in found[topic.name].items() if offset >= topic.latest.get(p, 0)]
+        dated = dated or len(late) < len(found[topic.name])
+        for partition in late:  # a time that no record answers to says nothing about what was not read yet
+            here = view.position.get(topic.name, {}).get(partition, topic.earliest.get(partition, 0))
+            found[topic.name][partition] = min(found[topic.name][partition], here)
         if late:
-            view.notes.append(f"no record of {topic.name} at or after that time in partitions {_list(late)}: their end")
+            view.notes.append(
+                f"no record of {topic.name} at or after that time in partitions {_list(late)}: they stay where the "
+                "stream is"
+            )
+    if not dated:
+        raise UsageError(
+            f"no record of {_list(names)} at or after {instant_words(at)}",
+            "choose an earlier time; to skip what was not read yet: --to-latest",
+        )
     return found
 
 
@@ -263,7 +277,7 @@ def _batch(target: Target, view: View) -> Resolved:
     history = view.history
     position = view.position  # raises where there is no batch
     if target.kind == "code":
-        since = _code(target.value, view)
+        since = named_code(target.value, view.record)
         first = Txn(since.generation, since.batch)
         return Resolved(*before(first, view))
     if target.kind == "table-version":
@@ -306,11 +320,12 @@ def before(txn: Txn, view: View) -> tuple[Txn | None, Offsets]:
     return None, view.starts
 
 
-def _code(text: str, view: View) -> CodeSince:
-    found = [c for c in view.record.code if text and c.hash.startswith(text)]
+def named_code(text: str, record: StreamRecord) -> CodeSince:
+    """The newest code of that hash, or of one that begins so; raises UsageError."""
+    found = [c for c in record.code if text and c.hash.startswith(text)]
     if not found:
-        known = _list([c.hash for c in view.record.code])
-        raise UsageError(f"stream {view.record.stream} has never run code '{text}'", f"it ran {known}")
+        known = _list([c.hash for c in record.code])
+        raise UsageError(f"stream {record.stream} has never run code '{text}'", f"it ran {known}")
     return found[-1]
 
 

@@ -154,7 +154,7 @@ def test_offsets_outside_the_topic_are_moved_to_its_edge_and_told() -> None:
     assert found.batch == Txn(1, 1)
 
 
-def test_a_time_after_the_last_record_means_the_end_of_that_partition() -> None:
+def test_a_time_after_the_last_record_of_a_partition_is_told() -> None:
     found = resolve(Target("datetime", "2026-01-01T00:00:00+00:00"), view(for_time=lambda _, __: {0: 130, 1: 20}))
     assert any("no record of orders at or after" in note for note in found.notes)
     assert found.batch == Txn(1, 3) and found.wanted == {T: {0: 100, 1: 20}}
@@ -326,3 +326,30 @@ def test_the_pace_is_that_of_batches_and_not_of_records_coming_in() -> None:
     one_after_another = [timed(n, 100, 0.3, 0.5 * n) for n in range(10)]
     assert History(one_after_another).pace() == Pace(pytest.approx(0.48), 0.0)  # type: ignore[arg-type]
     assert History([timed(0, 100, None, 0.0)]).pace() is None
+
+
+LATE = Target("datetime", "2027-01-01T00:00:00+00:00")
+
+
+def test_a_time_after_every_record_is_no_skip_ahead() -> None:
+    """The stream is at 100 and 50, the topic ends at 130 and 70: those records were not read."""
+    with pytest.raises(UsageError, match="no record of orders at or after") as refused:
+        resolve(LATE, view(for_time=lambda _, __: {0: 130, 1: 70}))
+    assert "--to-latest" in refused.value.next_step
+
+
+def test_a_partition_without_a_record_at_or_after_the_time_stays_where_the_stream_is() -> None:
+    found = resolve(LATE, view(for_time=lambda _, __: {0: 130, 1: 60}))
+    assert found.ahead and found.wanted == {T: {0: 100, 1: 60}}
+    assert any("partitions 0: they stay where the stream is" in note for note in found.notes)
+
+
+@given(offsets=st.tuples(st.integers(0, 130), st.integers(0, 70)))
+def test_no_time_skips_a_record_of_a_partition_that_has_none_after_it(offsets: tuple[int, int]) -> None:
+    try:
+        found = resolve(LATE, view(for_time=lambda _, __: dict(enumerate(offsets))))
+    except UsageError:
+        return
+    for partition, (offset, end, at) in enumerate(zip(offsets, (130, 70), (100, 50), strict=True)):
+        if offset == end:
+            assert found.wanted[T][partition] <= at
