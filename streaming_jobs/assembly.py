@@ -31,6 +31,7 @@ from streaming_jobs.sinks.order import POSITION_FIELD, TOPICS
 from streaming_jobs.sinks.upkeep import Upkeep
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state_words import differences
 from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns, checked_order
 from streaming_jobs.surroundings import World
 from streaming_jobs.world import all_tables, ledger_file
@@ -224,7 +225,7 @@ class Assembly:
         if world.checkpoint.committed is not None and dict(record.state_fingerprint) != fingerprint:
             raise PreflightRefused(
                 f"the state of stream {self.stream.name} was built by another aggregation: "
-                f"{dict(record.state_fingerprint)} then, {fingerprint} now",
+                f"{differences(record.state_fingerprint, fingerprint)}",
                 f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
             )
         record = replace(record, state_fingerprint=fingerprint)

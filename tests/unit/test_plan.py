@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.plan import fingerprint_of, traits_of
+from streaming_jobs.state_words import differences
 
 PLANS = {
     name: "\n".join(lines) for name, lines in json.loads(Path(__file__).with_name("plans.json").read_text()).items()
@@ -96,3 +97,38 @@ def test_a_plan_that_cannot_be_taken_apart_still_has_a_stable_fingerprint() -> N
 
 def test_the_recorded_plans_are_whole() -> None:
     assert not [name for name, plan in PLANS.items() if "more fields" in plan]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("window10", "window20", "window of timestamp: 10 minutes -> 20 minutes"),
+        ("sum", "max", "sum(value) AS s -> max(value) AS s"),
+        ("sum", "by_k_mod_5", "k: value % 3 -> value % 5"),
+        ("dedup", "dedup_wm", "Deduplicate -> DeduplicateWithinWatermark"),
+        ("window10", "session", "gone: window of timestamp, 10 minutes"),
+        ("window10", "session", "new: session_window of timestamp"),
+        ("two_step_key", "sum", "new: sum(value) AS s"),
+    ],
+)
+def test_what_differs_between_two_states_is_told_in_a_line(before: str, after: str, words: str) -> None:
+    said = differences(fingerprint_of(PLANS[before]), fingerprint_of(PLANS[after]))
+    assert words in said, said
+    assert len(said) < 300 and "precisetimestampconversion" not in said
+
+
+def test_a_state_that_gains_an_aggregate_says_which() -> None:
+    old = {"0": "Aggregate [k], [k, sum(value) AS s]; value AS k"}
+    new = {"0": "Aggregate [k], [k, sum(value) AS s, max(amount) AS m]; value AS k"}
+    assert differences(old, new) == "new: max(amount) AS m"
+    assert differences(new, old) == "gone: max(amount) AS m"
+    assert differences(old, {}) == "there was state, and now there is none"
+    assert differences({}, new) == "there was no state, and now there is"
+
+
+@pytest.mark.parametrize("before", STATEFUL)
+def test_of_any_two_states_that_differ_something_is_told(before: str) -> None:
+    for after, plan in PLANS.items():
+        old, new = fingerprint_of(PLANS[before]), fingerprint_of(plan)
+        assert bool(differences(old, new)) == (old != new), after
+        assert len(differences(old, new)) < 1_000
