@@ -12,7 +12,8 @@
         ├── LedgerConflict    a batch was committed before with another offset range
         ├── ForeignWrite      somebody else changed rows of the stream's table
         ├── FunctionFailed    the stream's own function raised the same exception again
-        └── OutputMismatch    the rows do not fit the table
+        ├── OutputMismatch    the rows do not fit the table
+        └── CommitImpossible  the table refuses a commit by what it is
 
 Each error carries a stable code (`REC-0xx`), what was found, and what to do next.
 """
@@ -128,6 +129,12 @@ class FunctionRaised(TransientError):
         """`origin`: kind, place and batch; the text may name another record of the batch each time."""
         super().__init__(found, next_step)
         self.origin = origin
+
+
+class CommitImpossible(PermanentError):
+    """A table refuses a commit by what it is, not because another one came first."""
+
+    code = "REC-028"
 
 
 class BrokerUnreachable(TransientError):

@@ -18,7 +18,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from streaming_jobs.durations import milliseconds
-from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, OutputMismatch
+from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, ForeignWrite, OutputMismatch, RecourseError
+from streaming_jobs.failures import classify
 from streaming_jobs.files import private_folder, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, walk
 from streaming_jobs.settings import Settings, TableSettings
@@ -118,22 +119,33 @@ class DeltaSink:
         `write` must make exactly one commit with the properties it is given, through the handle it is given.
         If it makes none (a merge that changes nothing), a commit without data follows. Raises Fenced when the
         table is in a newer generation, ForeignWrite when somebody else changed its rows since the last commit,
-        CommitRefused when other commits keep coming first.
+        CommitRefused when other commits keep coming first, CommitImpossible when the table takes no such commit.
         """
         for _ in range(_ATTEMPTS):
             if self.holds(entry):
                 self.sync()
                 return None
-            at = self.position
+            at, version = self.position, self.handle.version()
             try:
                 write(self.handle, self.properties(entry))
                 self.refresh()
                 if self.position == at:
                     self.commit_actions([], self.properties(entry))
-            except CommitFailedError:
+            except CommitFailedError as error:
+                self.refresh()
+                if self.handle.version() == version:  # nobody came first, so this was no race
+                    raise self._failed(error) from error
                 continue
             return self.committed()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
+
+    def _failed(self, error: CommitFailedError) -> RecourseError:
+        if "append-only" in str(error):
+            return CommitImpossible(
+                f"table {self.name} is append-only (delta.appendOnly), and this commit takes rows out: {error}",
+                f"let it take rows out: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('delta.appendOnly')",
+            )
+        return classify(error)
 
     def holds(self, entry: LedgerEntry) -> bool:
         """Whether the table, as it is now, has the entry's batch; raises Fenced and ForeignWrite."""

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, OutputMismatch
+from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, OutputMismatch, PermanentError
 from streaming_jobs.ledger import Txn, newest, walk
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import delta
@@ -31,6 +31,7 @@ from streaming_jobs.sinks.delta import DeltaSink, ensure_sink, open_sink
 from streaming_jobs.sinks.parquet import add_actions
 from streaming_jobs.sinks.rows import last_per_key
 from streaming_jobs.sinks.staged import DELETE_COLUMN, ArrowAppend, ArrowMerge, ParquetAppend
+from streaming_jobs.sinks.table_files import table_files
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.unit.worlds import OUTPUT, STREAM, append, entry
@@ -351,6 +352,7 @@ def test_a_table_that_never_holds_still_is_given_up_for_now(make: Make) -> None:
 
     def write(*_: object) -> None:
         attempts.append(1)
+        DeltaTable(sink.path).alter.set_table_properties({"delta.checkpointInterval": str(90 + len(attempts))})
         raise CommitFailedError("somebody was first")
 
     with pytest.raises(CommitRefused, match="committed to by others"):
@@ -505,3 +507,36 @@ def test_a_log_that_went_on_past_a_sleeping_driver_is_read_again(make: Make) -> 
         (sink.path / "_delta_log" / f"{version:020d}.json").unlink()
     sink.refresh()
     assert sink.handle.version() == 3
+
+
+def test_a_commit_that_can_never_be_made_is_told_at_once(make: Make) -> None:
+    """An append-only table takes no removal: that is no race with somebody else, and is not tried again."""
+    sink = make()
+    ArrowAppend(sink, ROWS).commit(entry(0))
+    sink.handle.alter.set_table_properties({"delta.appendOnly": "true"})
+    sink.refresh()
+    sink.committed()
+    file = next(iter(table_files(sink.path, sink.handle.version()).values()))
+    tries = []
+
+    def write(_: DeltaTable, properties: CommitProperties) -> None:
+        tries.append(1)
+        sink.commit_actions([file.remove(1)], properties)
+
+    with pytest.raises(PermanentError, match="append-only"):
+        sink.commit(entry(1), write)
+    assert len(tries) == 1
+
+
+def test_a_commit_that_lost_a_race_is_tried_again(make: Make) -> None:
+    sink = make()
+    tries = []
+
+    def write(handle: DeltaTable, properties: CommitProperties) -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            DeltaTable(sink.path).alter.set_table_properties({"delta.checkpointInterval": str(90 + len(tries))})
+        write_deltalake(handle, ROWS, mode="append", commit_properties=properties)
+
+    assert sink.commit(entry(0), write) is not None
+    assert len(tries) == 3 and len(rows_in(sink)) == ROWS.num_rows
