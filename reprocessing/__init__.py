@@ -3,7 +3,9 @@
 history.py    what the stream has done, batch by batch, over all of its generations
 targets.py    where to rewind to: from a time, offsets, a savepoint, a bad row ... to the end of one batch
 firstbad.py   the batch that made the first bad row, and the code that wrote it
+conditions.py what people ask of rows, in SQL, and what is wrong with a condition
 situation.py  a stream as planning finds it
+offline.py    the same where no broker answers
 plan.py       the frozen plan and what it saw
 planner.py    from a target to a plan
 explainer.py  the plan in words, read off the stages

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reprocessing.journal import Journal, Outcome
+from reprocessing.journal import Journal, next_step
 from reprocessing.onward import abort
 from reprocessing.plan import Checks, Plan, folder, load, moved, names
 from reprocessing.planner import make_plan
+from reprocessing.publish import has_published
 from reprocessing.report import write_report
 from reprocessing.situation import look
 from reprocessing.stages import stages_of
@@ -39,10 +40,15 @@ def journal_of(settings: Settings, plan: str) -> Journal:
 
 
 def apply(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: Talk) -> Work:
-    """Carry a plan out that was not begun; raises UsageError for one that was, PreflightRefused for a stale one."""
+    """Carry a plan out that was not begun, or that waits for nothing but confirmation.
+
+    Raises UsageError for any other one, and for a stale one.
+    """
     outcome = journal_of(settings, plan.id).outcome
+    if outcome == "waits for confirmation":
+        return resume(settings, stream, topics, plan, talk)
     if outcome != "planned":
-        raise UsageError(f"plan {plan.id} was applied already: it is {outcome}", _next(plan.id, outcome))
+        raise UsageError(f"plan {plan.id} was applied already: it is {outcome}", next_step(plan.id, outcome))
     words = moved(plan, look(settings, stream, topics).world)
     if words:
         raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(words)}", "make a new plan")
@@ -58,9 +64,9 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
 
     def check() -> None:
         if (outcome := work.journal.outcome) in ("aborted", "aborting"):
-            raise UsageError(f"plan {plan.id} is {outcome}", _next(plan.id, outcome))
+            raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
         if outcome == "planned" and (other := under_way(settings, stream.name)) is not None:
-            raise UsageError(f"plan {other.id} of stream {stream.name} is under way", _next(other.id, "applying"))
+            raise UsageError(f"plan {other.id} of stream {stream.name} is under way", next_step(other.id, "applying"))
         _same_code(work)
 
     if work.journal.outcome == "published":
@@ -92,11 +98,11 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
     def check() -> None:
         if (outcome := work.journal.outcome) in ("aborted", "published"):
             stops.clear_for(settings, plan.stream, plan.id)
-            raise UsageError(f"plan {plan.id} is {outcome}", _next(plan.id, outcome))
-        if work.journal.begun("publish") or work.journal.begun("skip"):
+            raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
+        if not work.journal.begun("abort") and has_published(settings, stream, plan.id):
             raise UsageError(
-                f"plan {plan.id} has begun to {'skip' if plan.skips else 'publish'}",
-                f"finish it: recourse recover resume {plan.id}; then: recourse recover undo {plan.id}",
+                f"plan {plan.id} has published table {stream.primary.name}, so it can no longer be given up",
+                f"finish it: recourse recover resume {plan.id}; then take it back: recourse recover undo {plan.id}",
             )
 
     with _only_operator(settings, plan):
@@ -121,7 +127,11 @@ def plan_undo(settings: Settings, stream: Stream, topics: Topics, plan: Plan) ->
     """
     journal = journal_of(settings, plan.id)
     if journal.outcome != "published":
-        raise UsageError(f"plan {plan.id} is {journal.outcome}, not published", _next(plan.id, journal.outcome))
+        raise UsageError(f"plan {plan.id} is {journal.outcome}, not published", next_step(plan.id, journal.outcome))
+    if (undo := undone_by(settings, plan)) is not None:
+        raise UsageError(
+            f"plan {plan.id} was undone by {undo} already", f"to have it again: recourse recover undo {undo}"
+        )
     found = journal.done("keep")
     kept = savepoints.find(settings, stream.name, found["savepoint"]) if found else None
     if kept is None:
@@ -143,11 +153,22 @@ def plan_undo(settings: Settings, stream: Stream, topics: Topics, plan: Plan) ->
     )
 
 
+def undone_by(settings: Settings, plan: Plan) -> str | None:
+    """The plan that has taken a published one back and was not taken back itself."""
+    for name in names(settings):
+        if name.rpartition("-")[0] != plan.stream or journal_of(settings, name).outcome != "published":
+            continue
+        undo = load(settings, name)
+        if undo.undoes == plan.id and undone_by(settings, undo) is None:
+            return name
+    return None
+
+
 def under_way(settings: Settings, stream: str) -> Plan | None:
     """The plan of this stream that is begun and not over."""
     for name in names(settings):
         mine = name.rpartition("-")[0] == stream
-        if mine and journal_of(settings, name).outcome in ("applying", "aborting", "refused"):
+        if mine and journal_of(settings, name).outcome not in ("planned", "published", "aborted"):
             return load(settings, name)
     return None
 
@@ -216,14 +237,3 @@ def _only_operator(settings: Settings, plan: Plan) -> Iterator[None]:
         except OSError as error:
             raise LeaseBusy(f"somebody else is at plan {plan.id}", "wait until they are done") from error
         yield
-
-
-def _next(plan: str, outcome: Outcome) -> str:
-    return {
-        "planned": f"apply it: recourse recover apply {plan}",
-        "applying": f"go on with it: recourse recover resume {plan}",
-        "refused": f"resume or abort it: recourse recover abort {plan}",
-        "published": f"take it back: recourse recover undo {plan}",
-        "aborting": f"finish that: recourse recover abort {plan}",
-        "aborted": "make a new plan",
-    }[outcome]

@@ -8,13 +8,15 @@ before a wrong row shows, so the way back goes before the first batch of the cod
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deltalake import CommitProperties, DeltaTable, QueryBuilder
+from deltalake import CommitProperties, DeltaTable
 
+from reprocessing.conditions import added_columns, bad_rows
 from reprocessing.history import Batch, on_path
 from reprocessing.situation import Situation
 from reprocessing.targets import Resolved, Target, before
@@ -22,59 +24,71 @@ from reprocessing.workshop import table_of
 from streaming_jobs import savepoints
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import private_folder
-from streaming_jobs.ledger import walk
+from streaming_jobs.ledger import CodeVersion, walk
 from streaming_jobs.savepoints import Savepoint
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.table_files import on_disk, table_files
 
 
-def before_first_bad(found: Situation, condition: str, *, exact: bool) -> tuple[Target, Resolved]:
-    """Where to rewind to; raises UsageError when no row is bad, and for a condition that the table cannot be asked."""
+def before_first_bad(
+    found: Situation, condition: str, *, exact: bool, same_code: bool = False
+) -> tuple[Target, Resolved]:
+    """Where to rewind to; raises UsageError when no row is bad, and for a condition that the table cannot be asked.
+
+    Also where the code of today is what wrote the first bad row, unless with `same_code`: it would write it again.
+    """
     table = found.settings.tables / found.stream.primary.name
     bad_now = bad_rows(DeltaTable(table), condition)
     if not bad_now:
         raise UsageError(f"no row of table {table.name} is bad: {condition}", "there is nothing to put right")
-    batch = _first(found, table, condition)
+    notes: list[str] = []
+    batch = _first(found, table, condition, notes)
+    said = refuse_same_code(found, batch.code, f"wrote the first bad row, with {batch.txn},", same_code=same_code)
     code = _first_of_code(found, batch)
     start = batch if exact else code
     view = found.view()
     txn, ends = before(start.txn, view)
     ran = f"written by code {batch.code.hash}, which ran since {code.txn}"
-    notes = [f"{bad_now:,} rows are bad now; the first came with {batch.txn}, {ran}"]
+    are = "row is" if bad_now == 1 else "rows are"
+    notes = [f"{bad_now:,} {are} bad now; the first came with {batch.txn}, {ran}", *said, *notes]
     if exact and code.txn != batch.txn:
         notes.append(f"--exact: what code {batch.code.hash} wrote from {code.txn} to {batch.txn} stays as it is")
     words = f"{txn.batch if txn else -1} (before the first bad row: {condition})"
     return Target("batch", words), Resolved(txn, ends, tuple(notes))
 
 
-def bad_rows(table: DeltaTable, condition: str) -> int:
-    """How many rows meet the condition."""
-    try:
-        data = (
-            QueryBuilder().register("t", table).execute(f'SELECT count(*) AS n FROM "t" WHERE ({condition})').read_all()
-        )
-    except Exception as error:  # what a condition meets while it runs, deltalake raises as a plain Exception
-        raise UsageError(
-            f"the condition '{condition}' cannot be asked: {str(error).splitlines()[-1][:300]}",
-            "write a SQL condition on the table's columns",
-        ) from error
-    return int(data.column(0)[0].as_py())
+def refuse_same_code(found: Situation, code: CodeVersion, did: str, *, same_code: bool) -> list[str]:
+    """Raise UsageError where that code is the one that would run the replay; with `same_code`, a note instead."""
+    if (code.hash, code.package) != found.world.code:
+        return []
+    if same_code:
+        return [f"--same-code: code {code.hash} {did} and it runs the replay too"]
+    raise UsageError(
+        f"code {code.hash} ({code.package}) {did} and it is the code of today: the replay would do the same again",
+        "deploy the corrected function, then plan again; if the cause lay elsewhere: --same-code",
+    )
 
 
-def _first(found: Situation, table: Path, condition: str) -> Batch:
+def _first(found: Situation, table: Path, condition: str, notes: list[str]) -> Batch:
     """The first batch after which the table holds a bad row, as near as savepoints and the log can tell."""
     last = found.history.last
     assert last is not None
     clean, bad = None, last.txn  # positions: clean after the one, bad after the other
+    now = DeltaTable(table)
+    added: dict[str, str] = {}  # columns that a savepoint has not, with the newest such savepoint
     for savepoint in found.savepoints:
         if savepoint.txn >= bad or not on_path(found.record.generations, savepoint.txn):
             continue
         with as_table(found.settings, savepoint, table.name) as path:
-            is_bad = bad_rows(DeltaTable(path), condition)
+            is_bad = bad_rows(DeltaTable(path), condition, now=now)
+            added.update((column, savepoint.id) for column in added_columns(DeltaTable(path), now))
         if is_bad:
             bad = savepoint.txn
             break
         clean = savepoint.txn
+    for column, savepoint_id in added.items():
+        if re.search(rf"\b{re.escape(column)}\b", condition):
+            notes.append(f"savepoints up to {savepoint_id} have no column {column}: it counts as null in their rows")
     batches = found.history.between(clean, bad)
     if not batches:
         raise UsageError(
@@ -88,7 +102,7 @@ def _first(found: Situation, table: Path, condition: str) -> Batch:
         if not seen:
             break
         middle = seen[len(seen) // 2]
-        if bad_rows(DeltaTable(table, version=batches[middle].versions[table.name]), condition):
+        if bad_rows(DeltaTable(table, version=batches[middle].versions[table.name]), condition, now=now):
             high = middle
         else:
             low = middle

@@ -16,7 +16,10 @@ from typing import Any, Literal
 
 from streaming_jobs.files import private_folder, sync
 
-Outcome = Literal["planned", "applying", "published", "aborting", "aborted", "refused"]
+Outcome = Literal["planned", "applying", "waits for confirmation", "published", "aborting", "aborted", "refused"]
+
+NOT_CONFIRMED = "not confirmed"
+"""What the stage that asks has found when nobody said yes."""
 
 
 @dataclass(frozen=True)
@@ -86,4 +89,21 @@ class Journal:
         lines = self.lines()
         if not lines:
             return "planned"
-        return "refused" if lines[-1].stage in ("audit", "confirm") and lines[-1].state == "failed" else "applying"
+        last = lines[-1]
+        if last.stage in ("audit", "confirm") and last.state == "failed":
+            return "waits for confirmation" if NOT_CONFIRMED in str(last.found.get("error")) else "refused"
+        return "applying"
+
+
+def next_step(plan: str, outcome: Outcome) -> str:
+    """What can be done with a plan that has come so far."""
+    abort = f"give it up: recourse recover abort {plan}"
+    return {
+        "planned": f"apply it: recourse recover apply {plan}",
+        "applying": f"go on with it: recourse recover resume {plan}",
+        "waits for confirmation": f"confirm it: recourse recover apply {plan} --yes, or {abort}",
+        "refused": f"check again: recourse recover resume {plan}, or {abort}",
+        "published": f"take it back: recourse recover undo {plan}",
+        "aborting": f"finish that: recourse recover abort {plan}",
+        "aborted": "make a new plan",
+    }[outcome]

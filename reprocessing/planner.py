@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import time
 
-from reprocessing.audit import broken
+from reprocessing.conditions import UnknownColumn, broken
+from reprocessing.firstbad import refuse_same_code
 from reprocessing.history import Offsets, on_path, spans
+from reprocessing.offline import OF_THE_STREAM, only_the_broker
 from reprocessing.plan import Base, Checks, Plan, next_id, save
 from reprocessing.situation import Situation, refuse_fenced
-from reprocessing.targets import Resolved, Target, resolve
+from reprocessing.targets import Resolved, Target, named_code, resolve
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint_cut import cuttable
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.savepoints import Savepoint
+from streaming_jobs.sinks.delta import open_sink
+from streaming_jobs.state_words import differences
+from streaming_jobs.world import all_tables
 
 
 def make_plan(
@@ -32,17 +37,26 @@ def make_plan(
     base: Savepoint | None = None,
     undoes: str | None = None,
     discard_state: bool = False,
+    same_code: bool = False,
 ) -> Plan:
     """The plan for a target, written to disk; raises UsageError or PreflightRefused with the ways out.
 
-    `resolved` and `base`, if given, are taken instead of being worked out.
+    `resolved` and `base`, if given, are taken instead of being worked out. With `same_code` the code that a target
+    names as wrong may be the one that runs the replay.
     """
     refuse_fenced(found)
     world = found.world
+    if found.unreachable is not None and target.kind not in OF_THE_STREAM:
+        raise only_the_broker(found.unreachable, "where the topics begin and end")
     _refuse_other_topics(found)
     stateful = bool(found.record.state_fingerprint)
     if discard_state and not stateful:
         raise UsageError(f"stream {found.stream.name} keeps no state", "leave out --discard-state")
+    said: list[str] = []
+    if target.kind == "code":
+        code = named_code(target.value, found.record)
+        did = f"is what {target} goes back before,"
+        said = refuse_same_code(found, CodeVersion(code.hash, code.package), did, same_code=same_code)
     resolved = resolved or resolve(target, found.view())
     if resolved.ahead and (discard_state or checks != Checks()):
         raise UsageError(
@@ -50,15 +64,19 @@ def make_plan(
             "check",
             "leave --discard-state, --require and --max-changed out",
         )
-    broken(found.settings.tables / found.stream.primary.name, checks.rules)  # a rule that cannot be asked is told now
+    if not resolved.ahead:
+        _refuse_append_only(found)
+    said += _unknown_yet(found, checks)
     start, notes, discards = _start(found, target, resolved, base, discard_state=discard_state)
+    if start.savepoint is not None and not discards:
+        _refuse_other_state(found, start.savepoint, undoes)
     plan = Plan(
         id=next_id(found.settings, found.stream.name),
         stream=found.stream.name,
         made_at=time.time(),
-        target=str(target),
+        target=_words(target, resolved),
         wanted=resolved.wanted,
-        notes=(*resolved.notes, *notes, *_reminders(found, resolved, start)),
+        notes=(*resolved.notes, *notes, *said, *found.notes, *_reminders(found, resolved, start)),
         saw=world,
         base=start,
         stateful=stateful,
@@ -73,6 +91,64 @@ def make_plan(
         raise UsageError("the target is the topic's end: there is nothing to replay", "choose an earlier one")
     save(found.settings, plan)
     return plan
+
+
+def _words(target: Target, resolved: Resolved) -> str:
+    """The target for people; one that names code also names the batch."""
+    if target.kind != "code":
+        return str(target)
+    return f"batch {resolved.batch.batch if resolved.batch else -1}, before code {target.value}"
+
+
+def _unknown_yet(found: Situation, checks: Checks) -> list[str]:
+    """Ask each rule now, so that one that cannot be asked is told now; a column that new code may add is noted.
+
+    Raises UsageError for any other rule that cannot be asked.
+    """
+    notes = []
+    last = found.history.last
+    changed = last is None or (last.code.hash, last.code.package) != found.world.code
+    for rule in checks.rules:
+        try:
+            broken(found.settings.tables / found.stream.primary.name, [rule])
+        except UnknownColumn as error:
+            if not changed:
+                raise
+            notes.append(
+                f"the table has no column {error.column} yet: {rule} is asked of the rebuilt rows, and the replay ends "
+                "at once if they have none either"
+            )
+    return notes
+
+
+def _refuse_append_only(found: Situation) -> None:
+    for declared, _ in all_tables(found.stream):
+        sink = open_sink(found.settings, declared, found.stream.name)
+        if sink is not None and sink.handle.metadata().configuration.get("delta.appendOnly") == "true":
+            raise UsageError(
+                f"table {sink.name} is append-only (delta.appendOnly): a publish takes the wrong rows out, and the "
+                "table refuses that",
+                f"let it take rows out: ALTER TABLE delta.`{sink.path}` UNSET TBLPROPERTIES ('delta.appendOnly')",
+            )
+
+
+def _refuse_other_state(found: Situation, savepoint: str, undoes: str | None) -> None:
+    """Raise UsageError where the savepoint's state does not fit the code of today, as far as that is known.
+
+    It is known for the code that the stream ran last. For any other code the replay finds out, before it publishes.
+    """
+    record = found.record
+    kept = next((s for s in savepoints.savepoints(found.settings, record.stream) if s.id == savepoint), None)
+    ran = record.code[-1] if record.code else None
+    if kept is None or ran is None or (ran.hash, ran.package) != found.world.code or kept.code == found.world.code:
+        return
+    if words := differences(kept.state_fingerprint, record.state_fingerprint):
+        ways = (
+            f"deploy code {kept.code[0]} again, then: recourse recover undo {undoes}"
+            if undoes
+            else "rebuild the state: --to-batch -1; or begin with empty state: --discard-state"
+        )
+        raise UsageError(f"the state of savepoint {savepoint} was made by another aggregation: {words}", ways)
 
 
 def _refuse_other_topics(found: Situation) -> None:

@@ -20,7 +20,7 @@ from streaming_jobs import savepoints
 from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.files import hard_link
 from streaming_jobs.generation import StreamRecord
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest, walk
 from streaming_jobs.savepoints import Savepoint
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import bounds
@@ -169,15 +169,20 @@ def contents_of(settings: Settings, savepoint: Savepoint) -> dict[str, Content]:
     }
 
 
-def same_content(table: Path, content: Content) -> bool:
-    """Whether a table holds just these files, told by what they are on disk: a hard link is the same file."""
-    live = table_files(table, DeltaTable(table).version())
+def same_content(table: Path, content: Content, version: int | None = None) -> bool:
+    """Whether a version of a table (None: the newest) holds just these files, told by what they are on disk.
+
+    A hard link is the same file.
+    """
+    live = table_files(table, DeltaTable(table).version() if version is None else version)
     return sorted(_inodes(table, live)) == sorted(_inodes(content.root, content.files))
 
 
 def _publish(sink: DeltaSink, content: Content, entry: LedgerEntry, place: str) -> Published:
-    if sink.holds(entry):
-        return Published(sink.name, sink.handle.version(), 0, 0, len(content.files), 0.0)
+    if sink.holds(entry):  # a kill may have come between the commit and the look at what it made
+        version = _published_in(sink, entry)
+        _refuse_other_content(sink, content, version)
+        return Published(sink.name, version or sink.handle.version(), 0, 0, len(content.files), 0.0)
     _widen(sink, content)
     _narrow(sink, content)
     live = table_files(sink.path, sink.handle.version())
@@ -201,12 +206,35 @@ def _publish(sink: DeltaSink, content: Content, entry: LedgerEntry, place: str) 
 
     version = sink.commit(entry, write)
     seconds = time.monotonic() - began
-    if version is None or not same_content(sink.path, content):
+    _refuse_other_content(sink, content, version)
+    assert version is not None
+    return Published(sink.name, version, len(adds), len(removes), len(stayed), round(seconds, 3))
+
+
+def _published_in(sink: DeltaSink, entry: LedgerEntry) -> int | None:
+    """The version whose commit carries the entry; None where the log does not show it any more."""
+    for commit in walk(sink.path):
+        found = commit.entry
+        if found is not None and (found.kind, found.plan, found.txn) == (entry.kind, entry.plan, entry.txn):
+            return commit.version
+    return None
+
+
+def _refuse_other_content(sink: DeltaSink, content: Content, version: int | None) -> None:
+    if version is None or not same_content(sink.path, content, version):
         raise LedgerConflict(
             f"table {sink.name} does not hold the files that were published to it",
-            "its rows are not those of the plan: abort or undo the plan",
+            "its rows are not those of the plan: compare "
+            f"{'the table' if version is None else f'version {version}'} with the plan's staging table before "
+            "anything else is done",
         )
-    return Published(sink.name, version, len(adds), len(removes), len(stayed), round(seconds, 3))
+
+
+def has_published(settings: Settings, stream: Stream, plan: str) -> bool:
+    """Whether the plan's commit is in the primary table, which is the last one: from there on there is no way back."""
+    commit, _ = newest(settings.tables / stream.primary.name, stream.name)
+    entry = commit.entry if commit else None
+    return entry is not None and entry.kind == "publish" and entry.plan == plan
 
 
 def _widen(sink: DeltaSink, content: Content) -> None:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from reprocessing.conditions import refuse_unaskable
 from reprocessing.work import Work
-from streaming_jobs.errors import PermanentError, RecourseError, TransientError
+from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry, entries
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
@@ -23,13 +24,16 @@ def replay(work: Work) -> Mapping[str, Any]:
     began = time.monotonic()
     session = Session(work.own, [work.stream], trigger="available-now")
     over = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(session, work, over), daemon=True)
+    refused: list[UsageError] = []
+    watcher = threading.Thread(target=_watch, args=(session, work, over, refused), daemon=True)
     watcher.start()
     try:
         code = session.run()
     finally:
         over.set()
         watcher.join()
+    if refused:
+        raise refused[0]
     if code != 0:
         error = (session.running[0].status.error or {}) if session.running else {}
         permanent = error.get("permanent") == "true"
@@ -52,13 +56,21 @@ def replay(work: Work) -> Mapping[str, Any]:
     return {"batch": last.batch, "seconds": round(time.monotonic() - began, 1), "records": _replayed(work, reached)}
 
 
-def _watch(session: Session, work: Work, over: threading.Event) -> None:
-    """Tell how far the replay is, once a second."""
+def _watch(session: Session, work: Work, over: threading.Event, refused: list[UsageError]) -> None:
+    """Tell how far the replay is, once a second; end it when a rule cannot be asked of the table that it writes."""
+    asked = False
     ends = {(topic, p): (begin, end) for topic, p, begin, end in work.plan.ranges()}
     total = sum(end - begin for begin, end in ends.values())
     while not over.wait(1.0):
         for running in list(session.running):
             pipeline = running.pipeline
+            if pipeline is not None and not asked:
+                asked = True
+                try:
+                    refuse_unaskable(pipeline.primary.path, work.plan.checks.rules)
+                except UsageError as error:
+                    refused.append(error)
+                    session.stop_all.set()
             if pipeline is None or running.status.batch is None:
                 continue
             try:

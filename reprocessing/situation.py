@@ -13,7 +13,7 @@ from reprocessing.targets import View
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.code_version import code_version
-from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.savepoints import Savepoint
@@ -27,7 +27,7 @@ from streaming_jobs.world import all_tables, gather, ledger_file
 
 @dataclass(frozen=True)
 class Situation:
-    """A stream as planning finds it."""
+    """A stream as planning finds it; `unreachable` where no broker answered (`offline.py`)."""
 
     settings: Settings
     stream: Stream
@@ -36,6 +36,8 @@ class Situation:
     around: World
     history: History
     savepoints: Sequence[Savepoint]
+    notes: Sequence[str] = ()
+    unreachable: BrokerUnreachable | None = None
 
     @cached_property
     def world(self) -> SawWorld:

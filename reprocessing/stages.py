@@ -29,7 +29,9 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from reprocessing import workshop
-from reprocessing.audit import broken, compare
+from reprocessing.audit import compare
+from reprocessing.conditions import broken
+from reprocessing.journal import NOT_CONFIRMED, next_step
 from reprocessing.onward import skip
 from reprocessing.plan import Plan, moved, staging
 from reprocessing.publish import content_of, fence, fenced_by, misfit, publish, refuse_foreign
@@ -181,15 +183,13 @@ class Audit:
         """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
         plan, staged = work.plan, staging(work.settings, work.plan.id)
         refuse_foreign(work.settings, work.stream, work.record)
-        bad = {
-            rule: count for rule, count in broken(staged / work.stream.primary.name, plan.checks.rules).items() if count
-        }
+        bad = broken(staged / work.stream.primary.name, plan.checks.rules)
         work.differences = [
             compare(declared.name, work.settings.tables / declared.name, staged / declared.name, declared.keys)
             for declared, role in all_tables(work.stream)
             if role != "deletes"  # they follow from the rows, and are as old as the batches that noted them
         ]
-        said = [f"{count:,} rows break the rule {rule}" for rule, count in bad.items()]
+        said = [each.words(rule) for rule, each in bad.items() if each.rows]
         for declared, _ in all_tables(work.stream):
             said += misfit(work.settings.tables / declared.name, staged / declared.name)
         limit = plan.checks.max_changed
@@ -200,7 +200,7 @@ class Audit:
         ]
         if said:
             raise AuditRefused(
-                "; ".join(said), f"correct the function and plan again: recourse recover abort {plan.id}"
+                "; ".join(said), f"give it up, correct the function and plan again: recourse recover abort {plan.id}"
             )
         _ask(work)
         return {"differences": [dataclasses.asdict(replace(d, sample=())) for d in work.differences]}
@@ -331,7 +331,7 @@ def stages_of(plan: Plan) -> tuple[Stage, ...]:
 
 def _ask(work: Work) -> None:
     if not work.talk.confirm(work):
-        raise AuditRefused("not confirmed", f"resume or abort it: recourse recover abort {work.plan.id}")
+        raise AuditRefused(NOT_CONFIRMED, next_step(work.plan.id, "waits for confirmation"))
 
 
 def _tables(plan: Plan) -> str:

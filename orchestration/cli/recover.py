@@ -17,6 +17,7 @@ from streaming_jobs.errors import UsageError
 if TYPE_CHECKING:
     from reprocessing.plan import Plan
     from reprocessing.work import Talk, Work
+    from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.stream import Stream
 
@@ -56,6 +57,13 @@ def plan(
         str | None,
         typer.Option(metavar="RULE", help="The same for a rule that has to hold for every row; it is then required."),
     ] = None,
+    allow_bad: Annotated[
+        bool,
+        typer.Option("--allow-bad", help="With these: publish even if rebuilt rows are bad."),
+    ] = False,
+    same_code: Annotated[
+        bool, typer.Option("--same-code", help="Replay with today's code although it is what wrote the bad rows.")
+    ] = False,
     exact: Annotated[bool, typer.Option("--exact", help="With these: only before the row's own batch.")] = False,
     discard_state: Annotated[
         bool, typer.Option("--discard-state", help="Begin with empty state; the plan says what will be wrong.")
@@ -72,9 +80,9 @@ def plan(
     """Show what a recovery would do, and keep that as a plan. Nothing of the stream is changed, and it may run on."""
     from reprocessing.explainer import explain
     from reprocessing.firstbad import before_first_bad as search
+    from reprocessing.offline import look_for_plan
     from reprocessing.plan import Checks
     from reprocessing.planner import make_plan
-    from reprocessing.situation import look
     from reprocessing.targets import Target
 
     call = invocation(context)
@@ -100,15 +108,26 @@ def plan(
             f"{len(chosen)} targets were given: {', '.join(kind for kind, _ in chosen) or 'none'}", "give exactly one"
         )
     kind, value = chosen[0]
-    rules = [*(require or ()), *([value] if kind == "first-broken" else [])]
+    searched = {"first-bad": value, "first-broken": f"({value}) IS NOT TRUE"}.get(kind)
+    kept_free = {"first-bad": f"({value}) IS NOT TRUE", "first-broken": value}.get(kind)
+    if (allow_bad or exact) and searched is None:
+        raise UsageError(
+            "--allow-bad and --exact go with --before-first-bad and --before-first-broken only", "leave them out"
+        )
+    rules = [*(require or ()), *([kept_free] if kept_free is not None and not allow_bad else [])]
     checks = Checks(tuple(dict.fromkeys(rules)), _share(max_changed))
-    found = look(call.settings, selected, _topics(call))
-    if kind in ("first-bad", "first-broken"):
-        condition = value if kind == "first-bad" else f"({value}) IS NOT TRUE"
-        target, resolved = search(found, condition, exact=exact)
+    found = look_for_plan(call.settings, selected, lambda: _topics(call))
+    if searched is not None:
+        target, resolved = search(found, searched, exact=exact, same_code=same_code)
         made = make_plan(found, target, checks, resolved=resolved, discard_state=discard_state)
     else:
-        made = make_plan(found, Target(kind, value), checks, discard_state=discard_state)  # type: ignore[arg-type]
+        made = make_plan(
+            found,
+            Target(kind, value),  # type: ignore[arg-type]
+            checks,
+            discard_state=discard_state,
+            same_code=same_code,
+        )
     show(output, _value(made), lambda: print(explain(made), end=""))
     if detailed_exitcode and (made.records or made.skips):
         raise typer.Exit(WOULD_CHANGE)
@@ -134,13 +153,17 @@ def show_plan(
     if offsets:
         print(write_offsets(found.wanted if found.skips else found.base.ends), end="")
         return
-    value = {**_value(found), "outcome": journal.outcome}
+    outcome = _outcome(settings, found)
+    value = {**_value(found), "outcome": outcome}
     value["journal"] = [dataclasses.asdict(line) for line in journal.lines()]
     done = [line.stage for line in journal.lines() if line.state == "done"]
 
     def text() -> None:
         print(explain(found), end="")
-        print(f"\n  It is {journal.outcome}" + (f": {', '.join(done)} done" if done else ""))
+        print(
+            f"\n  It {outcome if outcome.startswith('waits') else f'is {outcome}'}"
+            + (f": {', '.join(done)} done" if done else "")
+        )
         if (report := report_of(settings, name)).is_file():
             print(f"  Report: {report}")
 
@@ -150,7 +173,6 @@ def show_plan(
 @app.command("list", short_help="Print all plans.")
 def list_plans(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Print all plans, oldest first."""
-    from reprocessing.executor import journal_of
     from reprocessing.plan import load, names
     from reprocessing.targets import instant_words
 
@@ -158,7 +180,8 @@ def list_plans(context: typer.Context, output: OutputOption = Output.text) -> No
     found = []
     for name in names(settings):
         try:
-            found.append((load(settings, name), journal_of(settings, name).outcome))
+            plan = load(settings, name)
+            found.append((plan, _outcome(settings, plan)))
         except UsageError as error:
             say(f"{name}: {error.found}")
     value = [
@@ -173,6 +196,7 @@ def apply(context: typer.Context, name: PlanName, yes: Yes = False, output: Outp
     """Carry a plan out. It asks before it publishes; a plan whose world has moved is refused."""
     from reprocessing import executor
 
+    _refuse_nobody(yes, f"recourse recover apply {name} --yes")
     _carry_out(context, name, yes, output, executor.apply)
 
 
@@ -181,6 +205,7 @@ def resume(context: typer.Context, name: PlanName, yes: Yes = False, output: Out
     """Go on with the first stage that is not done."""
     from reprocessing import executor
 
+    _refuse_nobody(yes, f"recourse recover resume {name} --yes")
     _carry_out(context, name, yes, output, executor.resume)
 
 
@@ -200,12 +225,28 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
     from reprocessing.plan import load
 
     call = invocation(context)
+    _refuse_nobody(yes, f"recourse recover undo {name} --yes")
     found = load(call.settings, name)
     selected = call.topology.select([found.stream])[0]
     made = executor.plan_undo(call.settings, selected, _topics(call), found)
     if output is Output.text:
         print(explain(made), end="")
     _carry_out(context, made.id, yes, output, executor.apply)
+
+
+def _refuse_nobody(yes: bool, command: str) -> None:
+    """Before anything is done: a question at the end of a replay that nobody can answer makes it useless."""
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("nobody to ask: there is no terminal, and --yes was not given", f"run {command}")
+
+
+def _outcome(settings: Settings, plan: Plan) -> str:
+    """How far a plan has come, in words; of a published one also that it was taken back."""
+    from reprocessing.executor import journal_of, undone_by
+
+    outcome = journal_of(settings, plan.id).outcome
+    undo = undone_by(settings, plan) if outcome == "published" else None
+    return outcome if undo is None else f"undone by {undo}"
 
 
 def _value(plan: Plan) -> dict[str, Any]:
@@ -236,20 +277,19 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
 
 
 def _talk(yes: bool) -> Talk:
+    from reprocessing.audit import paired
     from reprocessing.work import Talk
 
     def confirm(work: Work) -> bool:
         for difference in work.differences:
             say(_words(difference))
-            for since, gone, came, changed in difference.by_time:
-                say(f"    {difference.time_column} from {since}: {changed:,} changed, {gone:,} go, {came:,} come")
+            for since, *counts in difference.by_time:
+                words = _counts(*paired(*counts, keyed=difference.keyed))
+                say(f"    {difference.time_column} from {since}: {words}")
             for row in difference.sample:
                 say(f"    {_row_words(row)}")
         if yes:
             return True
-        if not sys.stdin.isatty():
-            say(f"nobody to ask: give --yes to {'skip' if work.plan.skips else 'publish'}")
-            return False
         doing = "skip these records" if work.plan.skips else "publish the rebuilt rows"
         return typer.confirm(f"{doing} (plan {work.plan.id})?", err=True)
 
@@ -269,10 +309,13 @@ def _talk(yes: bool) -> Talk:
 def _words(difference: Any) -> str:
     d = difference
     totals = "".join(f"; sum of {c}: {o} -> {n}" for c, (o, n) in d.totals.items() if o != n)
-    return (
-        f"  {d.table}: {d.old_rows:,} rows published, {d.new_rows:,} rebuilt; {d.changed:,} changed, "
-        f"{d.only_old:,} go, {d.only_new:,} come{totals}"
-    )
+    words = _counts(d.corrected, d.new, d.gone)
+    return f"  {d.table}: {d.old_rows:,} rows published, {d.new_rows:,} rebuilt; {words}{totals}"
+
+
+def _counts(corrected: int, new: int, gone: int) -> str:
+    counts = [(corrected, "corrected"), (new, "new"), (gone, "gone")]
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count) or "no difference"
 
 
 def _row_words(row: Mapping[str, Any]) -> str:

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from reprocessing import workshop
+from reprocessing import executor, workshop
 from reprocessing.audit import Difference
 from reprocessing.explainer import explain
 from reprocessing.journal import Journal
 from reprocessing.onward import abort, skip
-from reprocessing.plan import Checks, Plan, folder, load
+from reprocessing.plan import Checks, Plan, folder, load, staging
 from reprocessing.planner import make_plan
-from reprocessing.publish import fence
+from reprocessing.publish import content_of, fence, publish
 from reprocessing.report import page
 from reprocessing.situation import Situation, look
 from reprocessing.stages import AuditRefused, Confirm, Fence, Keep, Publish, Switch, stages_of
@@ -27,9 +27,9 @@ from reprocessing.work import Talk, Work
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint_cut import copy
-from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
+from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused, UsageError
 from streaming_jobs.generation import Accepted, CodeSince
-from streaming_jobs.ledger import LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 from streaming_jobs.preflight import verdicts
 from streaming_jobs.sinks.delta import open_sink
 from streaming_jobs.world import all_tables, gather, ledger_file
@@ -398,3 +398,66 @@ def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -
     whole = page(plan, journal, [])
     assert "Rebuilt rows" in whole and "at from" in whole and "things: version 7, 1 files came" in whole
     assert text.count("<td>keep</td>") == 2 and text.count("cut off") == 1 and "savepoint: g0001-b000000003" in text
+
+
+def publishing(life: Life) -> Work:
+    """A plan that goes back, whose publish is begun; staging holds what the savepoint held."""
+    work = begun(life, Target("batch", "3"))
+    work.journal.write("fence", "done")
+    workshop.prepare(life.settings, work.plan, work.record, work.base())
+    for stage in ("prepare", "replay", "audit"):
+        work.journal.write(stage, "done")
+    work.journal.write("publish", "begun")
+    return work
+
+
+def test_a_publish_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
+    rows = life.rows()
+    work = publishing(life)
+    executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    assert work.journal.outcome == "aborted" and work.record.generation == 3
+    assert life.rows() == rows and not refusals(life)
+
+
+def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> None:
+    """Somebody has made the table append-only since the plan was made."""
+    rows = life.rows()
+    work = publishing(life)
+    life.sink().handle.alter.set_table_properties({"delta.appendOnly": "true"})
+    staged = {t.name: content_of(staging(life.settings, work.plan.id) / t.name) for t in work.record.tables}
+    done: list[str] = []
+    with pytest.raises(PermanentError, match="append-only"):
+        publish(
+            life.settings,
+            STREAM,
+            staged,
+            record=work.record,
+            plan=work.plan.id,
+            at=Txn(2, 3),
+            offsets=life.entry(3).offsets,
+            code=CodeVersion("fixed", "1"),
+            between=done.append,
+        )
+    assert done == ["things_dead_letters"]
+    executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    assert work.journal.outcome == "aborted" and work.record.generation == 3
+    assert life.rows() == rows and not refusals(life), "also the table that was published goes on as it was"
+
+
+def test_a_publish_that_the_primary_table_has_is_finished_and_not_given_up(life: Life) -> None:
+    work = publishing(life)
+    life.sink().commit(LedgerEntry("publish", STREAM.name, "things", 2, 8, plan=work.plan.id), lambda *_: None)
+    with pytest.raises(UsageError, match="has published table things,") as refused:
+        executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    assert f"recover resume {work.plan.id}" in refused.value.next_step
+    assert f"recover undo {work.plan.id}" in refused.value.next_step
+
+
+def test_a_skip_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
+    rows = life.rows()
+    work = begun(life, Target("offsets", "0:110"))
+    work.journal.write("fence", "done")
+    work.journal.write("skip", "begun")
+    executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    assert work.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
+    assert work.record.generation == 3 and not work.record.void_ranges

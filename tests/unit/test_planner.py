@@ -6,22 +6,27 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import Field, write_deltalake
 
 from reprocessing import executor
 from reprocessing.explainer import explain
 from reprocessing.firstbad import before_first_bad
 from reprocessing.journal import Journal
-from reprocessing.plan import Checks, folder, names
+from reprocessing.offline import look_for_plan
+from reprocessing.plan import Checks, folder, moved, names
 from reprocessing.planner import make_plan
-from reprocessing.situation import Situation, look
+from reprocessing.situation import Situation
 from reprocessing.targets import Target
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint_cut import copy
-from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.generation import CodeSince, Generation
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.code_version import code_version
+from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
+from streaming_jobs.generation import Accepted, CodeSince, Generation
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.world import ledger_file
 from tests.unit.life import STREAM, Life, Topics
 
@@ -40,7 +45,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 
 def found(life: Life, topics: Topics | None = None) -> Situation:
-    return look(life.settings, STREAM, topics or Topics())  # type: ignore[arg-type]
+    return look_for_plan(life.settings, STREAM, lambda: topics or Topics())  # type: ignore[arg-type,return-value]
 
 
 def forget(life: Life, last: int) -> None:
@@ -123,7 +128,7 @@ def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: L
 )
 def test_what_cannot_be_replayed_or_checked_makes_no_plan(life: Life, topics: Topics, words: str) -> None:
     with pytest.raises((PreflightRefused, UsageError), match=words):
-        make_plan(found(life, topics), Target("batch", "3"), Checks(("nope > 1",)))
+        make_plan(found(life, topics), Target("batch", "3"), Checks(("nope(id) > 1",)))
     assert names(life.settings) == []
 
 
@@ -178,3 +183,148 @@ def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(l
     life.save(replace(life.record, generations=(*lives, Generation(5, 3.0, "recovery things-0003", 4, 8))))
     with pytest.raises(UsageError, match="undo the later recovery first"):
         executor.plan_undo(life.settings, STREAM, Topics(), plan)  # type: ignore[arg-type]
+
+
+def today() -> CodeVersion:
+    return code_version(STREAM, [])
+
+
+def wrote(life: Life, *, since: int) -> None:
+    """The code of today is what wrote the batches from that one on."""
+    now = today()
+    life.save(
+        replace(life.record, code=(CodeSince("a", "1", 1, 0, 1.0), CodeSince(now.hash, now.package, 1, since, 2.0)))
+    )
+
+
+@pytest.fixture
+def same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    """Nine batches; from the fifth on by the code that is still there, and wrong from the sixth on."""
+    monkeypatch.setattr("streaming_jobs.code_version.package_version", lambda: "1")
+    life = Life(tmp_path)
+    for number in range(9):
+        life.batch(number, wrong=number > 4, code=today().hash if number > 3 else "a")
+    wrote(life, since=4)
+    return life
+
+
+def test_the_code_that_wrote_the_bad_rows_is_not_what_puts_them_right(same: Life) -> None:
+    with pytest.raises(UsageError, match=f"code {today().hash} .* wrote the first bad row") as refused:
+        before_first_bad(found(same), "id < 0", exact=False)
+    assert "deploy" in refused.value.next_step and "--same-code" in refused.value.next_step
+    _, resolved = before_first_bad(found(same), "id < 0", exact=False, same_code=True)
+    assert resolved.batch == Txn(1, 3) and any("--same-code" in note for note in resolved.notes)
+
+
+def test_before_the_code_of_today_is_no_way_out_of_its_bug(same: Life) -> None:
+    with pytest.raises(UsageError, match="is the code of today") as refused:
+        make_plan(found(same), Target("code", today().hash[:6]), NONE)
+    assert "--same-code" in refused.value.next_step and names(same.settings) == []
+    made = make_plan(found(same), Target("code", today().hash[:6]), NONE, same_code=True)
+    assert any("--same-code" in note for note in made.notes)
+
+
+def test_other_targets_may_replay_with_the_code_that_there_is(same: Life) -> None:
+    assert make_plan(found(same), Target("batch", "3"), NONE).records == 50
+
+
+def test_a_column_that_newer_code_added_is_null_in_what_is_older(life: Life) -> None:
+    """Savepoints of before it cannot be asked for it: they count as what a reader sees there today, and it is said."""
+    for batch in (2, 6):
+        savepoints.take(life.settings, life.record, batch, "time")
+    sink = life.sink()
+    sink.handle.alter.add_columns([Field("grade", "string")])
+    life.save(replace(life.record, accepted=(Accepted("things", life.sink().handle.version(), "mine", 1.0),)))
+    entry = life.entry(9, code="new")
+    rows = pa.table({"id": [900], "place": ["plain"], "grade": ["bad"]})
+    life.sink().commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
+    ledger_file(life.settings, STREAM.name).append(entry, {"things": life.sink().handle.version()})
+    _, resolved = before_first_bad(found(life), "grade = 'bad'", exact=True)
+    assert resolved.batch == Txn(1, 8)
+    assert any("have no column grade" in note and "up to g0001-b000000006" in note for note in resolved.notes)
+    _, resolved = before_first_bad(found(life), "grade IS NULL", exact=True)
+    assert resolved.batch is None, "older rows are bad too, as every reader of the table sees them"
+
+
+def test_a_rule_on_a_column_that_the_fix_adds_is_asked_of_the_rebuilt_rows(life: Life) -> None:
+    plan = make_plan(found(life), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
+    assert any("no column grade" in note and "rebuilt" in note for note in plan.notes)
+
+
+def test_where_no_other_code_is_there_a_rule_on_an_unknown_column_is_a_mistake(same: Life) -> None:
+    with pytest.raises(UsageError, match="there is no column grade"):
+        make_plan(found(same), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
+    assert names(same.settings) == []
+
+
+def test_a_table_that_takes_no_removals_is_refused_while_planning(life: Life) -> None:
+    life.sink().handle.alter.set_table_properties({"delta.appendOnly": "true"})
+    with pytest.raises(UsageError, match=r"things is append-only \(delta.appendOnly\)"):
+        make_plan(found(life), Target("batch", "3"), NONE)
+    assert make_plan(found(life, Topics(end=120)), Target("offsets", "0:110"), NONE).skips, "a skip removes nothing"
+
+
+SUM, MAX = {"0": "Aggregate [k], [k, sum(value) AS s]"}, {"0": "Aggregate [k], [k, max(value) AS s]"}
+
+
+def test_state_that_does_not_fit_the_code_of_today_is_told_by_the_plan(life: Life) -> None:
+    """The stream runs max() by now, and that is the code of today; the savepoint's state was made by sum()."""
+    life.save(replace(life.record, state_fingerprint=SUM))
+    kept = savepoints.take(life.settings, life.record, 3, "time")
+    life.save(replace(life.record, state_fingerprint=MAX))
+    wrote(life, since=4)
+    with pytest.raises(UsageError, match=r"sum\(value\) AS s -> max\(value\) AS s") as refused:
+        make_plan(found(life), Target("savepoint", kept.id), NONE)
+    assert "--to-batch -1" in refused.value.next_step and "--discard-state" in refused.value.next_step
+    assert names(life.settings) == []
+    assert make_plan(found(life), Target("savepoint", kept.id), NONE, discard_state=True).discards_state
+    life.save(replace(life.record, code=(CodeSince("other", "1", 1, 4, 1.0),)))
+    assert make_plan(found(life), Target("savepoint", kept.id), NONE), "what other code keeps is not known yet"
+
+
+def test_an_undo_that_the_code_of_today_cannot_carry_out_is_not_planned(life: Life) -> None:
+    life.save(replace(life.record, state_fingerprint=SUM))
+    plan = make_plan(found(life), Target("batch", "3"), NONE)
+    kept = savepoints.take(life.settings, life.record, 8, "recovery")
+    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
+    journal.write("keep", "done", {"savepoint": kept.id})
+    journal.write("finish", "done")
+    lives = (*life.record.generations, Generation(2, 1.0, f"recovery {plan.id}", 1, 3))
+    copy(savepoints.checkpoint_of(life.settings, kept), generations.checkpoint(life.settings, STREAM.name, 2).folder)
+    life.save(replace(life.record, generations=lives, state_fingerprint=MAX))
+    wrote(life, since=4)
+    ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
+    with pytest.raises(UsageError, match=r"sum\(value\) AS s -> max\(value\) AS s") as refused:
+        executor.plan_undo(life.settings, STREAM, Topics(), plan)  # type: ignore[arg-type]
+    assert f"deploy code {kept.code[0]}" in refused.value.next_step
+    assert names(life.settings) == [plan.id]
+
+
+class Away(Topics):
+    """No broker."""
+
+    def describe(self, name: str) -> TopicInfo:
+        raise BrokerUnreachable("no broker at nowhere:1 answered", "start it")
+
+    offsets = offsets_for_time = mean_size = describe  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("target", [Target("batch", "3"), Target("code", "bug"), Target("table-version", "4")])
+def test_what_needs_no_broker_is_planned_without_one(life: Life, target: Target) -> None:
+    plan = make_plan(found(life, Away()), target, NONE)
+    assert plan.base.batch == 3 and plan.records == 50
+    assert any("no broker answered" in note and "apply" in note for note in plan.notes)
+    assert not moved(plan, found(life).world), "apply looks again, with a broker"
+    assert any("are gone since" in words for words in moved(plan, found(life, Topics(first=45)).world))
+
+
+def test_the_first_bad_row_is_found_without_a_broker(life: Life) -> None:
+    target, resolved = before_first_bad(found(life, Away()), "id < 0", exact=False)
+    assert make_plan(found(life, Away()), target, NONE, resolved=resolved).base.batch == 3
+
+
+@pytest.mark.parametrize("kind", ["earliest", "latest", "duration", "datetime"])
+def test_what_only_the_broker_knows_says_so(life: Life, kind: str) -> None:
+    value = {"duration": "2 hours", "datetime": "2026-03-02T06:00:00+00:00"}.get(kind, "")
+    with pytest.raises(BrokerUnreachable, match="only the broker knows"):
+        make_plan(found(life, Away()), Target(kind, value), NONE)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 
 from reprocessing import audit, workshop
-from reprocessing.firstbad import bad_rows
+from reprocessing.conditions import bad_rows, broken
 from reprocessing.journal import Journal
 from reprocessing.plan import (
     Base,
@@ -334,7 +335,11 @@ def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
     staged = tmp_path / "staged"
     rows = pa.table({"id": list(range(60)), "place": ["plain"] * 60})
     write_deltalake(staged, rows)
-    assert audit.broken(life.table, ["id >= 0", "place IS NOT NULL"]) == {"id >= 0": 30, "place IS NOT NULL": 0}
+    found = broken(life.table, ["id >= 0", "place IS NOT NULL"])
+    assert {rule: (each.rows, each.null) for rule, each in found.items()} == {
+        "id >= 0": (30, 0),
+        "place IS NOT NULL": (0, 0),
+    }
     by_row = audit.compare("things", life.table, life.table, ())
     assert (by_row.only_old, by_row.only_new, by_row.changed, by_row.share) == (0, 0, 0, 0.0)
     by_key = audit.compare("things", life.table, staged, ("id",))
@@ -400,7 +405,7 @@ def test_dates_beyond_what_nanoseconds_can_hold_are_compared(tmp_path: Path, kin
 @pytest.mark.parametrize("rule", ["nothing > 1", "id >>> 1 (", "'", "1 / (id - id) = 1", "CAST(place AS INT) > 0"])
 def test_a_rule_that_cannot_be_asked_is_refused(life: Life, rule: str) -> None:
     with pytest.raises(UsageError, match="cannot be asked"):
-        audit.broken(life.table, [rule])
+        broken(life.table, [rule])
     with pytest.raises(UsageError, match="cannot be asked"):
         bad_rows(DeltaTable(life.table), rule)
 
@@ -483,3 +488,106 @@ def test_the_ledger_adopts_lines_once_and_those_of_packed_days_too(life: Life) -
     lines = [raw.read() for day in reversed(list(mine.days(STREAM.name))) for raw in day]
     assert [line.entry.txn for line in lines] == [*(Txn(1, n) for n in range(6)), *(Txn(2, n) for n in range(3, 6))]
     assert [bool(line.versions) for line in lines] == [True] * 6 + [False] * 3, "staging's versions are not the table's"
+
+
+def test_what_a_killed_publish_has_left_is_compared_when_it_goes_on(life: Life) -> None:
+    """The commit is in the table; the process died before it could look whether the table holds the plan's files."""
+    plan = planned(life)
+    rebuilt(life, plan)
+    kept = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    assert kept is not None
+    published(life, plan, contents=contents_of(life.settings, kept))
+    with pytest.raises(LedgerConflict, match="does not hold the files"):
+        published(life, plan)
+
+
+def test_a_publish_that_goes_on_after_an_accepted_change_is_compared_as_it_was_published(life: Life) -> None:
+    plan = planned(life)
+    rebuilt(life, plan)
+    published(life, plan)
+    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+    version = DeltaTable(life.table).version()
+    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    published(life, plan)
+    assert DeltaTable(life.table).version() == version
+
+
+@pytest.mark.parametrize("unknown", ["nope", "nope(id)", "id > 'x'", "id >"])
+def test_a_condition_that_cannot_be_asked_says_what_is_unknown(life: Life, unknown: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        bad_rows(DeltaTable(life.table), unknown)
+    assert {
+        "nope": "there is no column nope; the columns are id, place",
+        "nope(id)": "there is no function nope",
+        "id > 'x'": "Cannot cast string 'x'",
+        "id >": "Expected: an expression",
+    }[unknown] in refused.value.found
+    assert "Did you mean" not in refused.value.found, "'now' is no help where 'nope' is unknown"
+
+
+def test_a_misspelt_name_is_told_the_one_that_is_near_it(life: Life) -> None:
+    with pytest.raises(UsageError, match="there is no column plase; did you mean place"):
+        bad_rows(DeltaTable(life.table), "plase = 'x'")
+    with pytest.raises(UsageError, match="there is no function sqrrt; did you mean sqrt"):
+        bad_rows(DeltaTable(life.table), "sqrrt(id) > 1")
+
+
+def tables(tmp_path: Path, old: pa.Table, new: pa.Table) -> tuple[Path, Path]:
+    """Two versions of a table `t`."""
+    for name, rows in (("old", old), ("new", new)):
+        write_deltalake(tmp_path / name / "t", rows)
+    return tmp_path / "old" / "t", tmp_path / "new" / "t"
+
+
+def test_the_largest_differences_are_shown_first(tmp_path: Path) -> None:
+    """Sixteen totals went on a little; one is wrong by a thousand, and it is the last by name."""
+    keys = [f"k{n:02d}" for n in range(16)]
+    old = pa.table({"k": keys, "total": pa.array([100 + n for n in range(15)] + [1_115], pa.int64())})
+    new = pa.table({"k": keys, "total": pa.array([101 + n for n in range(16)], pa.int64())})
+    found = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert found.changed == 16 and found.sample[0]["k"] == "k15"
+    assert (found.sample[0]["total published"], found.sample[0]["total rebuilt"]) == (1_115, 116)
+
+
+def test_a_difference_of_unknown_size_and_rows_that_come_or_go_hide_no_large_one(tmp_path: Path) -> None:
+    old = pa.table({"k": ["a", "b", "c", "d"], "x": pa.array([None, 5.0, float("nan"), 1.0]), "s": ["p"] * 4})
+    new = pa.table({"k": ["a", "b", "c", "e"], "x": pa.array([1.0, 900.0, 2.0, 1.0]), "s": ["q"] * 4})
+    found = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert (found.changed, found.only_old, found.only_new) == (3, 1, 1)
+    assert found.sample[0]["k"] == "b" and len(found.sample) == 5
+
+
+def test_of_rows_without_a_key_the_largest_are_shown_first(tmp_path: Path) -> None:
+    old = pa.table({"name": [f"r{n}" for n in range(9)], "amount": pa.array([1] * 8 + [70_000], pa.int64())})
+    new = pa.table({"name": [f"s{n}" for n in range(9)], "amount": pa.array([1] * 9, pa.int64())})
+    found = audit.compare("t", *tables(tmp_path, old, new), [])
+    assert found.sample[0] == {"published": {"name": "r8", "amount": 70_000}}
+
+
+def test_sums_of_money_are_told(tmp_path: Path) -> None:
+    kind = pa.decimal128(38, 4)
+    old = pa.table({"k": ["a", "b"], "amount": pa.array([Decimal("99999999999999999999.9999"), Decimal("1.5")], kind)})
+    new = pa.table({"k": ["a", "b"], "amount": pa.array([Decimal("99999999999999999999.9999"), Decimal("2.5")], kind)})
+    found = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert found.totals["amount"] == ("100000000000000000001.4999", "100000000000000000002.4999")
+
+
+def test_a_sum_that_does_not_fit_its_type_ends_no_audit(tmp_path: Path) -> None:
+    kind = pa.decimal128(38, 0)
+    large = Decimal(9 * 10**37)
+    old = pa.table({"k": ["a", "b"], "amount": pa.array([large, large], kind), "n": pa.array([2**63 - 1] * 2)})
+    new = pa.table({"k": ["a", "b"], "amount": pa.array([large, Decimal(1)], kind), "n": pa.array([2**63 - 1, 1])})
+    found = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert found.changed == 1
+    assert [str(x) for x in found.totals["n"]] == [str(2**64 - 2), str(2**63)]
+    assert float(found.totals["amount"][0]) == pytest.approx(1.8e38)
+
+
+def test_rows_that_break_a_rule_are_shown_and_nulls_are_named(tmp_path: Path) -> None:
+    amounts = pa.array([None, None, -1, 5], pa.int64())
+    write_deltalake(tmp_path / "t", pa.table({"id": [1, 2, 3, 4], "amount": amounts}))
+    found = broken(tmp_path / "t", ["amount >= 0"])["amount >= 0"]
+    assert (found.rows, found.null) == (3, 2)
+    words = found.words("amount >= 0")
+    assert words.startswith("3 rows break the rule amount >= 0: for 2 it is null") and "id 3, amount -1" in words
+    assert broken(tmp_path / "t", ["id > 0"])["id > 0"].rows == 0
