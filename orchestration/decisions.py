@@ -115,6 +115,21 @@ def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
     return f"{said}; {waiting} in the queue for its end"
 
 
+def should_run(runs: Sequence[RunSeen], now: float, *, patience: float) -> bool:
+    """Whether a driver ought to run a continuous job's streams and had `patience` seconds to begin.
+
+    False while a session is in progress, which says by itself what is wrong, after an operator's stop, and before the
+    first session.
+    """
+    considered = without_duplicates(runs)
+    if not considered or any(run.status in IN_PROGRESS and run.status != "QUEUED" for run in considered):
+        return False
+    newest = considered[0]
+    if newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
+        return False
+    return now - (newest.ended or newest.created) > patience
+
+
 def gave_up(newest: RunSeen, fingerprint: str) -> bool:
     """Whether the newest run failed for good and nothing has changed since."""
     return (

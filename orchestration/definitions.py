@@ -9,6 +9,7 @@ import dagster as dg
 
 from orchestration import job_yaml
 from orchestration.executor import session_executor
+from orchestration.health_checks import HealthChecks
 from orchestration.job_yaml import Continuous, Schedule
 from orchestration.sensors import keepalive_sensor, retention_sensor, run_failure_alert, stream_alert, watchdog_sensor
 from orchestration.streams import session_assets, session_job, sessions, topic_assets, unassigned_assets
@@ -43,7 +44,9 @@ def definitions(settings: Settings, command: Command = session_command) -> dg.De
         for session in all_sessions
         if isinstance(session.job.trigger, Schedule)
     ]
+    health = HealthChecks(list(topology.streams.values()), all_sessions, settings)
     return dg.Definitions(
+        asset_checks=health.definitions(),
         assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
         jobs=[session_job(session, assets[session.job.key]) for session in all_sessions],
         schedules=schedules,
@@ -52,7 +55,8 @@ def definitions(settings: Settings, command: Command = session_command) -> dg.De
             watchdog_sensor(all_sessions),
             run_failure_alert(all_sessions),
             stream_alert(list(topology.streams.values()), settings),
-            retention_sensor(all_sessions),
+            health.sensor(),
+            retention_sensor(all_sessions, settings),
         ],
         executor=session_executor,  # a run worker and its driver, no process between them
     )

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import dagster as dg
 import structlog
@@ -26,10 +25,12 @@ from orchestration.decisions import (
     keepalive,
     presumed_dead,
 )
+from orchestration.events import delete_older
 from orchestration.fingerprint import fingerprint
 from orchestration.reporting import table_key
+from orchestration.runs import delete_run, session_runs, tell_queued
 from orchestration.supervisor import Session, lives
-from orchestration.tags import FINGERPRINT_TAG, WAITS_FOR_TAG, WORKER_TAG
+from orchestration.tags import FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs import stops
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.lease import Owner, holder
@@ -39,13 +40,8 @@ from streaming_jobs.stream import Stream
 
 log = structlog.get_logger()
 
-ASSET_JOB = "__ASSET_JOB"
-"""The job that Dagster uses when assets are launched without naming one."""
-BEGUN = [dg.DagsterRunStatus[status] for status in IN_PROGRESS if status != "QUEUED"]
 FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 DELETE_AT_ONCE = 5
-NEWEST = 12
-"""Runs of a job that keepalive looks back on."""
 
 
 def keepalive_sensor(session: Session, *, running: bool) -> dg.SensorDefinition:
@@ -93,7 +89,7 @@ def watchdog_sensor(sessions: Sequence[Session]) -> dg.SensorDefinition:
         ended = []
         for session in sessions:
             runs = session_runs(context.instance, session)
-            _tell_queued(context.instance, session, runs)
+            tell_queued(context.instance, session, runs)
             for run in runs:
                 if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run)):
                     _end(context.instance, run, reason)
@@ -160,78 +156,30 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
     return tick
 
 
-def retention_sensor(sessions: Sequence[Session]) -> dg.SensorDefinition:
-    """Forgets sessions that ended long ago, with their events; the newest run of each job stays."""
+def retention_sensor(sessions: Sequence[Session], settings: Settings) -> dg.SensorDefinition:
+    """Forgets sessions that ended long ago, their events, and those without a run; the newest ones stay."""
 
     @dg.sensor(
         name="retention",
         minimum_interval_seconds=600,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Deletes finished sessions older than the setting dagster.keep_runs, a few at a time.",
+        description="Deletes finished sessions, and figures, verdicts and alerts of tables, that are older than the "
+        "setting dagster.keep_runs; some at a time.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         instance, deleted = context.instance, 0
+        limit = datetime.now(UTC) - settings.dagster.keep_runs
         for session in sessions:
             newest = {run.run_id for run in session_runs(instance, session)[:1]}
-            limit = datetime.now(UTC) - session.settings.dagster.keep_runs
             over = dg.RunsFilter(job_name=session.job.key, statuses=FINISHED, updated_before=limit)
             for run in instance.get_runs(over, limit=DELETE_AT_ONCE, ascending=True):
                 if run.run_id not in newest:
                     delete_run(instance, run.run_id)
                     deleted += 1
-        return dg.SkipReason(f"{deleted} old runs deleted")
+        events = delete_older(instance, limit)
+        return dg.SkipReason(f"{deleted} old runs deleted, and {events} old events without a run")
 
     return tick
-
-
-def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete a run and its events; Dagster's SQLite storage would leave the run's own file behind."""
-    instance.delete_run(run_id)
-    for suffix in (".db", ".db-wal", ".db-shm"):
-        (Path(instance.root_directory) / "history" / "runs" / f"{run_id}{suffix}").unlink(missing_ok=True)
-
-
-def session_runs(instance: dg.DagsterInstance, session: Session) -> list[RunSeen]:
-    """The newest runs of a session, newest first, also those launched from an asset's page without a job."""
-    records = list(instance.get_run_records(dg.RunsFilter(job_name=session.job.key), limit=NEWEST))
-    # Beside the newest ones what has begun, however many duplicates were queued since.
-    for statuses in (BEGUN, [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]):
-        records += instance.get_run_records(dg.RunsFilter(job_name=session.job.key, statuses=statuses), limit=NEWEST)
-    tables = {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}
-    others = instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB), limit=NEWEST)
-    records += [r for r in others if tables & set(r.dagster_run.asset_selection or ())]
-    found = [
-        RunSeen(
-            run_id=r.dagster_run.run_id,
-            status=r.dagster_run.status.value,
-            created=r.create_timestamp.timestamp(),
-            started=r.start_time,
-            ended=r.end_time,
-            updated=r.update_timestamp.timestamp(),
-            tags=r.dagster_run.tags,
-        )
-        for r in {r.dagster_run.run_id: r for r in records}.values()
-    ]
-    return sorted(found, key=lambda run: run.created, reverse=True)
-
-
-def _tell_queued(instance: dg.DagsterInstance, session: Session, runs: Sequence[RunSeen]) -> None:
-    """Say once in the log of each queued run which run it waits for."""
-    first = next((run for run in runs if run.status in IN_PROGRESS and run.status != "QUEUED"), None)
-    if first is None:
-        return
-    for queued in runs:
-        if queued.status != "QUEUED" or queued.tags.get(WAITS_FOR_TAG) == first.run_id:
-            continue
-        run = instance.get_run_by_id(queued.run_id)
-        if run is None or run.status is not dg.DagsterRunStatus.QUEUED:
-            continue
-        instance.add_run_tags(run.run_id, {WAITS_FOR_TAG: first.run_id})
-        instance.report_engine_event(
-            f"waits in the queue: run {first.run_id[:8]} is the session of {', '.join(session.job.streams)}, and there "
-            "is one at a time; this one begins when that one ends",
-            run,
-        )
 
 
 def _presumed_dead(session: Session, run: RunSeen) -> str | None:

@@ -23,11 +23,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import dagster as dg
 import structlog
 
 from orchestration.driver import BoundedLog, Driver
+from orchestration.events import not_being_made, report_without_run
 from orchestration.executor import last_word
 from orchestration.job_yaml import Continuous, Job
 from orchestration.reasons import of_log, of_streams, one_line
@@ -51,7 +53,7 @@ GRACE = 15.0
 TAIL = 6000
 
 Command = Callable[[Sequence[str]], list[str]]
-Context = dg.OpExecutionContext | dg.AssetExecutionContext
+Context = dg.AssetExecutionContext
 
 
 def session_command(arguments: Sequence[str]) -> list[str]:
@@ -161,7 +163,8 @@ def run_session(context: Context, session: Session, values: Mapping[str, str]) -
         arguments.append("--respect-stop")
     session.log.write(_mark(context, session))
     driver = Driver(session.command(arguments), {"RECOURSE_RUN_ID": context.run.run_id}, session.log)
-    reporter = Reporter(session.streams, settings.dagster, context.log_event, context.log.error)
+    tell = partial(report_without_run, context.instance)
+    reporter = Reporter(session.streams, settings.dagster, tell, context.log.error)
     watch = _Watch(context, session, driver, reporter, os.getppid())
     gone: str | None = None
     code: int | None = None
@@ -169,6 +172,8 @@ def run_session(context: Context, session: Session, values: Mapping[str, str]) -
     try:
         pid = driver.start()
         context.log.info("driver %d runs %s; its log: %s", pid, ", ".join(job.streams), session.log.path)
+        with watch._trouble_is_logged():
+            not_being_made(context.instance, context.selected_asset_keys)
         code = watch.until_end()
     except _Gone as error:
         gone = str(error)

@@ -184,11 +184,11 @@ class DagsterSettings(_Section):
 
     host: str = Field("127.0.0.1", description="address that the UI listens on; the UI asks for no password")
     port: int = Field(3000, ge=0, le=65535, description="of the UI; 0: a free port")
-    observe_every: Duration = Field(timedelta(seconds=60), description="between two observations of a table")
-    materialize_every: Duration = Field(timedelta(minutes=15), description="between two materialisations of a table")
+    observe_every: Duration = Field(timedelta(seconds=60), description="between two reports on a table at work")
+    materialize_every: Duration = Field(timedelta(minutes=1), description="between two materialisations of a table")
     stale_after: Duration = Field(timedelta(seconds=60), description="a session without heartbeat is declared dead")
     max_session: Duration = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
-    keep_runs: Duration = Field(timedelta(days=7), description="of finished sessions, with their events")
+    keep_runs: Duration = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
     keepalive: bool = Field(True, description="start continuous jobs by themselves and after a failure")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from orchestration.decisions import IN_PROGRESS
 from orchestration.definitions import definitions
 from orchestration.fingerprint import fingerprint
 from orchestration.reporting import table_key, topic_key
-from orchestration.sensors import NEWEST, session_runs
+from orchestration.runs import NEWEST, session_runs
 from orchestration.streams import sessions
 from orchestration.supervisor import Session
 from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
@@ -90,7 +91,8 @@ def test_a_job_is_one_session_in_one_process_and_one_at_a_time(defs: dg.Definiti
 
 def test_every_sensor_is_on_by_default_and_keepalive_can_be_set_off(shop: Settings, defs: dg.Definitions) -> None:
     sensors = {s.name: s.default_status for s in defs.sensors or []}  # type: ignore[union-attr]
-    assert sensors.keys() == {"keepalive_shop", "watchdog", "session_failure", "stream_failure", "retention"}
+    others = {"watchdog", "session_failure", "stream_failure", "stream_health", "retention"}
+    assert sensors.keys() == {"keepalive_shop", *others}
     assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
     off = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keepalive": False})})
     quiet = {s.name: s.default_status for s in definitions(off).sensors or []}  # type: ignore[union-attr]
@@ -279,7 +281,11 @@ def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settin
         instance.report_engine_event("so that the run has a file", instance.get_run_by_id(old))
         file = Path(instance.root_directory) / "history" / "runs" / f"{old}.db"
         assert file.exists()
-        assert "1 old runs deleted" in str(ticks.tick("retention"))
+        alert = dg.AssetObservation(table_key("orders"), metadata={"alert": "trouble"})
+        for _ in range(3):
+            instance.report_runless_asset_event(alert)
+        assert "1 old runs deleted, and 2 old events without a run" in str(ticks.tick("retention"))
+        assert len(instance.fetch_observations(table_key("orders"), limit=9).records) == 1
         assert [run.run_id for run in instance.get_runs()] == [newest]
         assert not file.exists()
 
@@ -308,6 +314,41 @@ def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:
         newest = ticks.instance.fetch_observations(table_key(table), limit=1).records[0].asset_observation
         assert newest is not None
         assert "stream orders failed: REC-021 wrong table" in str(newest.metadata["alert"].value)
+
+
+def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_again(ticks: Ticks) -> None:
+    assert look(ticks) == {}
+    now = time.time()
+    write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
+    assert look(ticks) == {"orders": (False, "red: dead")}
+    assert look(ticks) == {}
+    lease = acquire(ticks.settings, "orders", purpose="session")
+    assert look(ticks) == {"orders": (True, "well")}
+    lease.release()
+    stops.ask(ticks.settings, "orders", "asked by an operator")
+    assert look(ticks) == {"orders": (False, "stopped")}
+
+
+def look(ticks: Ticks) -> dict[str, tuple[bool, str]]:
+    """One tick of the sensor, and what it told of which tables."""
+    result = ticks.tick("stream_health")
+    assert isinstance(result, dg.SensorResult)
+    for event in result.asset_events:
+        ticks.instance.report_runless_asset_event(event)
+    told = [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
+    return {e.asset_key.to_user_string(): (e.passed, str(e.metadata["verdict"].value)) for e in told}
+
+
+def test_a_check_can_be_executed_by_hand_and_a_session_does_not_wait_for_it(ticks: Ticks) -> None:
+    checks = ticks.defs.resolve_asset_graph().asset_check_keys
+    assert {key.asset_key.to_user_string() for key in checks} == {"orders", "customers", "idle"}
+    now = time.time()
+    write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
+    job = dg.define_asset_job("look", selection=dg.AssetSelection.checks_for_assets(table_key("orders")))
+    resolved = dg.Definitions.merge(ticks.defs, dg.Definitions(jobs=[job])).resolve_job_def("look")
+    (done,) = resolved.execute_in_process(instance=ticks.instance).get_asset_check_evaluations()
+    assert (done.passed, done.metadata["verdict"].value) == (False, "red: dead")
+    assert not ticks.defs.resolve_job_def("shop").asset_layer.asset_graph.asset_check_keys
 
 
 def test_a_stream_that_fails_in_a_session_is_alerted_once(ticks: Ticks) -> None:

@@ -98,6 +98,7 @@ def live(home: Path) -> Iterator[Live]:
         "home": str(home),
         "dagster.port": "0",
         "dagster.observe_every": "2 seconds",
+        "dagster.materialize_every": "2 seconds",
         "dagster.stale_after": "10 seconds",
         "spark.driver_memory_mb": "700",
         "spark.master": "local[2]",
@@ -119,25 +120,58 @@ def test_keepalive_starts_the_session_and_its_figures_can_be_seen(live: Live) ->
     live.wait_for(
         lambda: (s := live.status("carrier_totals")) and s.batch is not None and s.lag_records == 0, "the end"
     )
+    key = dg.AssetKey("carrier_totals")
     with instance(live) as stored:
-        key = dg.AssetKey("carrier_totals")
-        wanted = {"batch_id", "processed_rows_per_s", "lag_records", "state_rows"}
+        wanted = {"last_committed_batch", "lag_records", "rows_since_session_start"}
 
-        def numbers() -> bool:
-            found = stored.fetch_observations(key, limit=1).records
-            return bool(found) and wanted <= found[0].asset_observation.metadata.keys()
+        def figures() -> bool:
+            found = stored.get_latest_materialization_event(key)
+            return bool(found and found.asset_materialization and wanted <= found.asset_materialization.metadata.keys())
 
-        live.wait_for(numbers, "an observation with figures")
-        live.wait_for(lambda: stored.get_latest_materialization_event(key), "a materialisation")
+        live.wait_for(figures, "a materialisation with figures")
         log = [entry.user_message for entry in stored.all_logs(run_id) if "its log:" in (entry.user_message or "")]
         assert str(live.settings.logs / "session-flights.log") in log[0]
+    live.wait_for(lambda: shown(live) == ("SUCCEEDED", False), "a green check, and a table that is not being made")
+
+
+def shown(live: Live, table: str = "carrier_totals") -> tuple[str | None, bool]:
+    """What the catalog shows of a table: its check beside the newest materialisation, and whether it is being made."""
+    found = live.client.query(
+        """query($key: AssetKeyInput!) { assetsLatestInfo(assetKeys: [$key]) { inProgressRunIds unstartedRunIds }
+        assetNodes(assetKeys: [$key]) { assetChecksOrError { ... on AssetChecks { checks {
+        executionForLatestMaterialization { status } } } } } }""",
+        {"key": {"path": [table]}},
+    )
+    (info,), (node,) = found["assetsLatestInfo"], found["assetNodes"]
+    (check,) = node["assetChecksOrError"]["checks"]
+    execution = check["executionForLatestMaterialization"]
+    return execution and execution["status"], bool(info["inProgressRunIds"] or info["unstartedRunIds"])
+
+
+def verdicts(stored: dg.DagsterInstance, table: str) -> list[tuple[float, str]]:
+    """Time and verdict of the table's check, oldest first."""
+    key = dg.AssetCheckKey(dg.AssetKey(table), "health")
+    records = stored.event_log_storage.get_asset_check_execution_history(key, limit=100)
+    return [
+        (r.create_timestamp, str(r.evaluation.metadata["verdict"].value)) for r in reversed(records) if r.evaluation
+    ]
 
 
 def test_kill_9_of_the_driver_is_a_failed_run_and_a_new_session(live: Live) -> None:
     before = live.wait_for(live.session_at_work, "a session")
     driver = live.driver()
     assert driver is not None
+    killed = time.time()
     os.kill(driver.pid, signal.SIGKILL)
+    with instance(live) as stored:
+        tables = ("flights_clean", "airport_hours", "carrier_totals")
+
+        def red() -> bool:
+            return all("red: dead" in (m for t, m in verdicts(stored, table) if t > killed) for table in tables)
+
+        live.wait_for(red, "a red check on every table")
+        assert time.time() - killed < 60
+        live.wait_for(lambda: {verdicts(stored, table)[-1][1] for table in tables} == {"well"}, "green checks again")
     live.wait_for(lambda: (before, "FAILURE") in live.runs(), "the failed run")
     live.wait_for(lambda: live.session_at_work(other_than=before), "the next session")
     now = live.driver()

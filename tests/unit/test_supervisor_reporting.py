@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -16,15 +15,19 @@ from streaming_jobs.progress import Status
 from streaming_jobs.settings import DagsterSettings
 from tests.dagster.fakes.flows import customers, orders
 
+WALL = 1_700_000_000.0
 STATUS = Status(
     "orders",
     state="running",
     generation=1,
     batch=4,
-    committed_at=1.0,
+    started_at=WALL - 500,
+    committed_at=WALL,
     batch_ms=12,
+    progress_at=WALL,
     input_rows_per_s=1.5,
     processed_rows_per_s=3.0,
+    lag_at=WALL,
     lag_records=9,
     watermark="2013-05-01T10:00:00.000Z",
     state_rows=0,
@@ -39,15 +42,27 @@ class Desk:
         self.now = 0.0
         self.events: list[dg.AssetObservation | dg.AssetMaterialization] = []
         self.errors: list[str] = []
-        settings = DagsterSettings(observe_every=timedelta(seconds=60), materialize_every=timedelta(minutes=15))
+        self.settings = DagsterSettings()
         self.reporter = Reporter(
-            [orders, customers], settings, self.events.append, self.errors.append, clock=lambda: self.now
+            [orders, customers],
+            self.settings,
+            self.events.append,
+            self.errors.append,
+            clock=lambda: self.now,
+            now=lambda: WALL + self.now,
         )
+
+    def status(self, **changes: object) -> Status:
+        return replace(STATUS, **{"heartbeat": WALL + self.now, "committed_at": WALL + self.now, **changes})  # type: ignore[arg-type]
 
     def tell(self, now: float, **changes: object) -> list[str]:
         """Report at a time; what was said, such as `observed orders`."""
         self.now = now
-        self.reporter.report({"orders": replace(STATUS, **changes), "customers": None})  # type: ignore[arg-type]
+        self.reporter.report({"orders": self.status(**changes), "customers": None})
+        return self.said()
+
+    def finish(self, **changes: object) -> list[str]:
+        self.reporter.finish({"orders": self.status(**changes), "customers": None})
         return self.said()
 
     def said(self) -> list[str]:
@@ -64,34 +79,68 @@ def desk() -> Desk:
     return Desk()
 
 
-FIRST = ["materialised orders", "materialised orders_dead_letters", "observed orders", "observed orders_dead_letters"]
+FIRST = ["materialised orders", "materialised orders_dead_letters"]
 
 
-def test_the_first_committed_batch_is_materialised_and_observed(desk: Desk) -> None:
+def test_the_first_committed_batch_is_materialised(desk: Desk) -> None:
     assert desk.tell(0, batch=None, committed_at=None, state="starting") == []
     assert desk.tell(1) == FIRST
 
 
-def test_observations_come_each_minute_and_dead_letters_only_when_there_are_new_ones(desk: Desk) -> None:
+def test_the_overview_is_a_minute_old_at_most_and_plots_go_on_without_new_batches(desk: Desk) -> None:
+    """An asset's overview shows its newest materialisation and no observation."""
     desk.tell(0)
     assert desk.tell(59, batch=5) == []
-    assert desk.tell(60, batch=6) == ["observed orders"]
-    assert desk.tell(120, batch=7, dead_letters=1) == ["observed orders", "observed orders_dead_letters"]
+    assert desk.tell(60, batch=6) == ["materialised orders"]
+    assert desk.tell(120, batch=6, state="idle") == ["observed orders"]
+    assert desk.tell(180, batch=7) == ["materialised orders"]
 
 
-def test_materialisations_come_each_quarter_of_an_hour_and_only_for_new_batches(desk: Desk) -> None:
+def test_a_batch_of_the_session_before_is_no_materialisation_of_this_one(desk: Desk) -> None:
+    """The status names the last committed batch, also while the first one of this session runs."""
+    assert desk.tell(0, committed_at=STATUS.started_at - 60) == ["observed orders"]
+
+
+def test_dead_letters_are_told_when_there_are_new_ones_with_their_own_figures(desk: Desk) -> None:
     desk.tell(0)
-    desk.tell(899, batch=5)
-    assert desk.tell(900, batch=6)[:2] == FIRST[:2]
-    assert desk.tell(1800, batch=6) == ["observed orders"]
+    assert desk.tell(60, batch=6) == ["materialised orders"]
+    desk.now = 120
+    desk.reporter.report({"orders": desk.status(batch=7, rows_written=500, dead_letters=3, dead_letters_total=8)})
+    table, letters = desk.events
+    assert letters.asset_key == dg.AssetKey(["orders_dead_letters"])
+    assert letters.metadata["dead_letters_since_session_start"].value == 3
+    assert letters.metadata["dead_letters_in_all"].value == 8
+    assert "rows_since_session_start" not in letters.metadata
+    assert table.metadata["rows_since_session_start"].value == 500
 
 
-def test_the_end_materialises_what_was_committed_since(desk: Desk) -> None:
+@pytest.mark.parametrize("state", ["starting", "stopping", "stopped", "failed"])
+def test_a_stream_that_is_not_at_work_has_no_figures(desk: Desk, state: str) -> None:
     desk.tell(0)
-    desk.reporter.finish({"orders": replace(STATUS, batch=9), "customers": None})
-    assert desk.said() == FIRST[:2]
-    desk.reporter.finish({"orders": replace(STATUS, batch=9), "customers": None})
-    assert desk.said() == []
+    assert desk.tell(60, batch=5, state=state, lag_records=0) == []
+
+
+def test_a_stream_that_has_fallen_silent_has_no_figures(desk: Desk) -> None:
+    desk.tell(0)
+    assert desk.tell(120, batch=5, heartbeat=WALL + 30) == []
+
+
+def test_figures_that_are_old_are_left_out() -> None:
+    old = figures(STATUS, WALL + 61)
+    assert not {"lag_records", "input_rows_per_s", "processed_rows_per_s", "batch_ms"} & old.keys()
+    assert old["last_committed_batch"] == dg.MetadataValue.text("4")
+
+
+@pytest.mark.parametrize("state", ["running", "idle", "failed", "stopping"])
+def test_the_end_of_a_session_that_was_killed_or_failed_materialises_nothing(desk: Desk, state: str) -> None:
+    desk.tell(0)
+    assert desk.finish(batch=9, state=state) == []
+
+
+def test_an_end_in_order_materialises_what_was_committed_since(desk: Desk) -> None:
+    desk.tell(0)
+    assert desk.finish(batch=9, state="stopped") == ["materialised orders"]
+    assert desk.finish(batch=9, state="stopped") == []
 
 
 def test_a_failed_stream_is_told_once(desk: Desk) -> None:
@@ -101,14 +150,19 @@ def test_a_failed_stream_is_told_once(desk: Desk) -> None:
     assert desk.errors == ["stream orders failed: REC-022 records are gone\n  next: see the docs"]
 
 
-def test_figures_are_numbers_where_there_is_one_and_absent_where_not() -> None:
-    found = figures(STATUS)
-    assert found["batch_id"] == dg.MetadataValue.int(4)
-    assert found["processed_rows_per_s"] == dg.MetadataValue.float(3.0)
-    assert found["state_rows"] == dg.MetadataValue.int(0)
+def test_only_what_is_worth_a_plot_is_a_number() -> None:
+    found = figures(replace(STATUS, watermark_delay_s=407_621_212.0), WALL)
+    plotted = {key for key, value in found.items() if isinstance(value, (dg.IntMetadataValue, dg.FloatMetadataValue))}
+    assert plotted == {
+        *("input_rows_per_s", "processed_rows_per_s", "lag_records", "batch_ms", "state_rows", "state_mb"),
+        *("rows_since_session_start", "dead_letters_since_session_start", "late_rows_since_session_start"),
+    }
+    assert found["last_committed_batch"] == dg.MetadataValue.text("4")
+    assert found["recovery_number"] == dg.MetadataValue.text("1")
     assert found["watermark"] == dg.MetadataValue.timestamp(1367402400.0)
-    assert "watermark_delay_s" not in found
-    assert "batch_id" not in figures(Status("orders"))
+    assert found["watermark_delay"] == dg.MetadataValue.text("4717 days: the event times are of the past")
+    live = figures(replace(STATUS, watermark_delay_s=3.5), WALL)
+    assert live["watermark_delay_s"] == dg.MetadataValue.float(3.5)
 
 
 def test_a_log_keeps_its_newest_half_while_others_still_write_to_it(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def main() -> int:
         for status in statuses:
             status.heartbeat = status.committed_at = time.time()
             status.state, status.batch, status.lag_records, status.rows_written = "running", batch, 7, batch * 10
+            status.progress_at = status.lag_at = time.time()
             status.input_rows_per_s, status.watermark = 1.5, "2013-01-01T00:00:00Z"
         if (home / "one_fails").exists():
             _fail(statuses[0])

@@ -1,0 +1,75 @@
+"""Asset events that belong to no run: their storage is bounded here, and no table is shown as being made.
+
+Figures, materialisations and verdicts are reported without a run, for three reasons of Dagster's: a run's log would
+bury its few useful lines under them; a check counts for the newest materialisation only if both are of one run (or of
+none); and a table of a run that goes on is shown as "Materializing", whatever its checks say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import dagster as dg
+import sqlalchemy as sql
+from dagster._core.events import AssetMaterializationPlannedData
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+
+NO_RUN = ""
+"""The run id of events without a run."""
+DELETE_AT_ONCE = 1000
+"""Rows of one table in one go: the storage is locked meanwhile."""
+
+
+def report_without_run(
+    instance: dg.DagsterInstance, event: dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
+) -> None:
+    """Store an asset event that belongs to no run."""
+    instance.report_runless_asset_event(event)
+
+
+def not_being_made(instance: dg.DagsterInstance, tables: Iterable[dg.AssetKey]) -> None:
+    """Take back the plan of a run to materialise the tables once, at its end: a session does it all the time."""
+    for table in tables:
+        instance.report_dagster_event(
+            dg.DagsterEvent(
+                dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value,
+                job_name=NO_RUN,
+                event_specific_data=AssetMaterializationPlannedData(table, partition=None, partitions_subset=None),
+            ),
+            run_id=NO_RUN,
+        )
+
+
+def delete_older(instance: dg.DagsterInstance, limit: datetime) -> int:
+    """Delete events without a run from before `limit` (with zone), some at a time; returns how many went.
+
+    The newest event of each kind of each asset stays, and the newest verdict of each check.
+    """
+    storage = instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        return 0
+    before = limit.replace(tzinfo=None) - (limit.utcoffset() or limit - limit)
+    events, checks = SqlEventLogStorageTable.c, AssetCheckExecutionsTable.c
+    deleted = 0
+    newest_events = sql.select(sql.func.max(events.id)).group_by(events.asset_key, events.dagster_event_type)
+    newest_checks = sql.select(sql.func.max(checks.id)).group_by(checks.asset_key, checks.check_name)
+    old_events = sql.and_(events.run_id == NO_RUN, events.timestamp < before, events.id.not_in(newest_events))
+    old_checks = sql.and_(
+        checks.run_id == NO_RUN, checks.evaluation_event_timestamp < before, checks.id.not_in(newest_checks)
+    )
+    # SQLite keeps two copies: one for all assets, and one as if "no run" were a run.
+    for connection in (storage.index_connection, lambda: storage.run_connection(NO_RUN)):
+        with connection() as open_connection:
+            deleted = max(deleted, _delete(open_connection, SqlEventLogStorageTable, old_events))
+    with storage.index_connection() as open_connection:
+        _delete(open_connection, AssetCheckExecutionsTable, old_checks)
+    return deleted
+
+
+def _delete(connection: sql.Connection, table: sql.Table, which: sql.ColumnElement[bool]) -> int:
+    some = [row[0] for row in connection.execute(sql.select(table.c.id).where(which).limit(DELETE_AT_ONCE))]
+    for start in range(0, len(some), 500):  # SQLite's bound on variables of a statement is 999 in old versions
+        connection.execute(table.delete().where(table.c.id.in_(some[start : start + 500])))
+    return len(some)
