@@ -56,12 +56,14 @@ def figures(status: Status, now: float) -> dict[str, dg.MetadataValue]:
 
 def dead_letter_figures(status: Status) -> dict[str, dg.MetadataValue]:
     """The dead letters' own figures: those of the stream's rows do not belong to their table."""
-    return {
+    found: dict[str, dg.MetadataValue] = {
         "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
-        "dead_letters_in_all": dg.MetadataValue.int(status.dead_letters_total),
         "as_of": dg.MetadataValue.timestamp(status.heartbeat),
         **_last_batch(status),
     }
+    if status.totals is not None:
+        found["dead_letters_in_all"] = dg.MetadataValue.int(status.totals.dead_letters)
+    return found
 
 
 def _last_batch(status: Status) -> dict[str, dg.MetadataValue]:

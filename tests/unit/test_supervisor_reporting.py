@@ -13,6 +13,7 @@ from orchestration.driver import BoundedLog
 from orchestration.reporting import Reporter, figures
 from streaming_jobs.progress import Status
 from streaming_jobs.settings import DagsterSettings
+from streaming_jobs.totals import Totals
 from tests.dagster.fakes.flows import customers, orders
 
 WALL = 1_700_000_000.0
@@ -105,7 +106,8 @@ def test_dead_letters_are_told_when_there_are_new_ones_with_their_own_figures(de
     desk.tell(0)
     assert desk.tell(60, batch=6) == ["materialised orders"]
     desk.now = 120
-    desk.reporter.report({"orders": desk.status(batch=7, rows_written=500, dead_letters=3, dead_letters_total=8)})
+    totals = Totals(since=0.0, dead_letters=8)
+    desk.reporter.report({"orders": desk.status(batch=7, rows_written=500, dead_letters=3, totals=totals)})
     table, letters = desk.events
     assert letters.asset_key == dg.AssetKey(["orders_dead_letters"])
     assert letters.metadata["dead_letters_since_session_start"].value == 3
@@ -114,7 +116,7 @@ def test_dead_letters_are_told_when_there_are_new_ones_with_their_own_figures(de
     assert table.metadata["rows_since_session_start"].value == 500
 
 
-@pytest.mark.parametrize("state", ["starting", "stopping", "stopped", "failed"])
+@pytest.mark.parametrize("state", ["starting", "failing", "stopping", "stopped", "failed"])
 def test_a_stream_that_is_not_at_work_has_no_figures(desk: Desk, state: str) -> None:
     desk.tell(0)
     assert desk.tell(60, batch=5, state=state, lag_records=0) == []
