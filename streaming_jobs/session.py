@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs import stops, successor
+from streaming_jobs import collisions, stops, successor
 from streaming_jobs.assembly import Connection
 from streaming_jobs.code_watch import CodeWatch, versions
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
@@ -332,6 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     session: Session | None = None
     try:
+        collisions.check()
         settings = load(dict(_assignment(text) for text in options.set), config_file=options.config).settings
         names = [name for name in options.streams.split(",") if name]
         streams = Topology.of_settings(settings).select(names)

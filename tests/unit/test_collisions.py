@@ -1,0 +1,57 @@
+"""A user's folder with the name of one of our packages is told as that, before anything is imported from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs import collisions
+from streaming_jobs.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+RECOURSE = "import sys; from streaming_jobs.entry import main; sys.argv[0] = 'recourse'; sys.exit(main())"
+
+
+def run(folder: Path, path: str, *command: str) -> subprocess.CompletedProcess[str]:
+    environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": os.pathsep.join([path, str(ROOT)])}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["orchestration", "quality"])
+@pytest.mark.parametrize("where", [".", "/nowhere"], ids=["on PYTHONPATH", "in the working directory"])
+def test_a_package_of_the_users_is_named_and_what_to_do(tmp_path: Path, name: str, where: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    session = run(tmp_path, where, "-m", "streaming_jobs.session", "--streams", "nothing")
+    for said in (run(tmp_path, where, "-c", RECOURSE, "streams", "list"), session):
+        assert said.returncode == 2
+        assert f"{tmp_path / name} is found as the package '{name}'" in said.stderr
+        assert f"rename your {name}" in said.stderr and "Traceback" not in said.stderr
+
+
+def test_a_folder_without_code_and_another_name_hide_nothing(tmp_path: Path) -> None:
+    (tmp_path / "quality").mkdir()
+    (tmp_path / "quality" / "rules.sql").touch()
+    (tmp_path / "flows.py").touch()
+    assert run(tmp_path, ".", "-c", RECOURSE, "--help").returncode == 0
+
+
+def test_a_module_of_that_name_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    collisions.check()
+    (tmp_path / "reprocessing.py").touch()
+    with pytest.raises(UsageError, match=r"reprocessing.py is found as the package 'reprocessing'"):
+        collisions.check()
