@@ -40,6 +40,7 @@ from streaming_jobs.failures import classify
 from streaming_jobs.first_status import first_status
 from streaming_jobs.lag import EndOffsets
 from streaming_jobs.lease import Lease, acquire, holder
+from streaming_jobs.platform import class_data
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.platform.exit_status import java_ended_by
 from streaming_jobs.progress import Status, write_status
@@ -60,7 +61,7 @@ _LOOK_EVERY = 0.1
 _STATUS_EVERY = 1.0
 _QUICK = timedelta(seconds=2)
 _JVM_NOTICED = 2.0
-_JVM_END = 60.0  # one that writes a class-data archive takes some seconds, any other one none
+_JVM_END = 60.0
 
 
 class Session:
@@ -320,7 +321,7 @@ class Session:
                 with suppress(OSError):
                     self.jvm.stdin.close()
             try:
-                self.jvm.wait(_JVM_END)
+                self.jvm.wait(_JVM_END if self.record_classes is None else class_data.RECORD_SECONDS)
             except subprocess.TimeoutExpired:
                 self.jvm.kill()
                 self.jvm.wait(5)

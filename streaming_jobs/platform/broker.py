@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 10.0
-_RECORD_SECONDS = 60.0
 _PORT_TRIES = 3
 _POLL = 0.02
 _silent = logging.getLogger("recourse.librdkafka")
@@ -110,6 +109,8 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: Lifeline | None = None
         self._running: Running | None = None
+        self.exit_code: int | None = None
+        """Of the JVM that ended last, negative for a signal."""
 
     @property
     def pid(self) -> int | None:
@@ -155,14 +156,14 @@ class Broker:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_SECONDS if self._record_classes is None else _RECORD_SECONDS)
+                self._process.wait(_STOP_SECONDS if self._record_classes is None else class_data.RECORD_SECONDS)
         self.kill()
 
     def kill(self) -> None:
         """End the broker at once; acknowledged records survive. Leaves an attached one alone."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self.exit_code = self._process.wait()
         if self._lifeline is not None:
             self._lifeline.cut()
         self._process = self._lifeline = self._running = None

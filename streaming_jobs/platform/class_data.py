@@ -21,6 +21,8 @@ from streaming_jobs.settings import Settings
 
 Kind = Literal["spark", "broker"]
 _KEPT = 3
+RECORD_SECONDS = 240.0
+"""For a JVM to write its archive when it ends: seconds on a machine at rest, a minute or two on a busy one."""
 
 
 def archive(settings: Settings, kind: Kind, jars: Iterable[Path]) -> Path:

@@ -69,11 +69,12 @@ def test_a_rehearsal_keeps_whole_files_and_is_not_needed_again(
     monkeypatch.setattr(rehearsal, "broker_jars", lambda settings: JARS)
     homes = []
 
-    def run(settings: Settings, spark: Path, broker: Path) -> None:
+    def run(settings: Settings, spark: Path, broker: Path) -> tuple[int, int]:
         homes.append(settings.home)
         assert settings.kafka.bootstrap_servers == ""
         spark.write_bytes(b"s" * 5_000_000)
         broker.write_bytes(b"b")
+        return 0, 143
 
     monkeypatch.setattr(rehearsal, "_run", run)
     monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "production.example:9092")
@@ -91,7 +92,7 @@ def test_a_rehearsal_keeps_whole_files_and_is_not_needed_again(
 def test_a_jvm_that_wrote_nothing_is_told_and_leaves_nothing(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "spark_jars", lambda settings: JARS)
     monkeypatch.setattr(rehearsal, "broker_jars", lambda settings: JARS)
-    monkeypatch.setattr(rehearsal, "_run", lambda settings, spark, broker: None)
+    monkeypatch.setattr(rehearsal, "_run", lambda settings, spark, broker: (0, 143))
     with pytest.raises(SetupError, match="did not write"):
         rehearsal.rehearse(own)
     assert rehearsal.needed(own)
