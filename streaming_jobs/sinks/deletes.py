@@ -115,11 +115,11 @@ def notes(rows: pa.Table, keys: Sequence[str], order: Order) -> pa.Table:
 
 def forget(sink: DeltaSink, kept: timedelta, generation: int) -> int:
     """Remove the deletes that were noted longer ago than `kept`; how many that were."""
-    before = datetime.now(UTC) - kept
+    before = (datetime.now(UTC) - kept).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     entry = LedgerEntry("upkeep", sink.stream, sink.name, generation, -1, note="removed remembered deletes")
     sink.refresh()
     figures = sink.handle.delete(
-        f"`{DELETED_AT_COLUMN}` < TIMESTAMP '{before.isoformat()}'",
+        f"`{DELETED_AT_COLUMN}` < arrow_cast('{before}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
         commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0),
     )
     sink.refresh()

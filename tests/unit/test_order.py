@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
 import hypothesis
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from pyspark.sql.types import DataType, LongType
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
+from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger import LedgerEntry, newest
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.order import DELETE_COLUMN
+from streaming_jobs.sinks import deletes, upkeep
+from streaming_jobs.sinks.delta import ensure_sink
+from streaming_jobs.sinks.order import DELETE_COLUMN, POSITION_FIELD, is_position
+from streaming_jobs.sinks.staged import ArrowMerge, merged
+from streaming_jobs.sinks.upkeep import Upkeep
 from streaming_jobs.stream import POSITION_COLUMN
+from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
-from tests.orders import HOSTILE, NAN, Event, Tables, arrow, expected, pairs, read
+from tests.orders import COLUMNS, HOSTILE, NAN, STREAM, Event, Tables, arrow, expected, pairs, read
 
 _NUMBER = count()
 slow = hypothesis.settings(
@@ -99,3 +108,106 @@ def test_every_value_has_its_place_in_the_order(settings: SettingsFactory, kind:
     for rows in halves if batches == 2 else [pa.concat_tables(reversed(halves))]:
         tables.upsert(rows, by_position=True)
     assert tables.shown() == {key: int(pair[2] >= 0) for key, pair in enumerate(found)}
+
+
+def one(key: int, at: float | None, n: int = 0, *, delete: bool = False, place: int = 0) -> list[tuple[int, Event]]:
+    """One event; its number is its place."""
+    return [(place, Event(key, at, n if at is not None else None, delete, 0, place))]
+
+
+def test_a_delete_is_remembered_until_its_time_is_over_and_no_longer(settings: SettingsFactory) -> None:
+    tables = Tables.make(settings())
+    tables.upsert(arrow(one(1, 5.0, delete=True), by_position=True), by_position=True)
+    tables.upsert(arrow(one(1, 4.0, place=1), by_position=True), by_position=True)
+    assert tables.shown() == {}
+    version = tables.kept.handle.version()
+    assert deletes.forget(tables.kept, timedelta(hours=1), 1) == 0
+    assert tables.kept.handle.version() == version, "nothing to remove is no commit"
+    assert deletes.forget(tables.kept, timedelta(0), 1) == 1
+    commit, foreign = newest(tables.kept.path, STREAM)
+    assert commit is not None and commit.entry is not None and commit.entry.batch == 0 and foreign == []
+    tables.upsert(arrow(one(1, 4.0, place=2), by_position=True), by_position=True)
+    assert tables.shown() == {1: 2}
+
+
+def test_the_upkeep_removes_old_deletes(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Tables.make(settings())
+    tables.upsert(arrow(one(1, 5.0, delete=True), by_position=True), by_position=True)
+    monkeypatch.setattr(upkeep, "_LOOK_EVERY", 1)
+    Upkeep(tables.kept, settings().table, 1).after_commit()
+    Upkeep(tables.kept, settings().table, 1, forgets=timedelta(hours=1)).after_commit()
+    assert tables.kept.handle.to_pyarrow_table().num_rows == 1
+    Upkeep(tables.kept, settings().table, 1, forgets=timedelta(0)).after_commit()
+    assert tables.kept.handle.to_pyarrow_table().num_rows == 0
+
+
+def test_a_table_of_before_gains_the_position_and_its_rows_are_older_than_every_position(
+    settings: SettingsFactory,
+) -> None:
+    output = StructType([StructField(c, kind) for c, kind in COLUMNS.items()])
+    declared = Declared("rows", keys=["k"], order_by=["at", "n"], delete_when="gone")
+    old = ensure_sink(settings(), declared, STREAM, output, generation=1)
+    rows = arrow(one(1, 5.0) + one(2, 5.0), by_position=False).select(list(COLUMNS))
+    ArrowMerge(old, rows, None).commit(LedgerEntry("batch", STREAM, "rows", 1, 0))
+    tables = Tables.make(settings())
+    assert is_position(tables.sink.schema[POSITION_COLUMN])
+    tables.batch = 0
+    late = arrow(one(1, 4.0, place=7) + one(2, 5.0, place=7), by_position=True)
+    tables.upsert(late, by_position=True)
+    assert tables.shown() == {1: 0, 2: 7}
+    # And code that no longer returns _source goes on with the table: what arrives later wins a tie.
+    again = ensure_sink(settings(), declared, STREAM, output, generation=1)
+    assert POSITION_COLUMN in again.schema.fieldNames()
+    tables.upsert(arrow(one(2, 5.0, place=3), by_position=False), by_position=False)
+    assert tables.shown() == {1: 0, 2: 3}
+
+
+def test_the_position_is_no_part_of_what_the_function_returns(settings: SettingsFactory) -> None:
+    output = StructType([StructField(c, kind) for c, kind in COLUMNS.items()])
+    declared = Declared("rows", schema=output, keys=["k"], order_by=["at"])
+    with_position = StructType([*output.fields, POSITION_FIELD])
+    assert ensure_sink(settings(), declared, STREAM, with_position, generation=1).schema.fieldNames() == [
+        *COLUMNS,
+        POSITION_COLUMN,
+    ]
+    misspelt = Declared("others", keys=["k"], order_by=["att"])
+    with pytest.raises(UsageError, match="order_by 'att' is not a column of its rows") as refused:
+        ensure_sink(settings(), misspelt, STREAM, with_position, generation=1)
+    assert "at" in refused.value.next_step
+    own = StructType([*output.fields, StructField(POSITION_COLUMN, LongType())])
+    with pytest.raises(UsageError, match="the column name _position is taken"):
+        ensure_sink(settings(), Declared("others", keys=["k"], order_by=["at"]), STREAM, own, generation=1)
+    assert ensure_sink(settings(), Declared("plain"), STREAM, own, generation=1).schema == own
+
+
+def test_rows_without_a_key_stay_as_the_function_returned_them(settings: SettingsFactory) -> None:
+    tables = Tables.make(settings())
+    rows = arrow(one(1, 1.0), by_position=True)
+    rows = rows.set_column(0, "k", pa.array([None], pa.int64()))
+    staged = merged(tables.sink, rows, tables.kept, by_position=True)
+    assert staged.rows == 0 and staged.null_keys is not None
+    assert set(staged.null_keys.column_names) == {*COLUMNS, "__topic", "__partition", "__offset", DELETE_COLUMN}
+
+
+def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFactory) -> None:
+    """A remembered delete of (1, b) and one of (2, a) are none of (1, a)."""
+    declared = Declared("rows", keys=["k", "p"], order_by=["at"], delete_when="gone", partition_by=["p"])
+    output = StructType(
+        [StructField("k", LongType()), StructField("p", StringType()), StructField("at", LongType()), POSITION_FIELD]
+    )
+    sink = ensure_sink(settings(), declared, STREAM, output, generation=1)
+    assert declared.deletes is not None
+    kept = ensure_sink(settings(), declared.deletes, STREAM, deletes.schema(declared, output), generation=1)
+    tables = Tables(sink, kept)
+
+    def events(*rows: tuple[int, str, int, bool]) -> pa.Table:
+        k, p, at, gone = zip(*rows, strict=True)
+        columns = {"k": pa.array(k, pa.int64()), "p": pa.array(p), "at": pa.array(at, pa.int64())}
+        return pa.table(columns | {POSITION_COLUMN: pa.nulls(len(rows), pa.int64()), DELETE_COLUMN: pa.array(gone)})
+
+    tables.upsert(events((1, "b", 5, True), (2, "a", 5, True), (1, "c", 5, False)), by_position=False)
+    tables.upsert(
+        events((1, "a", 1, False), (1, "b", 1, False), (2, "a", 9, False), (1, "c", 4, True)), by_position=False
+    )
+    found = DeltaTable(sink.path).to_pyarrow_table().select(["k", "p", "at"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == [(1, "a", 1), (1, "c", 5), (2, "a", 9)]
