@@ -15,7 +15,6 @@ that failed needs a person.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -25,24 +24,24 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs import collisions, stops, successor
+from streaming_jobs import collisions, session_options, stops, successor
 from streaming_jobs.assembly import Connection
 from streaming_jobs.code_watch import CodeWatch, versions
-from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
+from streaming_jobs.errors import PermanentError, RecourseError, TransientError
 from streaming_jobs.failures import classify
 from streaming_jobs.first_status import first_status
 from streaming_jobs.lag import EndOffsets
 from streaming_jobs.lease import Lease, acquire, holder
-from streaming_jobs.platform import class_data
 from streaming_jobs.platform.broker import bootstrap_servers
-from streaming_jobs.platform.exit_status import java_ended_by
+from streaming_jobs.platform.class_data import RECORD_SECONDS
+from streaming_jobs.platform.exit_status import jvm_gone
 from streaming_jobs.progress import Status, write_status
 from streaming_jobs.running import LINGERING, RunningStream
 from streaming_jobs.settings import CONFIG_FILE, Settings, load
@@ -117,7 +116,7 @@ class Session:
                         self._start_spark(leases)
                     self._loop()
             except BaseException as error:
-                told = self._jvm_gone(_JVM_NOTICED) or classify(error)
+                told = jvm_gone(self.jvm, _JVM_NOTICED) or classify(error)
                 for running in self.running:
                     if not running.ended:
                         running.abandon(told)
@@ -185,7 +184,7 @@ class Session:
         assert self.spark is not None
         written = 0.0
         while any(not running.ended and not running.gave_up for running in self.running):
-            if (gone := self._jvm_gone(0)) is not None:
+            if (gone := jvm_gone(self.jvm, 0)) is not None:
                 raise gone
             self._look_at_recoveries()
             self._look_at_code()
@@ -210,16 +209,6 @@ class Session:
         for running in self.running:
             if not running.ended:
                 running.give_up()
-
-    def _jvm_gone(self, patience: float) -> TransientError | None:
-        """The error that says how our JVM ended, if it did within `patience` seconds."""
-        if self.jvm is None:
-            return None
-        try:
-            code = self.jvm.wait(patience)
-        except subprocess.TimeoutExpired:
-            return None
-        return TransientError(f"Spark's JVM is gone: {java_ended_by(code)}", "the next session repeats its batches")
 
     def _let_go(self, lease: Lease) -> None:
         """Release a lease, except one whose batch is at work yet: the end of this process releases that one."""
@@ -308,33 +297,20 @@ class Session:
     def _end_spark(self) -> None:
         if self.spark is None:
             return
-        if self.in_batch and self.jvm is not None:  # an orderly stop would wait for it
-            self.jvm.kill()
-            self.jvm.wait(5)
-            return
-        try:
-            self.spark.stop()
-        except Exception as error:  # noqa: BLE001 - the JVM may be gone already, which is what is wanted here
-            log.info("the Spark session did not stop by itself", reason=str(error)[:200])
-        if self.jvm is not None:
-            if self.jvm.stdin is not None:
-                with suppress(OSError):
-                    self.jvm.stdin.close()
-            try:
-                self.jvm.wait(_JVM_END if self.record_classes is None else class_data.RECORD_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.jvm.kill()
-                self.jvm.wait(5)
+        from streaming_jobs.platform import spark as platform
+
+        writes_classes = self.record_classes is not None
+        platform.end(self.spark, self.jvm, RECORD_SECONDS if writes_classes else _JVM_END, at_once=self.in_batch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the driver process."""
     _log_to_stderr()
-    options = _options(arguments)
+    options = session_options.parse(arguments)
     session: Session | None = None
     try:
         collisions.check()
-        settings = load(dict(_assignment(text) for text in options.set), config_file=options.config).settings
+        settings = load(session_options.flags(options), config_file=options.config).settings
         names = [name for name in options.streams.split(",") if name]
         streams = Topology.of_settings(settings).select(names)
         if options.print_versions:
@@ -384,26 +360,6 @@ def _watch_stdin(stop: threading.Event) -> None:
         pass
     log.info("standard input ended: the parent is gone")
     stop.set()
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m streaming_jobs.session", description="Run streams.")
-    parser.add_argument("--streams", default="", help="names, separated by commas; all if left out")
-    parser.add_argument("--trigger", help="continuous, available-now, or 'every 10 seconds'")
-    parser.add_argument("--config", type=Path, help="configuration file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
-    parser.add_argument("--supervised", action="store_true", help="stop when standard input ends")
-    parser.add_argument("--respect-stop", action="store_true", help="leave out streams that were stopped on purpose")
-    parser.add_argument("--print-versions", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(successor.AGAIN, action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not sign:
-        raise UsageError(f"--set {text}: no value", "write --set key=value")
-    return key, value
 
 
 def _log_to_stderr() -> None:

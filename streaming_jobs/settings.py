@@ -33,7 +33,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _checked_trigger(text: str) -> str:
+def checked_trigger(text: str) -> str:
     """A trigger as written; raises ValueError for what is none."""
     word, _, interval = text.partition(" ")
     if text not in ("continuous", "available-now") and word != "every":
@@ -66,7 +66,7 @@ def _parsed(parse: Callable[[str], object], text: str) -> None:
         raise ValueError(f"{error.found}; {error.next_step}") from error
 
 
-Trigger = Annotated[str, AfterValidator(_checked_trigger)]
+Trigger = Annotated[str, AfterValidator(checked_trigger)]
 Start = Annotated[str, AfterValidator(_checked_start)]
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from contextlib import suppress
+
+from streaming_jobs.errors import TransientError
 
 JAVA_HEAP_FULL = 3
 """Exit code of a JVM under -XX:+ExitOnOutOfMemoryError."""
@@ -21,8 +24,14 @@ def ended_by(code: int) -> str:
     return f"ended by signal {-code}{name}"
 
 
-def java_ended_by(code: int) -> str:
-    """The same for a JVM that we started."""
-    if code == JAVA_HEAP_FULL:
-        return "exit code 3: its heap was full; raise spark.driver_memory_mb"
-    return ended_by(code)
+def jvm_gone(jvm: subprocess.Popen[bytes] | None, patience: float) -> TransientError | None:
+    """The error that says how a JVM of ours ended, if it has, or does within `patience` seconds."""
+    try:
+        code = None if jvm is None else jvm.wait(patience)
+    except subprocess.TimeoutExpired:
+        return None
+    if code is None:
+        return None
+    full = "exit code 3: its heap was full; raise spark.driver_memory_mb"
+    words = full if code == JAVA_HEAP_FULL else ended_by(code)
+    return TransientError(f"Spark's JVM is gone: {words}", "the next session repeats its batches")

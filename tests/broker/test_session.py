@@ -165,6 +165,8 @@ def test_a_wrong_name_or_setting_is_a_usage_error(things: tuple[Settings, str]) 
     assert code == 2 and "no stream is named 'nothing'" in output
     code, output = finished(driver(settings, bootstrap, "--set", "stream.path=sideways"), 30)
     assert code == 2 and "stream.path (flag)" in output
+    code, output = finished(driver(settings, bootstrap, "--trigger", "sometimes"), 30)
+    assert code == 2 and "--trigger: 'sometimes' is not a trigger" in output and output.count("sometimes") == 1
 
 
 def test_a_broker_that_is_not_there_is_a_failure_that_may_pass(things: tuple[Settings, str]) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
 from streaming_jobs import session as module
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, TransientError
@@ -352,3 +353,15 @@ def test_a_stream_that_used_up_its_tries_is_tried_again_as_long_as_another_one_r
     assert session.run() == 1
     assert len(polls) == 6, "nothing else runs: who keeps sessions running starts the next one sooner"
     assert (state(home, "plain"), state(home, "parity")) == ("failed", "stopped")
+
+
+def test_a_wrong_trigger_is_one_line_before_anything_is_started(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Session, "run", lambda _: pytest.fail("it was started"))
+    try:
+        assert module.main(["--streams", "plain", "--trigger", "sometimes"]) == 2
+    finally:
+        structlog.reset_defaults()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "session failed" in line and "--trigger: 'sometimes' is not a trigger" in line
