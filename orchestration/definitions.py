@@ -5,13 +5,22 @@ Loading it starts no JVM and asks no broker. `workspace.yaml` and `recourse up` 
 
 from __future__ import annotations
 
+from functools import partial
+
 import dagster as dg
 
-from orchestration import job_yaml
+from orchestration import last_good
 from orchestration.executor import session_executor
 from orchestration.health_checks import HealthChecks
 from orchestration.job_yaml import Continuous, Schedule
-from orchestration.sensors import keepalive_sensor, retention_sensor, run_failure_alert, stream_alert, watchdog_sensor
+from orchestration.sensors import (
+    job_yaml_sensor,
+    keepalive_sensor,
+    retention_sensor,
+    run_failure_alert,
+    stream_alert,
+    watchdog_sensor,
+)
 from orchestration.streams import session_assets, session_job, sessions, topic_assets, unassigned_assets
 from orchestration.supervisor import Command, session_command
 from streaming_jobs.settings import Settings
@@ -21,11 +30,9 @@ from streaming_jobs.topology import Topology
 def definitions(settings: Settings, command: Command = session_command) -> dg.Definitions:
     """The code location; raises RecourseError where streams or job YAML cannot be used."""
     topology = Topology.of_settings(settings)
-    file = job_yaml.find(settings)
-    bundle = job_yaml.load(file, settings.target)
-    if job_yaml.is_shipped(file):
-        bundle = job_yaml.for_streams(bundle, list(topology.streams))
-    all_sessions = sessions(bundle, topology, settings, command)
+    make = partial(sessions, topology=topology, settings=settings, command=command)
+    all_sessions = last_good.use(settings, topology, make)
+    fault = partial(last_good.fault, settings, topology, make)
     assets = {session.job.key: session_assets(session) for session in all_sessions}
     keepalives = [
         keepalive_sensor(session, running=settings.dagster.keepalive and not session.job.trigger.paused)
@@ -44,7 +51,7 @@ def definitions(settings: Settings, command: Command = session_command) -> dg.De
         for session in all_sessions
         if isinstance(session.job.trigger, Schedule)
     ]
-    health = HealthChecks(list(topology.streams.values()), all_sessions, settings)
+    health = HealthChecks(list(topology.streams.values()), all_sessions, settings, fault)
     return dg.Definitions(
         asset_checks=health.definitions(),
         assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
@@ -56,6 +63,7 @@ def definitions(settings: Settings, command: Command = session_command) -> dg.De
             run_failure_alert(all_sessions),
             stream_alert(list(topology.streams.values()), settings),
             health.sensor(),
+            job_yaml_sensor(fault),
             retention_sensor(all_sessions, settings),
         ],
         executor=session_executor,  # a run worker and its driver, no process between them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ import yaml
 
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.spelling import nearest
+
+_PART = re.compile(r"[^.\[\]]+")
+"""A key or an index in the path of a field."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -34,7 +38,35 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}", "correct the place named above") from error
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigurationError(f"{place}: {' '.join(str(error).split())}", "correct the place named above") from error
+
+
+def place(file: Path, path: str) -> str:
+    """File and line of a field, such as `databricks.yml:12`; the file alone where it has no such line."""
+    line = _line(file, path)
+    return f"{file}:{line}" if line else str(file)
+
+
+def _line(file: Path, path: str) -> int | None:
+    """The line of a field such as `resources.jobs.orders.tasks[0]`, or of the nearest field above that is written."""
+    try:
+        node = yaml.compose(file.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    line = None
+    for part in _PART.findall(path):
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if key.value == part), None)
+        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
+            found = (node.value[int(part)], node.value[int(part)])
+        else:
+            found = None
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line
 
 
 @dataclass(frozen=True)
@@ -60,8 +92,9 @@ class Section:
         return section
 
     def error(self, found: str, next_step: str = "") -> ConfigurationError:
-        """An error that names this place."""
-        return ConfigurationError(f"{self.file}: {self.path + ': ' if self.path else ''}{found}", next_step)
+        """An error that names this place: file, line and field."""
+        where = f"{place(self.file, self.path)}: {self.path + ': ' if self.path else ''}"
+        return ConfigurationError(f"{where}{found}", next_step)
 
     def has(self, key: str) -> bool:
         """Whether the field is written."""

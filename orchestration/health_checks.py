@@ -8,7 +8,7 @@ from Dagster's own storage, not remembered: a check that somebody else has execu
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import dagster as dg
 from orchestration.decisions import should_run
 from orchestration.events import NO_RUN
 from orchestration.job_yaml import Continuous
+from orchestration.last_good import Fault
 from orchestration.reporting import table_key
 from orchestration.runs import session_runs
 from orchestration.supervisor import Session
@@ -88,12 +89,12 @@ def check_key(table: str) -> dg.AssetCheckKey:
 
 @dataclass(frozen=True)
 class HealthChecks:
-    """All streams' checks. `sessions` are the jobs' own; `broken` says what is wrong with the job YAML, if anything."""
+    """All streams' checks. `sessions` are the jobs' own; `fault` says what is wrong with the job YAML, if anything."""
 
     streams: Sequence[Stream]
     sessions: Sequence[Session]
     settings: Settings
-    broken: str = ""
+    fault: Callable[[], Fault | None] = lambda: None
 
     def definitions(self) -> list[dg.AssetChecksDefinition]:
         """The checks of all tables but those of dead letters; executing one in the UI looks at once."""
@@ -144,12 +145,13 @@ class HealthChecks:
     def verdicts(self, instance: dg.DagsterInstance, now: float) -> dict[dg.AssetCheckKey, Verdict]:
         """The verdict on every table now."""
         expected = self._should_run(instance, now)
+        fault = self.fault()
         continuous = {name for session in self.sessions if _continuous(session) for name in session.job.streams}
         found = {
             stream.name: verdict(
                 health(self.settings, stream.name, should_run=stream.name in expected),
                 continuous=stream.name in continuous,
-                broken=self.broken,
+                broken=f"the last good job YAML is used, because of {fault.found}" if fault else "",
             )
             for stream in self.streams
         }

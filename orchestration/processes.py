@@ -20,6 +20,7 @@ import dagster as dg
 import psutil
 import structlog
 
+from orchestration import job_yaml
 from orchestration.client import DagsterClient
 from orchestration.dagster_home import (
     CODE_SERVER_HOST,
@@ -161,6 +162,8 @@ class DagsterProcesses:
                 f"port {port} of {host} is taken, so the UI cannot be there",
                 "end what uses it, or take another: --port 0",
             )
+        # A person is there to correct it: the last good definitions are for reloads.
+        job_yaml.load(job_yaml.find(self.settings), self.settings.target)
         home = prepare(self.settings)
         port = port or free_port(host)
         server_port = code_server_port(home)

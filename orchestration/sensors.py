@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -27,6 +27,7 @@ from orchestration.decisions import (
 )
 from orchestration.events import delete_older
 from orchestration.fingerprint import fingerprint
+from orchestration.last_good import Fault
 from orchestration.reporting import table_key
 from orchestration.runs import delete_run, session_runs, tell_queued
 from orchestration.supervisor import Session, lives
@@ -151,6 +152,26 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
             asset_events=events,
             cursor=json.dumps(current, sort_keys=True),
             skip_reason=None if events else dg.SkipReason("nothing new"),
+        )
+
+    return tick
+
+
+def job_yaml_sensor(fault: Callable[[], Fault | None]) -> dg.SensorDefinition:
+    """Fails its ticks as long as the job YAML on disk cannot be used: a red mark where the last good one is in use."""
+
+    @dg.sensor(
+        name="job_yaml",
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reads databricks.yml and what it includes; fails with file and line where it cannot be used. Jobs "
+        "and sensors then are those of the last one that could.",
+    )
+    def tick(_: dg.SensorEvaluationContext) -> dg.SkipReason:
+        if (found := fault()) is not None:
+            raise ConfigurationError(found.found, found.next_step)
+        return dg.SkipReason(
+            "the job YAML can be used; what has changed in it counts when the code location is reloaded"
         )
 
     return tick

@@ -4,11 +4,14 @@
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from orchestration.fields import place
 from orchestration.job_yaml import Bundle, Continuous, Job
 from orchestration.reporting import table_key, topic_key
 from orchestration.supervisor import Command, Session, run_session, session_command
@@ -19,6 +22,8 @@ from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.topology import Topology
 
 TOPIC_GROUP = "kafka"
+VERSION = {"recourse": version("recourse-streams")}
+"""The package's version, in the metadata of tables and jobs: Dagster shows none of a code location."""
 NO_JOB_GROUP = "without_a_job"
 
 
@@ -29,16 +34,17 @@ def sessions(
     owner: dict[str, Job] = {}
     found = []
     for job in bundle.jobs:
+        where = f"resources.jobs.{job.key}"
         for name in job.streams:
             if name not in topology.streams:
                 known = ", ".join(topology.streams) or "none"
                 raise ConfigurationError(
-                    f"{job.file}: resources.jobs.{job.key}: no stream is named '{name}'",
+                    f"{place(job.file, where)}: {where}: no stream is named '{name}'",
                     f"the streams are: {known}; correct the job, or add its module to the setting `flows`",
                 )
             if name in owner:
                 raise ConfigurationError(
-                    f"{job.file}: resources.jobs.{job.key}: stream {name} is run by job {owner[name].key} too",
+                    f"{place(job.file, where)}: {where}: stream {name} is run by job {owner[name].key} too",
                     "one driver a stream: leave it to one of the two",
                 )
             owner[name] = job
@@ -104,7 +110,8 @@ def session_assets(session: Session) -> dg.AssetsDefinition:
         specs=[spec for stream in session.streams for spec in table_assets(stream, session.settings, job.key)],
         can_subset=False,
         pool=f"session_{job.key}",
-        config_schema={name: dg.Field(str, default_value=value) for name, value in job.defaults.items()},
+        # Any: 5 and "5" are the same to the session, which says what it cannot use.
+        config_schema={name: dg.Field(dg.Any, default_value=value) for name, value in _numbers(job.defaults).items()},
         description=f"Runs {', '.join(job.streams)} in one driver until it is stopped.",
     )
     def run(context: dg.AssetExecutionContext) -> Any:
@@ -125,11 +132,30 @@ def session_job(session: Session, assets: dg.AssetsDefinition) -> UnresolvedAsse
         job.key,
         # A check would wait for the stream's end, which does not come.
         selection=dg.AssetSelection.assets(*assets.keys).without_checks(),
-        config={"ops": {assets.op.name: {"config": job.defaults}}} if job.parameters else None,
+        config={"ops": {assets.op.name: {"config": _numbers(job.defaults)}}} if job.parameters else None,
         description=job.description or f"Session of {', '.join(job.streams)}",
         tags=tags,
-        metadata={"name": job.name, "file": dg.MetadataValue.path(str(job.file)), "streams": ", ".join(job.streams)},
+        metadata={
+            "name": job.name,
+            **VERSION,
+            "file": dg.MetadataValue.path(str(job.file)),
+            "streams": ", ".join(job.streams),
+        },
     )
+
+
+def _numbers(values: Mapping[str, str]) -> dict[str, int | float | str]:
+    """Parameters as the launchpad shows them: what is a number as a number, the rest as text."""
+    return {name: _number(value) for name, value in values.items()}
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            number = kind(text)
+            if str(number) == text and text not in ("nan", "inf", "-inf"):
+                return number
+    return text
 
 
 def owners(names: Iterable[str]) -> list[str]:
@@ -146,7 +172,7 @@ def _topic_metadata(topic: KafkaTopic) -> dict[str, Any]:
 
 def _table_metadata(table: DeltaTable, settings: Settings) -> Mapping[str, Any]:
     path = settings.tables / table.name
-    found: dict[str, Any] = {"dagster/table_name": table.name, "dagster/uri": path.as_uri()}
+    found: dict[str, Any] = {"dagster/table_name": table.name, "dagster/uri": path.as_uri(), **VERSION}
     if table.schema is not None:
         found["dagster/column_schema"] = column_schema(table.schema, table.keys)
     if table.keys:

@@ -153,11 +153,11 @@ class _Watch:
             raise _Gone("recourse up, which this run belonged to, is gone")
 
 
-def run_session(context: Context, session: Session, values: Mapping[str, str]) -> None:
+def run_session(context: Context, session: Session, values: Mapping[str, object]) -> None:
     """Run one session to its end; raises Failure for a driver that failed, and the interrupt for a stop."""
     job, settings = session.job, session.settings
     context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity()})
-    chosen = job.arguments(values)
+    chosen = job.arguments({name: _text(name, value) for name, value in values.items()})
     arguments = [*chosen, "--supervised"]
     if by_itself(context.run.tags):
         arguments.append("--respect-stop")
@@ -197,6 +197,15 @@ def run_session(context: Context, session: Session, values: Mapping[str, str]) -
         raise _failure(context, session, [words], code)
     if code:
         _fail(context, session, code, watch.statuses(), chosen)
+
+
+def _text(name: str, value: object) -> str:
+    """A parameter as the session takes it: a number, true, false or text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, (str, int, float)):
+        raise dg.Failure(f"parameter {name}: {value!r} is not a single value; write a number or a text")
+    return str(value)
 
 
 def _stopped(context: Context, session: Session, interrupt: BaseException, ended: int | None) -> None:

@@ -12,13 +12,15 @@ from orchestration.cli.output import Output, OutputOption, print_table, show
 
 if TYPE_CHECKING:
     from streaming_jobs.platform.doctor import Check
+    from streaming_jobs.settings import Settings
 
 
 def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Check Java, jars, ports, disk and versions: a line each, with the fix. Exit code 1 if one fails."""
     from streaming_jobs.platform.doctor import checks
 
-    found = checks(invocation(context).settings)
+    settings = invocation(context).settings
+    found = [*checks(settings), check_jobs(settings)]
     show(
         output,
         [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in found],
@@ -26,6 +28,24 @@ def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
     )
     if any(verdict(check) == "fail" for check in found):
         raise typer.Exit(1)
+
+
+def check_jobs(settings: Settings) -> Check:
+    """Whether Dagster can use the job YAML and the streams that it names."""
+    from orchestration import last_good
+    from orchestration.streams import sessions
+    from streaming_jobs.errors import RecourseError
+    from streaming_jobs.platform.doctor import Check
+    from streaming_jobs.topology import Topology
+
+    try:
+        topology = Topology.load(settings.flows)
+    except RecourseError as error:
+        return Check("job YAML", False, f"the streams cannot be loaded: {error.found}", error.next_step)
+    fault = last_good.fault(settings, topology, lambda bundle: sessions(bundle, topology, settings))
+    if fault is None:
+        return Check("job YAML", True, "names streams that are declared")
+    return Check("job YAML", False, fault.found, fault.next_step)
 
 
 def verdict(check: Check) -> str:

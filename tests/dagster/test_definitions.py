@@ -86,12 +86,12 @@ def test_a_job_is_one_session_in_one_process_and_one_at_a_time(defs: dg.Definiti
     assert node.definition.pool == "session_shop"
     assert job.executor_def.name == "session"
     assert job.tags["dagster/max_retries"] == "0"
-    assert job.run_config == {"ops": {"shop_session": {"config": {"rate": "100"}}}}
+    assert job.run_config == {"ops": {"shop_session": {"config": {"rate": 100}}}}
 
 
 def test_every_sensor_is_on_by_default_and_keepalive_can_be_set_off(shop: Settings, defs: dg.Definitions) -> None:
     sensors = {s.name: s.default_status for s in defs.sensors or []}  # type: ignore[union-attr]
-    others = {"watchdog", "session_failure", "stream_failure", "stream_health", "retention"}
+    others = {"watchdog", "session_failure", "stream_failure", "stream_health", "job_yaml", "retention"}
     assert sensors.keys() == {"keepalive_shop", *others}
     assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
     off = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keepalive": False})})
@@ -135,6 +135,57 @@ def test_a_stream_of_two_jobs_and_an_unknown_stream_are_refused(shop: Settings, 
     path.write_text(text + job.replace("    shop:", "    shop2:"))
     with pytest.raises(ConfigurationError, match="stream orders is run by job shop too"):
         definitions(shop.model_copy(update={"jobs": path}))
+
+
+def test_a_broken_job_yaml_keeps_the_last_good_definitions_and_says_file_and_line(
+    shop: Settings, tmp_path: Path
+) -> None:
+    """The location is loaded anew, as by a reload in the UI."""
+    assert shop.jobs is not None
+    good = shop.jobs.read_text()
+    own = shop.model_copy(update={"jobs": tmp_path / "own.yml"})
+    assert own.jobs is not None
+    own.jobs.write_text(good.replace("default: 100", "default: 55"))
+    definitions(own)
+    own.jobs.write_text(good.replace("pause_status: UNPAUSED", "pause: no"))
+    line = next(n for n, text in enumerate(own.jobs.read_text().split("\n"), 1) if "pause: no" in text)
+    ticks = Ticks(own, dg.DagsterInstance.ephemeral())
+    assert ticks.defs.resolve_job_def("shop").run_config == {"ops": {"shop_session": {"config": {"rate": 55}}}}
+    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+    with pytest.raises(
+        ConfigurationError, match=rf"own.yml:{line}: resources.jobs.shop.continuous.pause: is not known"
+    ):
+        ticks.tick("job_yaml")
+    now = time.time()
+    write_status(own, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
+    lease = acquire(own, "orders", purpose="session")
+    assert look(ticks)["orders"][1].startswith(
+        f"job YAML: the last good job YAML is used, because of {own.jobs}:{line}:"
+    )
+    lease.release()
+    for broken in (good + "\n  x: [", good.replace("orders,customers", "orders,oders"), "a: b"):
+        own.jobs.write_text(broken)
+        assert definitions(own).resolve_job_def("shop").run_config  # still those of before
+    own.jobs.write_text(good)
+    assert "can be used" in str(Ticks(own, ticks.instance).tick("job_yaml"))
+
+
+def test_without_good_definitions_of_before_a_broken_job_yaml_is_refused(shop: Settings, tmp_path: Path) -> None:
+    own = shop.model_copy(update={"jobs": tmp_path / "own.yml"})
+    assert own.jobs is not None
+    own.jobs.write_text("bundle: [")
+    with pytest.raises(ConfigurationError, match=r"own.yml:1: "):
+        definitions(own)
+    (shop.dagster_home).mkdir()
+    (shop.dagster_home / "jobs.json").write_text('{"of": "another version"}')
+    with pytest.raises(ConfigurationError, match=r"own.yml:1: "):
+        definitions(own)
+
+
+def test_a_number_in_the_launchpad_is_a_number_or_a_text(defs: dg.Definitions) -> None:
+    job = defs.resolve_job_def("shop")
+    for rate in (5, "5", 0.5):
+        assert dg.validate_run_config(job, {"ops": {"shop_session": {"config": {"rate": rate}}}})
 
 
 class Ticks:

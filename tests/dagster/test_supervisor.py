@@ -318,7 +318,7 @@ def test_parameters_of_the_run_reach_the_driver_and_a_sensor_s_run_respects_a_st
 ) -> None:
     job = definitions(shop, fake_command).resolve_job_def("shop")
     (shop.home / "exit").write_text("0")
-    config = {"ops": {"shop_session": {"config": {"rate": "7"}}}}
+    config = {"ops": {"shop_session": {"config": {"rate": 7}}}}
     assert execute(job, instance, run_config=config).is_success
     assert execute(job, instance, tags={"dagster/sensor_name": "keepalive_shop"}).is_success
     by_person, by_sensor = (s["arguments"] for s in starts(shop))
