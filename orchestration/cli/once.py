@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from orchestration.cli import FAILED
 from orchestration.cli.children import end, session_driver, wait
 from orchestration.cli.feed import feed_with_bar, summary
-from orchestration.cli.invocation import Invocation
+from orchestration.cli.invocation import Invocation, environment_name
 from orchestration.cli.output import Output, number, print_json, print_table, say
-from orchestration.cli.screen import Screen
 from orchestration.driver import BoundedLog
 from streaming_jobs.errors import RecourseError, UsageError
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 TRUTH_OF = "streaming_jobs.flows"
 """The package whose streams have a truth to be compared with."""
+BATCH = 40_000
+"""Records a batch, where nobody has set another number."""
 
 
 def run_once(call: Invocation, *, share: float, output: Output) -> int:
@@ -73,18 +74,21 @@ def feed_once(settings: Settings, share: float) -> None:
 
 def process(call: Invocation, streams: list[str]) -> None:
     """Run the streams in one session until they have read all there is; raises RecourseError if it fails."""
+    from orchestration.cli.catching_up import Bars, catching_up
     from orchestration.cli.observed import observe_all
 
     settings = call.settings
     log = BoundedLog(settings.logs / "session-once.log")
-    driver = session_driver(streams, call.environment(), log, trigger="available-now")
-    with Screen() as screen:
+    driver = session_driver(streams, {**_smaller_batches(call), **call.environment()}, log, trigger="available-now")
+    ahead = catching_up(settings, call.topology.select(streams))
+    with Bars() as bars:
         try:
             driver.start()
-            while (code := wait(driver, 1.0)) is None:
-                screen.show(observe_all(settings, streams))
+            bars.show(ahead.look(time.monotonic()))
+            while (code := wait(driver, 0.5)) is None:
+                bars.show(ahead.look(time.monotonic()))
                 log.trim()
-            screen.show(observe_all(settings, streams), last=True)
+            bars.show(ahead.look(time.monotonic()), last=True)
         finally:
             end(driver, max(settings.for_stream(s).stop_deadline.total_seconds() for s in streams) + 15)
     if code != 0:
@@ -92,6 +96,13 @@ def process(call: Invocation, streams: list[str]) -> None:
         raise SessionFailed(
             "\n  ".join([f"the session ended with exit code {code}", *errors]), f"its log is {log.path}"
         )
+
+
+def _smaller_batches(call: Invocation) -> dict[str, str]:
+    """So that a person sees the streams move: the default makes one batch of nearly all flights."""
+    key = "stream.max_offsets_per_trigger"
+    set_by_user = any(origin.key == key and origin.origin != "default" for origin in call.loaded.origins)
+    return {} if set_by_user else {environment_name(key): str(BATCH)}
 
 
 class SessionFailed(RecourseError):

@@ -14,6 +14,7 @@ import pytest
 
 from orchestration import cli
 from orchestration.cli import kafka, once, up
+from orchestration.cli.catching_up import CatchingUp
 from orchestration.cli.invocation import Invocation
 from orchestration.cli.observed import Observed
 from orchestration.cli.screen import Feeding, Screen, lines
@@ -257,6 +258,10 @@ def test_the_share_that_is_named_stands_for_just_so_many_records(records: int) -
     assert flights_in(float(once.share_of(records, TOTAL))) == records
 
 
+def nowhere(_: str) -> tuple[dict[str, dict[int, int]], None]:
+    return {}, None
+
+
 def test_a_session_that_fails_is_told_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +271,7 @@ def test_a_session_that_fails_is_told_with_its_log(
         return Driver([sys.executable, "-c", "raise SystemExit(78)"], environment, log)
 
     monkeypatch.setattr(once, "session_driver", failing)
+    monkeypatch.setattr("orchestration.cli.catching_up.catching_up", lambda *_: CatchingUp([], nowhere, {}, {}))
     with pytest.raises(once.SessionFailed, match="exit code 78") as failed:
         once.process(Invocation(), ["flights_clean"])
     assert "session-once.log" in failed.value.next_step

@@ -1,0 +1,175 @@
+"""How far streams have come on their way to the end of their topics: a bar each on a terminal, otherwise lines.
+
+Both numbers are real from the first second on: the end of the topics is asked for once, and the position is read from
+the streams' checkpoints, whatever their driver is doing. A rate and a remaining time are there with the first batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestration.cli.output import ago, number, say, stderr_console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from streaming_jobs.settings import Settings
+    from streaming_jobs.stream import Stream
+
+_WINDOW = 15.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One stream: records read and to be read in all, the batch under way, records a second of late, seconds left."""
+
+    stream: str
+    done: int
+    total: int
+    batch: int | None
+    rate: float | None
+    left: float | None
+
+    def __str__(self) -> str:
+        batch = "no batch yet" if self.batch is None else f"batch {self.batch}"
+        pace = "-" if self.rate is None else number(round(self.rate))
+        left = "-" if self.left is None else ago(self.left)
+        return (
+            f"{self.stream}: {number(self.done)} of {number(self.total)} records, {batch}, {pace} records/s, "
+            f"lag {number(self.total - self.done)}, {left} left"
+        )
+
+
+class Positions(Protocol):
+    """Where a stream is, from its files."""
+
+    def __call__(self, stream: str) -> tuple[Mapping[str, Mapping[int, int]], int | None]:
+        """The committed position by topic and partition, and the batch under way or, between two, the last one."""
+
+
+@dataclass
+class Pace:
+    """Records read by time, in seconds of a monotonic clock; the rate is that of the last 15 seconds."""
+
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, now: float, done: int) -> float | None:
+        """Take note of a position; the rate, or None before the first batch is done."""
+        if not self._seen or done != self._seen[-1][1]:
+            self._seen.append((now, done))
+        while len(self._seen) > 2 and now - self._seen[1][0] > _WINDOW:
+            self._seen.popleft()
+        (begun, first), (_, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (now - begun) if last > first and now > begun else None
+
+
+class CatchingUp:
+    """The streams of one session on their way to `ends` from `starts`, both by topic and partition."""
+
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        positions: Positions,
+        starts: Mapping[str, Mapping[int, int]],
+        ends: Mapping[str, Mapping[int, int]],
+    ) -> None:
+        self._streams, self._positions, self._starts, self._ends = streams, positions, starts, ends
+        self._paces = {stream.name: Pace() for stream in streams}
+
+    def look(self, now: float) -> list[Standing]:
+        """Where each one is at `now`, seconds of a monotonic clock."""
+        return [self._standing(stream, now) for stream in self._streams]
+
+    def _standing(self, stream: Stream, now: float) -> Standing:
+        position, batch = self._positions(stream.name)
+        done = total = 0
+        for topic in stream.sources.values():
+            for partition, end in self._ends.get(topic.name, {}).items():
+                start = self._starts.get(topic.name, {}).get(partition, 0)
+                at = position.get(topic.name, {}).get(partition, start)
+                total += max(end - start, 0)
+                done += max(min(at, end) - start, 0)
+        rate = self._paces[stream.name].add(now, done)
+        left = (total - done) / rate if rate else (0.0 if done == total else None)
+        return Standing(stream.name, done, total, batch, rate, left)
+
+
+def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
+    """Of these streams, to the ends that their topics have now; raises BrokerUnreachable."""
+    from streaming_jobs import generation as generations
+    from streaming_jobs.errors import PreflightRefused
+    from streaming_jobs.lag import position_on_disk
+    from streaming_jobs.platform.broker import bootstrap_servers
+    from streaming_jobs.sources.topics import Topics
+
+    topics = Topics.of(settings.kafka, bootstrap_servers(settings))
+    offsets = {name: topics.offsets(name) for name in {t.name for s in streams for t in s.sources.values()}}
+
+    def position(stream: str) -> tuple[Mapping[str, Mapping[int, int]], int | None]:
+        try:
+            record = generations.load(settings, stream)
+            at = position_on_disk(settings, stream) or {}
+            planned = generations.checkpoint(settings, stream, record.generation).last_planned if record else None
+        except PreflightRefused:  # the session says what is damaged, and ends with it
+            return {}, None
+        return at, planned
+
+    return CatchingUp(
+        streams,
+        position,
+        {name: each.earliest for name, each in offsets.items()},
+        {name: each.latest for name, each in offsets.items()},
+    )
+
+
+class Bars:
+    """Draws on stderr: a bar each on a terminal, otherwise a line each every `every` seconds."""
+
+    def __init__(self, *, every: float = 5.0) -> None:
+        self._every, self._next = every, 0.0
+        self._progress = _progress()
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, standings: Sequence[Standing], *, last: bool = False) -> None:
+        """Draw the state of now; `last` draws it though the last time is not long ago."""
+        if self._progress.disable:
+            if last or time.monotonic() >= self._next:
+                self._next = time.monotonic() + self._every
+                for standing in standings:
+                    say(str(standing))
+            return
+        for standing in standings:
+            told: dict[str, Any] = {
+                "batch": "-" if standing.batch is None else str(standing.batch),
+                "rate": "-" if standing.rate is None else number(round(standing.rate)),
+                "lag": number(standing.total - standing.done),
+                "left": "-" if standing.left is None else ago(standing.left),
+            }
+            if standing.stream not in self._tasks:
+                self._tasks[standing.stream] = self._progress.add_task(standing.stream, total=standing.total, **told)
+            self._progress.update(self._tasks[standing.stream], completed=standing.done, **told)
+
+
+def _progress() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = stderr_console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("batch {task.fields[batch]}, {task.fields[rate]} records/s, lag {task.fields[lag]}"),
+        TextColumn("{task.fields[left]} left"),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal)
