@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streaming_jobs import generation as generations
 from streaming_jobs import output_plans, savepoints
@@ -29,7 +29,7 @@ from streaming_jobs.sinks import dead_letters, deletes
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
 from streaming_jobs.sinks.order import POSITION_FIELD, TOPICS
 from streaming_jobs.sinks.upkeep import Upkeep
-from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.sources.kafka import KafkaSource, Observed
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state_words import differences
 from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns, checked_order
@@ -64,12 +64,33 @@ class BoundQuery:
         self._query = query
         self._ready.set()
 
-    def bad_records(self, observation: str) -> int:
-        """Bad records of one source in the plan that ran last (`Dataset.observe`)."""
+    def observed(self, observation: str) -> Observed:
+        """What was counted of one source in the plan that ran last (`Dataset.observe`)."""
+        found = self._execution().observedMetrics().get(observation)
+        if not found.isDefined():
+            return Observed()
+        row = found.get()
+        bad, *times = (None if row.isNullAt(i) else int(row.getLong(i)) for i in range(row.length()))
+        return Observed(bad or 0, *times)
+
+    def dropped_behind(self) -> int | None:
+        """The watermark (ms) behind which the state of the plan that ran last dropped rows; None: it dropped none."""
+        waiting, dropped, watermarks = [self._execution().executedPlan()], 0, [0]
+        while waiting:
+            node = waiting.pop()
+            children = node.children()
+            waiting += [children.apply(i) for i in range(children.size())]
+            metric = node.metrics().get("numRowsDroppedByWatermark")
+            if metric.isDefined():
+                dropped += int(metric.get().value())
+                mark = node.eventTimeWatermarkForLateEvents()
+                watermarks += [int(mark.get())] if mark.isDefined() else []
+        return max(watermarks) if dropped else None
+
+    def _execution(self) -> Any:
         if not self._ready.wait(30) or self._query is None:
             raise TransientError("the query did not report itself within 30 s")
-        found = self._query._jsq.streamingQuery().lastExecution().observedMetrics().get(observation)
-        return int(found.get().getLong(0)) if found.isDefined() else 0
+        return self._query._jsq.streamingQuery().lastExecution()
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from streaming_jobs.stream import Stream
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from streaming_jobs.sources.kafka import KafkaSource
+    from streaming_jobs.sources.kafka import KafkaSource, Observed
 
 log = structlog.get_logger()
 
@@ -44,10 +44,13 @@ class StopAtBorder(Exception):
 
 
 class Query(Protocol):
-    """What the pipeline asks of the running query: counts taken ahead of the stream's function."""
+    """What the pipeline asks of the running query about the batch whose plan has just run."""
 
-    def bad_records(self, observation: str) -> int:
-        """Bad records of one source in the batch whose plan has just run."""
+    def observed(self, observation: str) -> Observed:
+        """What was counted of one source, ahead of the stream's function."""
+
+    def dropped_behind(self) -> int | None:
+        """The watermark (ms since 1970) behind which state operators dropped rows; None if they dropped none."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class BatchReport:
     milliseconds: int
     version: int | None
     skipped: bool = False
+    newest_record: int | None = None
+    """The largest record timestamp of sources with an event time, in microseconds since 1970."""
 
     @property
     def batch(self) -> int:
@@ -80,6 +85,11 @@ class BatchReport:
     def dead_letters(self) -> int:
         """Dead letters it wrote."""
         return self.entry.rows.get("dead_letters", 0)
+
+    @property
+    def late(self) -> int:
+        """Records behind the watermark, if the stream's function dropped any of them."""
+        return self.entry.rows.get("late", 0)
 
 
 @dataclass
@@ -170,7 +180,8 @@ class BatchPipeline:
             self.before_commit()
             entry = self._commit_secondary(frame.sparkSession, entry, staged, path, held)
             crash_point("secondary_committed", self.stream.name, batch)
-            entry = replace(entry, rows={**entry.rows, "written": primary.rows})
+            late, newest_record = self._late(frame.sparkSession, entry)
+            entry = replace(entry, rows={**entry.rows, "written": primary.rows, **late})
             version = primary.commit(entry)
         if version is None:  # the primary was asked at the top: somebody else has written this batch since
             raise LedgerConflict(
@@ -179,7 +190,7 @@ class BatchPipeline:
             )
         crash_point("primary_committed", self.stream.name, batch)
         self._on_disk.state()
-        self._finish(entry, began, path, primary.committer, version)
+        self._finish(entry, began, path, primary.committer, version, newest_record=newest_record)
         for upkeep in self.upkeep:
             upkeep.after_commit()
 
@@ -318,6 +329,27 @@ class BatchPipeline:
         txns = {s.name: p.version for s in others if (p := s.position) is not None}
         return replace(entry, rows=rows, txns=txns, note=note)
 
+    def _late(self, spark: SparkSession, entry: LedgerEntry) -> tuple[dict[str, int], int | None]:
+        """Records at or behind the watermark, counted when the stream's state dropped some; and the newest timestamp.
+
+        Spark's own figure counts what partial aggregation has left of them. The range is read once more for the count,
+        so it is done only where the earliest event time says that there are any.
+        """
+        assert self.query is not None
+        ranges = {r.topic: r for r in entry.offsets}
+        timed = [s for s in self.sources if s.lateness is not None and ranges[s.topic.name].records]
+        seen = [(source, self.query.observed(source.observation)) for source in timed]
+        newest_record = max((o.newest for _, o in seen if o.newest is not None), default=None)
+        if not self.traits.stateful or not seen:
+            return {}, newest_record
+        watermark = int(self.checkpoint.metadata(entry.batch).get("batchWatermarkMs", 0))
+        behind = [source for source, o in seen if o.earliest is not None and o.earliest <= watermark * 1000]
+        watermark = (self.query.dropped_behind() or 0) if behind else 0
+        if not watermark:
+            return {}, newest_record
+        late = sum(source.late_records(spark, ranges[source.topic.name], watermark) for source in behind)
+        return ({"late": late} if late else {}), newest_record
+
     def _stage_letters(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, Staged], path: Route, held: ExitStack
     ) -> Staged | None:
@@ -327,7 +359,7 @@ class BatchPipeline:
         refused = [
             (source, ranges[source.topic.name], count)
             for source in self.sources
-            if ranges[source.topic.name].records and (count := self.query.bad_records(source.observation))
+            if ranges[source.topic.name].records and (count := self.query.observed(source.observation).bad)
         ]
         null_keys = [s.null_keys for s in staged.values() if s.null_keys is not None and s.null_keys.num_rows]
         if not refused and not null_keys:
@@ -358,6 +390,7 @@ class BatchPipeline:
         version: int | None,
         *,
         skipped: bool = False,
+        newest_record: int | None = None,
     ) -> None:
         tables = (self.primary, *self.secondary, *self.deletes.values(), self.dead_letters)
         self.ledger_file.append(entry, {t.name: t.handle.version() for t in tables}, time.monotonic() - began)
@@ -369,6 +402,7 @@ class BatchPipeline:
                 milliseconds=int((time.monotonic() - began) * 1000),
                 version=version,
                 skipped=skipped,
+                newest_record=newest_record,
             )
         )
 

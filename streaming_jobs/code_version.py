@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import MAX_AHEAD, Stream
 
 
 def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
@@ -56,7 +56,9 @@ def package_version() -> str:
 
 def _declared(stream: Stream) -> list[object]:
     sources = [
+        # The default bound is left out: code of before it existed keeps its version.
         (parameter, t.name, t.event_time, t.lateness, t.tombstones, t.value.schema.json())
+        + ((t.max_ahead,) if t.event_time and t.max_ahead != MAX_AHEAD else ())
         for parameter, t in stream.sources.items()
     ]
     sinks = [

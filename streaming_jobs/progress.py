@@ -58,11 +58,16 @@ class Status:
     """The moment up to which everything that came to the topics has been read."""
     watermark: str | None = None
     watermark_delay_s: float | None = None
+    watermark_ahead_s: float = 0.0
+    """How far the watermark lies after the newest record's own timestamp: records on time are then late."""
     state_rows: int | None = None
     state_mb: float | None = None
     rows_written: int = 0
     dead_letters: int = 0
+    late_rows: int = 0
+    """Records behind the watermark, of the batches whose state dropped some of them."""
     late_rows_dropped: int = 0
+    """Spark's own figure of what was dropped: result rows after partial aggregation, not records."""
     totals: Totals | None = None
     restarts: int = 0
     failures: int = 0
@@ -109,12 +114,21 @@ def update(status: Status, progress: dict[str, Any]) -> None:
     status.processed_rows_per_s = _number(progress.get("processedRowsPerSecond"))
     watermark = (progress.get("eventTime") or {}).get("watermark")
     if watermark and not watermark.startswith("1970-01-01T00:00:00"):
-        status.watermark = watermark
-        status.watermark_delay_s = round(time.time() - datetime.fromisoformat(watermark).astimezone(UTC).timestamp(), 1)
+        at = moment(watermark)
+        status.watermark = watermark if at is not None else None
+        status.watermark_delay_s = round(time.time() - at, 1) if at is not None else None
     operators = progress.get("stateOperators") or []
     if operators:
         status.state_rows = sum(o.get("numRowsTotal", 0) for o in operators)
         status.state_mb = round(sum(o.get("memoryUsedBytes", 0) for o in operators) / 2**20, 2)
+
+
+def moment(text: str) -> float | None:
+    """A time of Spark's, in seconds since 1970; None for one before the year 1 or after 9999, which Python has not."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def late_rows(progress: Mapping[str, Any]) -> int:

@@ -21,7 +21,7 @@ from streaming_jobs.generation import StreamRecord
 from streaming_jobs.lag import EndOffsets, LagClock, position_in
 from streaming_jobs.lease import Lease
 from streaming_jobs.preflight import enforce, verdicts
-from streaming_jobs.progress import Status, late_rows, update
+from streaming_jobs.progress import Status, late_rows, moment, update
 from streaming_jobs.retries import Retries
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.stream import Stream
@@ -71,6 +71,8 @@ class RunningStream:
     _restart_at: float | None = None
     _topics_checked: float = 0.0
     _seen_batch: int = -1
+    _newest_record: int | None = None
+    _warned: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.own = self.settings.for_stream(self.stream.name)
@@ -199,7 +201,30 @@ class RunningStream:
                 self._seen_batch = report.batchId
                 self.status.late_rows_dropped += late_rows(json.loads(report.json))
         update(self.status, json.loads(newest.json))
+        self._look_at_event_times()
         return True
+
+    def _look_at_event_times(self) -> None:
+        """Warn of a watermark that has run ahead of the records' own timestamps, and of rows dropped behind it."""
+        status, name = self.status, self.stream.name
+        at = moment(status.watermark) if status.watermark else None
+        status.watermark_ahead_s = max(at - self._newest_record / 1e6, 0.0) if at and self._newest_record else 0.0
+        said: dict[str, str] = {}
+        if status.watermark_ahead_s:
+            said["ahead"] = (
+                f"the watermark, {status.watermark}, lies {status.watermark_ahead_s:,.0f} s after the newest record's "
+                "own timestamp, so records on time are late: event times lie in the future (see max_ahead of the topic)"
+            )
+        if status.late_rows:
+            said["late"] = (
+                f"{status.late_rows:,} records since this session began were behind the watermark in batches that "
+                "dropped such rows; a longer lateness keeps them"
+            )
+        for kind, text in said.items():
+            if kind not in self._warned:
+                log.warning(text, stream=name)
+        status.warnings = [w for w in status.warnings if w not in self._warned.values()] + list(said.values())
+        self._warned = said
 
     def _start(self, spark: SparkSession) -> None:
         world = self.preflight()
@@ -252,9 +277,11 @@ class RunningStream:
         status.committed_at = time.time()
         self._position = {r.topic: r.end for r in done.entry.offsets}
         status.totals = (status.totals or Totals(status.started_at)).plus(done.entry)
+        self._newest_record = done.newest_record if done.newest_record is not None else self._newest_record
         if not done.skipped:
             status.rows_written += done.rows
             status.dead_letters += done.dead_letters
+            status.late_rows += done.late
         if done.entry.note:
             status.warnings = [*status.warnings, done.entry.note][-10:]
         log.info(

@@ -37,6 +37,9 @@ DELETED_AT_COLUMN = "_deleted_at"
 OWN_COLUMN = "recourse.column"
 """In a table's schema, the metadata of a column that Recourse has added."""
 
+MAX_AHEAD = "1 day"
+"""How far an event time may lie after its record's own timestamp, where a topic declares nothing else."""
+
 _OWN_COLUMNS = frozenset(
     {"__delete", "__reset", "__reset_at", "__topic", "__partition", "__offset", "__position", "__row", "__number"}
 )
@@ -71,14 +74,18 @@ class KafkaTopic:
 
     The function sees the fields of `value` as columns, and the struct `_source` (topic, partition, offset,
     timestamp, key, tombstone, and headers if `headers` is set). With `event_time`, the frame has a watermark of
-    `lateness` on that column. A record with a null value is a dead letter, or, with `tombstones="keep"`, a row
-    whose fields are all null and whose `_source.tombstone` is true. Only committed records are read.
+    `lateness` on that column, and a record whose event time lies more than `max_ahead` after the timestamp that Kafka
+    has of it is a dead letter (`event_time_ahead`), since it would move the watermark past all the others; None: no
+    such bound. A null event time moves nothing; windows leave its row out. A record with a null value is a dead
+    letter, or, with `tombstones="keep"`, a row whose fields are all null and whose `_source.tombstone` is true. Only
+    committed records are read.
     """
 
     name: str
     value: Format
     event_time: str | None = None
     lateness: str | None = None
+    max_ahead: str | None = MAX_AHEAD
     tombstones: Literal["dead_letter", "keep"] = "dead_letter"
     headers: bool = False
     description: str = ""
@@ -94,6 +101,8 @@ class KafkaTopic:
         object.__setattr__(self, "owners", checked_names(f"topic {self.name}", "owners", self.owners))
         if self.lateness is not None:
             parse_duration(self.lateness)
+        if self.max_ahead is not None:
+            parse_duration(self.max_ahead)
         fields = self.value.schema.fieldNames()
         if self.event_time is not None and self.event_time not in fields:
             raise UsageError(
@@ -107,6 +116,11 @@ class KafkaTopic:
     def delay(self) -> timedelta | None:
         """The declared watermark delay."""
         return parse_duration(self.lateness) if self.lateness else None
+
+    @property
+    def ahead(self) -> timedelta | None:
+        """How far after its record's timestamp an event time may lie; None where nothing bounds it."""
+        return parse_duration(self.max_ahead) if self.event_time and self.max_ahead else None
 
 
 @dataclass(frozen=True)

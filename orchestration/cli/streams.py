@@ -155,11 +155,19 @@ def ledger(
     name: Name,
     limit: Annotated[int, typer.Option(min=1, help="Entries, newest first.")] = 20,
     sink: Annotated[str | None, typer.Option(help="Another table of the stream than its primary one.")] = None,
+    changes: Annotated[
+        bool, typer.Option("--code-changes", help="Only the first batch that each version of the code wrote.")
+    ] = False,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print what a table's commits record: batch, offsets, rows, code. Reads the table's log, needs no Spark."""
+    """Print what a table's commits record: batch, offsets, rows, code. Needs no Spark.
+
+    Reads the table's log, and where that has been shortened the ledger file beside the state, which is kept for days.
+    """
     from streaming_jobs.errors import UsageError
     from streaming_jobs.ledger import entries
+    from streaming_jobs.ledger_history import FROM_FILE, code_changes, newest_entries
+    from streaming_jobs.world import ledger_file
 
     call = invocation(context)
     stream = call.topology[name]
@@ -167,7 +175,15 @@ def ledger(
     table = sink or stream.primary.name
     if table not in tables:
         raise UsageError(f"stream {name} has no table '{table}'", f"its tables are: {', '.join(tables)}")
-    found = entries(call.settings.tables / table, limit)
+    path, file = call.settings.tables / table, ledger_file(call.settings, name)
+    if table != stream.primary.name:
+        if changes:
+            raise UsageError("--code-changes is about the stream's primary table", "leave --sink out")
+        found = entries(path, limit)
+    else:
+        found = code_changes(path, file, name)[:limit] if changes else newest_entries(path, file, name, limit)
+    if output is Output.text and any(commit.operation == FROM_FILE for commit, _ in found):
+        say(f"the log of {table} has been shortened; what is older is from {file.folder}")
     if not found and output is Output.text:
         say(f"no batch is in the ledger of {table} yet")
         return
@@ -282,6 +298,7 @@ def _description(stream: Stream) -> dict[str, Any]:
                 "parameter": parameter,
                 "event_time": topic.event_time,
                 "lateness": topic.lateness,
+                "max_ahead": topic.max_ahead if topic.event_time else None,
                 "tombstones": topic.tombstones,
                 "columns": _columns(topic.value.schema),
             }
@@ -311,8 +328,9 @@ def _columns(schema: StructType) -> list[dict[str, Any]]:
 
 def _entry_json(commit: Commit, entry: LedgerEntry) -> dict[str, Any]:
     return {
-        "version": commit.version,
+        "version": commit.version if commit.version >= 0 else None,
         "at": _iso(commit.at),
+        "from": "ledger file" if commit.operation == "LEDGER FILE" else "table log",
         "kind": entry.kind,
         "stream": entry.stream,
         "table": entry.table,
@@ -332,7 +350,7 @@ def _entry_json(commit: Commit, entry: LedgerEntry) -> dict[str, Any]:
 
 def _entry_row(commit: Commit, entry: LedgerEntry) -> list[str]:
     return [
-        str(commit.version),
+        str(commit.version) if commit.version >= 0 else "-",
         _iso(commit.at)[:19].replace("T", " "),
         entry.kind,
         f"g{entry.generation:04d}",

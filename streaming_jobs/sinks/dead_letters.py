@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 from streaming_jobs.ledger import OffsetRange
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.staged import ArrowAppend, Staged, stage
+from streaming_jobs.sources.kafka import AHEAD
 from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _judge(source: KafkaSource) -> Callable[[Iterator[pa.RecordBatch]], Iterator
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = _arrow_schema()
         for batch in batches:
-            said = [diagnose(value) for value in batch.column("value").to_pylist()]
+            refused = zip(batch.column("value").to_pylist(), batch.column(AHEAD).to_pylist(), strict=True)
+            said = [diagnose(value) if ahead is None else ("event_time_ahead", ahead) for value, ahead in refused]
             columns = [batch.column(name) for name in _RECORD]
             columns += [pa.array([reason for reason, _ in said]), pa.array([detail for _, detail in said])]
             arrays = [array.cast(field.type) for array, field in zip(columns, schema, strict=True)]

@@ -2,6 +2,11 @@
 
 The streaming frame counts its bad records on the way (`observe`) and leaves them out; `bad_records` reads the
 batch's own offsets again and keeps nothing else. Both use the same decoding, so what one leaves out the other finds.
+So do late records: the frame notes the earliest event time of a batch, and `late_records` finds what lies behind the
+watermark.
+
+How far ahead an event time may be is measured against the record's own timestamp, not against the clock: a replay a
+year later gives the same verdict.
 """
 
 from __future__ import annotations
@@ -20,6 +25,23 @@ from streaming_jobs.stream import SOURCE_COLUMN, KafkaTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+
+AHEAD = "_ahead"
+"""Column of a refused record: what is wrong with its event time, or null where something else is."""
+_LONGEST_MS = 100_000 * 365 * 86_400_000
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was counted of one source in the batch whose plan ran last; times in microseconds since 1970.
+
+    `earliest` is the smallest event time, `newest` the largest record timestamp of the good records; None without one.
+    """
+
+    bad: int = 0
+    earliest: int | None = None
+    newest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,29 +66,42 @@ class KafkaSource:
             .option("maxOffsetsPerTrigger", max_offsets)
             .load()
         )
-        judged = self._judged(raw).observe(self.observation, F.count_if(F.col("_bad")).alias("bad"))
+        judged = self._judged(raw)
+        judged = judged.observe(self.observation, *self._counted())
         frame = judged.where(~F.col("_bad")).select("_record.*", self._position().alias(SOURCE_COLUMN))
         if self.topic.event_time and self.lateness is not None:
             frame = frame.withWatermark(self.topic.event_time, f"{milliseconds(self.lateness)} milliseconds")
         return frame
 
     def bad_records(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
-        """The refused records of a range: topic, partition, offset, timestamp, key, value, headers."""
-        raw = (
-            spark.read.format("kafka")
-            .options(**self._options(headers=True))
-            .option("startingOffsets", json.dumps({self.topic.name: _whole(offsets)}))
-            .option("endingOffsets", json.dumps({self.topic.name: offsets.end}))
-            .load()
-        )
-        columns = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+        """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, and AHEAD."""
+        raw = self._again(spark, offsets)
+        columns = ("topic", "partition", "offset", "timestamp", "key", "value", "headers", AHEAD)
         return self._judged(raw).where("_bad").select(*columns)
+
+    def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
+        """Good records of a range whose event time is at or behind a watermark."""
+        event = self._event()
+        if event is None:
+            return 0
+        late = F.unix_micros(event) <= F.lit(watermark_ms * 1000)
+        return self._judged(self._again(spark, offsets)).where(~F.col("_bad") & late).count()
 
     def diagnose(self, value: bytes | None) -> tuple[str, str]:
         """Reason and detail of why a record's value is refused."""
         if value is None:
             return "tombstone", "the value is null and the stream does not take tombstones"
         return self.topic.value.diagnose(value)
+
+    def _again(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
+        """The records of a range as a batch."""
+        return (
+            spark.read.format("kafka")
+            .options(**self._options(headers=True))
+            .option("startingOffsets", json.dumps({self.topic.name: _whole(offsets)}))
+            .option("endingOffsets", json.dumps({self.topic.name: offsets.end}))
+            .load()
+        )
 
     def _options(self, *, headers: bool) -> dict[str, str]:
         return {
@@ -78,9 +113,40 @@ class KafkaSource:
         }
 
     def _judged(self, raw: DataFrame) -> DataFrame:
+        """The decoded records with `_bad`, and in AHEAD what is said of an event time that is too far ahead."""
         decoded = self.topic.value.decode(raw, "value")
         refuse_null = F.lit(self.topic.tombstones == "dead_letter")
-        return decoded.withColumn("_bad", F.when(F.col("value").isNull(), refuse_null).otherwise(F.col("_bad")))
+        judged = decoded.withColumn("_bad", F.when(F.col("value").isNull(), refuse_null).otherwise(F.col("_bad")))
+        event, bound = self._event(), self.topic.ahead
+        if event is None or bound is None:
+            return judged.withColumn(AHEAD, F.lit(None).cast("string"))
+        stamp = F.unix_micros(F.col("timestamp"))
+        # try_add: the timestamp is the producer's word. A negative one says that there is none.
+        latest = F.try_add(stamp, F.lit(min(milliseconds(bound), _LONGEST_MS) * 1000))
+        ahead = ~F.col("_bad") & (stamp >= 0) & (F.unix_micros(event) > latest)
+        words = F.concat(
+            F.lit(f"field '{self.topic.event_time}' is "),
+            event.cast("string"),
+            F.lit(f", more than {self.topic.max_ahead} after the record's own timestamp, "),
+            F.col("timestamp").cast("string"),
+        )
+        judged = judged.withColumn(AHEAD, F.when(ahead, words))
+        return judged.withColumn("_bad", F.col("_bad") | F.col(AHEAD).isNotNull())
+
+    def _event(self) -> Column | None:
+        """The event time of a decoded record; a time without a zone is UTC."""
+        return F.col("_record")[self.topic.event_time].cast("timestamp") if self.topic.event_time else None
+
+    def _counted(self) -> list[Column]:
+        """What is observed of a batch, in the order of `Observed`."""
+        bad, event = F.col("_bad"), self._event()
+        counted = [F.count_if(bad).alias("bad")]
+        if event is not None and self.lateness is not None:
+            counted += [
+                F.min(F.when(~bad, F.unix_micros(event))).alias("earliest"),
+                F.max(F.when(~bad, F.unix_micros("timestamp"))).alias("newest"),
+            ]
+        return counted
 
     def _position(self) -> Column:
         columns = [F.col(c) for c in ("topic", "partition", "offset", "timestamp", "key")]

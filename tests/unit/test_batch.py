@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from streaming_jobs import crash
 from streaming_jobs.batch import BatchPipeline, StopAtBorder
 from streaming_jobs.errors import CommitRefused, Fenced, LedgerConflict, OffsetsLost, TransientError
 from streaming_jobs.generation import checkpoint
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn, newest, walk
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest, walk
 from streaming_jobs.plan import PlanTraits
 from streaming_jobs.route import Attempts, choose_path
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.staged import ArrowAppend
+from streaming_jobs.sources.kafka import Observed
 from tests.conftest import SettingsFactory
 from tests.unit.worlds import (
     CODE,
@@ -148,6 +150,12 @@ class Source:
 
     topic: Any = THINGS
     observation: str = "recourse_things"
+    lateness: timedelta | None = timedelta(seconds=10)
+
+    def late_records(self, spark: None, offsets: OffsetRange, watermark_ms: int) -> int:
+        """Reads the batch's own range again."""
+        assert offsets.records == 15
+        return watermark_ms // 1000
 
 
 class Driver:
@@ -156,6 +164,8 @@ class Driver:
     def __init__(self, disk: Disk, monkeypatch: pytest.MonkeyPatch, code: CodeVersion = CODE) -> None:
         self.disk, self.log, self.reports = disk, [], []  # type: tuple[Disk, list[str], list[BatchReport]]
         self.bad = 0
+        self.earliest: int | None = 5_000_000
+        self.watermark: int | None = None
         self.null_keys: pa.Table | None = None
         self.null_keys_of = PRIMARY
         self.ways: list[tuple[bool, bool]] = []
@@ -185,9 +195,13 @@ class Driver:
         monkeypatch.setattr(batches, "stage_dead_letters", self.stage_dead_letters)
         monkeypatch.setattr(batches, "crash_point", lambda name, _, number: self.log.append(f"{name} {number}"))
 
-    def bad_records(self, observation: str) -> int:
+    def observed(self, observation: str) -> Observed:
         assert observation == "recourse_things"
-        return self.bad
+        return Observed(self.bad, self.earliest, 7_000_000)
+
+    def dropped_behind(self) -> int | None:
+        self.log.append("ask for dropped rows")
+        return self.watermark
 
     def stage(self, sink: DeltaSink, frame: Frame, *, driver: bool, spark_commits: bool, **_: Any) -> Recorded:
         self.log.append(f"stage {sink.name}")
@@ -625,3 +639,31 @@ def test_a_test_can_kill_at_one_point_of_one_batch_and_nothing_else_dies(monkeyp
     ):
         crash.crash_point(name, stream, number)
     assert killed == [9]
+
+
+@pytest.mark.parametrize(
+    ("earliest", "watermark_ms", "dropped_behind", "late"),
+    [
+        (5_000_000, 6_000, 6_000, 6),
+        (5_000_000, 6_000, 4_000, 4),  # Spark judges late rows by the watermark of the batch before
+        (5_000_000, 6_000, None, 0),  # behind the watermark, and nothing was dropped: their windows are open
+        (5_000_000, 4_999, 4_999, 0),
+        (None, 6_000, 6_000, 0),  # no event time at all
+    ],
+)
+def test_records_behind_the_watermark_are_counted_when_state_dropped_some(
+    disk: Disk, start: Start, earliest: int | None, watermark_ms: int, dropped_behind: int | None, late: int
+) -> None:
+    driver = start()
+    driver.pipeline.traits = STATE
+    driver.earliest, driver.watermark = earliest, dropped_behind
+    disk.plan(0)
+    path = disk.folder / "offsets" / "0"
+    path.write_text(path.read_text().replace('"batchWatermarkMs": 0', f'"batchWatermarkMs": {watermark_ms}'))
+    driver.run(0)
+    assert driver.reports[-1].late == newest_entry(disk, PRIMARY).rows.get("late", 0) == late
+    kept = disk.ledger_file.newest(STREAM)
+    assert kept is not None and kept[0].rows.get("late", 0) == late
+    assert driver.reports[-1].newest_record == 7_000_000
+    behind = earliest is not None and earliest <= watermark_ms * 1000
+    assert ("ask for dropped rows" in driver.log) == behind, "the plan is looked through only if there may be some"

@@ -20,6 +20,7 @@ from streaming_jobs.lease import Owner, acquire, take
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
 from streaming_jobs.progress import Status, write_status
 from streaming_jobs.settings import Settings
+from streaming_jobs.world import ledger_file
 
 FLOWS = '''
 from pyspark.sql import types as t
@@ -307,6 +308,29 @@ def test_ledger_reads_another_table_of_the_stream(settings: Settings, capsys: py
     assert found["batch"] == 3
     assert cli.main(["streams", "ledger", "count", "--sink", "all_words"]) == 2
     assert "its tables are: counts, count_dead_letters" in capsys.readouterr().err
+
+
+def test_ledger_goes_on_in_the_file_beside_the_state_where_the_log_was_shortened(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """500 versions are minutes at some rates; what the code was an hour ago has to be seen all the same."""
+    file = ledger_file(settings, "count")
+    codes = {0: "0ld0", 1: "0ld0", 2: "bad1", 3: "bad1", 4: "bad1", 5: "new2", 6: "new2"}
+    made = {batch: replace(entry(batch), code=CodeVersion(code, "1.0")) for batch, code in codes.items()}
+    for batch in range(7):
+        file.append(made[batch], {"counts": batch})
+    for batch in (4, 5, 6):
+        commit(settings.tables / "counts", batch, made[batch])
+    found = json_of(capsys, "ledger", "count")
+    assert [(f["batch"], f["version"], f["from"]) for f in found] == [
+        *((batch, batch, "table log") for batch in (6, 5, 4)),
+        *((batch, batch, "ledger file") for batch in (3, 2, 1, 0)),
+    ]
+    assert len(json_of(capsys, "ledger", "count", "--limit", "5")) == 5
+    changes = json_of(capsys, "ledger", "count", "--code-changes")
+    assert [(f["batch"], f["code"]["hash"]) for f in changes] == [(5, "new2"), (2, "bad1"), (0, "0ld0")]  # type: ignore[index]
+    assert cli.main(["streams", "ledger", "count"]) == 0
+    assert "the log of counts has been shortened" in capsys.readouterr().err
 
 
 def test_ledger_of_a_table_without_batches_is_empty(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,13 +7,14 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from streaming_jobs.code_version import code_version, package_version
+from streaming_jobs.code_version import _declared, code_version, package_version
 from streaming_jobs.stream import DeltaTable, Stream, stream
-from tests.things import THINGS
+from tests.things import THINGS, plain, windows
 
 FLOW = '''
 """Streams."""
@@ -170,3 +171,14 @@ def test_a_lambda_whose_lines_are_no_statement_of_their_own_has_a_version_too() 
         name="s",
     )(lambda things: things.select("n"))
     assert code_version(one, []) != code_version(other, [])
+
+
+def test_another_bound_on_event_times_is_another_version_and_the_default_one_is_none() -> None:
+    """Code of before there was a bound keeps its version: no savepoint, and nothing to explain."""
+    flows = ["tests.things"]
+    bounded = replace(windows, sources={"things": replace(THINGS, max_ahead="1 hour")})
+    assert code_version(bounded, flows).hash != code_version(windows, flows).hash
+    assert "1 day" not in repr(_declared(windows)) and "1 hour" in repr(_declared(bounded))
+    untimed = replace(plain, sources={"things": replace(THINGS, event_time=None, lateness=None)})
+    same = replace(untimed, sources={"things": replace(untimed.sources["things"], max_ahead=None)})
+    assert code_version(untimed, flows).hash == code_version(same, flows).hash

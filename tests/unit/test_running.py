@@ -35,6 +35,7 @@ from streaming_jobs.ledger import LedgerEntry, OffsetRange
 from streaming_jobs.progress import Status, late_rows, read_status, update, write_status
 from streaming_jobs.running import RunningStream
 from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.sources.kafka import Observed
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.surroundings import World
 from tests.conftest import SettingsFactory
@@ -307,18 +308,18 @@ def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
         def get(self, name: str | None = None) -> Any:
             if name is not None:
                 return Metrics({"recourse_things": 4}.get(name))
-            return SimpleNamespace(getLong=lambda _: self.found)
+            return SimpleNamespace(length=lambda: 2, isNullAt=lambda i: i == 1, getLong=lambda _: self.found)
 
     execution = SimpleNamespace(observedMetrics=lambda: Metrics(0))
     java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
     handle, found = BoundQuery(), []
-    asking = threading.Thread(target=lambda: found.append(handle.bad_records("recourse_things")))
+    asking = threading.Thread(target=lambda: found.append(handle.observed("recourse_things")))
     asking.start()
     assert not found
     handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
     asking.join(5)
-    assert found == [4]
-    assert handle.bad_records("recourse_others") == 0
+    assert found == [Observed(4, None)]
+    assert handle.observed("recourse_others") == Observed()
 
 
 # a stream in its session

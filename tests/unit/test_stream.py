@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -191,3 +192,13 @@ def test_a_table_with_keys_is_an_upsert_and_lists_become_tuples() -> None:
 def test_a_field_of_the_format_may_have_any_other_name() -> None:
     value = NoBytes(StructType([StructField("a b", StringType())]))
     assert KafkaTopic("t", value=value).value.schema.fieldNames() == ["a b"]
+
+
+def test_how_far_ahead_an_event_time_may_lie_is_declared_with_it() -> None:
+    made = KafkaTopic("t", value=NoBytes(), event_time="n", lateness="6 hours")
+    assert made.ahead == timedelta(days=1)
+    assert replace(made, max_ahead="10 minutes").ahead == timedelta(minutes=10)
+    assert replace(made, max_ahead=None).ahead is None
+    assert KafkaTopic("t", value=NoBytes()).ahead is None, "there is no event time"
+    with pytest.raises(ConfigurationError, match="is not a duration"):
+        replace(made, max_ahead="soon")
