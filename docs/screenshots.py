@@ -1,7 +1,8 @@
 """Take the pictures that the docs show from a running UI: `python docs/screenshots.py [URL] [--into docs/images]`.
 
 Needs `recourse up` with the flights streams at work for a minute or two, Chromium, and the package playwright
-(not a part of our dependencies). Writes lineage.png, plots.png and run.png.
+(not a part of our dependencies). Writes lineage.png, plots.png and run.png; with `--only health-red` or
+`--only health-green` the catalog as it is now, to be taken after a driver was killed, and after its restart.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from orchestration.client import DagsterClient
 JOB = "flights"
 TABLE = "carrier_totals"
 WIDTH = 1500
-HEIGHTS = {"lineage": 1400, "plots": 1300, "run": 900}
+HEIGHTS = {"lineage": 1400, "plots": 1300, "run": 900, "health-red": 620, "health-green": 620}
+USUAL = ("lineage", "plots", "run")
 PATIENCE = 120_000
 """Milliseconds; a busy machine takes a minute to draw the first page."""
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
 
 
 def main() -> None:
@@ -29,6 +34,7 @@ def main() -> None:
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:3000")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "images")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--only", choices=sorted(HEIGHTS), nargs="+", default=list(USUAL))
     options = parser.parse_args()
     options.into.mkdir(parents=True, exist_ok=True)
     run_id = newest_run(options.url)
@@ -39,10 +45,12 @@ def main() -> None:
             "lineage": lambda: lineage(page, options.url),
             "plots": lambda: plots(page, options.url),
             "run": lambda: run(page, options.url, run_id),
+            "health-red": lambda: health(page, options.url),
+            "health-green": lambda: health(page, options.url),
         }
-        for name, take in shots.items():
+        for name in options.only:
             page.set_viewport_size({"width": WIDTH, "height": HEIGHTS[name]})
-            take()
+            shots[name]()
             path = options.into / f"{name}.png"
             page.screenshot(path=str(path))
             print(path)
@@ -65,6 +73,13 @@ def lineage(page: Page, url: str) -> None:
     page.wait_for_timeout(4_000)
 
 
+def health(page: Page, url: str) -> None:
+    """The catalog: every table with its state."""
+    page.goto(f"{url}/assets")
+    page.wait_for_selector(f"text={TABLE}", timeout=PATIENCE)
+    page.wait_for_timeout(8_000)
+
+
 def plots(page: Page, url: str) -> None:
     """One table's figures over time."""
     page.goto(f"{url}/assets/{TABLE}?view=overview")
@@ -80,7 +95,7 @@ def plots(page: Page, url: str) -> None:
 def run(page: Page, url: str, run_id: str) -> None:
     """A session's page: its events and log."""
     page.goto(f"{url}/runs/{run_id}")
-    page.wait_for_selector("text=ASSET_OBSERVATION", timeout=PATIENCE)
+    page.wait_for_selector("text=its log", timeout=PATIENCE)
     page.wait_for_timeout(3_000)
 
 

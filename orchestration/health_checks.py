@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from orchestration.decisions import should_run
-from orchestration.events import NO_RUN
+from orchestration.events import NO_RUN, not_being_made
 from orchestration.job_yaml import Continuous
 from orchestration.last_good import Fault
 from orchestration.reporting import table_key
@@ -136,6 +136,7 @@ class HealthChecks:
             now = time.time()
             found = self.verdicts(context.instance, now)
             told = to_tell(context.instance, found, now)
+            _show_red(context.instance, found)
             red = sorted({verdict.text for verdict in found.values() if not verdict.passed})
             # A tick that reports something is kept like one that did nothing, so it says what there is to say.
             return dg.SensorResult(asset_events=told, skip_reason="; ".join(red) or "every stream is well")
@@ -184,6 +185,16 @@ def to_tell(
     """The verdicts that Dagster does not know yet, or was told of long ago."""
     known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(verdicts))
     return [found.evaluation(key) for key, found in verdicts.items() if not _is_known(known.get(key), found, now)]
+
+
+def _show_red(instance: dg.DagsterInstance, verdicts: Mapping[dg.AssetCheckKey, Verdict]) -> None:
+    """A table whose next session is only queued or starting is shown as being made, whatever its check says."""
+    for key, found in verdicts.items():
+        if found.passed or found.severity is not dg.AssetCheckSeverity.ERROR:
+            continue
+        planned = instance.get_latest_planned_materialization_info(key.asset_key)
+        if planned is not None and planned.run_id != NO_RUN:
+            not_being_made(instance, [key.asset_key])
 
 
 def _is_known(record: Any, found: Verdict, now: float) -> bool:

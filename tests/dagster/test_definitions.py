@@ -371,7 +371,10 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
     assert look(ticks) == {}
     now = time.time()
     write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
+    ticks.run(dg.DagsterRunStatus.QUEUED)  # the next session plans to materialise the table: that must not hide it
     assert look(ticks) == {"orders": (False, "red: dead")}
+    planned = ticks.instance.get_latest_planned_materialization_info(table_key("orders"))
+    assert planned is not None and planned.run_id == ""
     assert look(ticks) == {}
     lease = acquire(ticks.settings, "orders", purpose="session")
     assert look(ticks) == {"orders": (True, "well")}
