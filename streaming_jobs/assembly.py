@@ -20,6 +20,7 @@ from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import function_raised
 from streaming_jobs.generation import BoundTable, BoundTopic, StreamRecord
+from streaming_jobs.pace import Pace
 from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.preflight import primary_has
 from streaming_jobs.route import Attempts
@@ -326,6 +327,7 @@ class Assembly:
             report=self.report,
             between=Keeper(self.settings, record).after,
             query=handle,
+            pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
         )
 
 

@@ -22,6 +22,7 @@ from streaming_jobs.crash import crash_point
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, newest
 from streaming_jobs.ledger_file import LedgerFile
+from streaming_jobs.pace import Pace
 from streaming_jobs.plan import PlanTraits
 from streaming_jobs.route import Attempts, Route, choose_path
 from streaming_jobs.settings import StreamSettings
@@ -119,6 +120,7 @@ class BatchPipeline:
     between: Callable[[int], None]
     deletes: Mapping[str, DeltaSink] = field(default_factory=dict)
     query: Query | None = None
+    pace: Pace | None = None
     failure: BaseException | None = None
     stopped_at_border: bool = False
     in_batch: bool = False
@@ -138,8 +140,10 @@ class BatchPipeline:
             if self.stop.is_set():
                 raise StopAtBorder
             self.between(batch - 1)
+            started = time.monotonic()
             self._run(frame, batch)
             self.unfinished = None
+            self._pause(batch, started)
         except StopAtBorder:
             self.stopped_at_border = True
             raise
@@ -193,6 +197,12 @@ class BatchPipeline:
         self._finish(entry, began, path, primary.committer, version, newest_record=newest_record)
         for upkeep in self.upkeep:
             upkeep.after_commit()
+
+    def _pause(self, batch: int, started: float) -> None:
+        """Wait while few records come; whoever asks for a stop ends the wait."""
+        if self.pace is not None and not self.stop.is_set():
+            records = sum(r.records for r in self._ranges(batch))
+            self.stop.wait(self.pace.after(records, started))
 
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:
         """The rows of this batch are in the tables; its state may not be in the checkpoint, so it is computed again."""

@@ -26,6 +26,7 @@ CONFIG_FILE = "recourse.toml"
 _NO_SETTINGS = ("RECOURSE_CONFIG", "RECOURSE_CRASH", "RECOURSE_RUN_ID", "RECOURSE_PARENT")
 """Variables that mean something, but set nothing."""
 Pace = Literal["live", "economy"]
+_MAX_PAUSE: dict[Pace, timedelta] = {"live": timedelta(seconds=2), "economy": timedelta(seconds=5)}
 _COMMIT_INTERVAL: dict[Pace, timedelta] = {"live": timedelta(milliseconds=20), "economy": timedelta(milliseconds=500)}
 
 
@@ -114,6 +115,7 @@ class StreamSettings(_Section):
     pace: Pace = Field("live", description="live: batches follow each other; economy: two a second, half the cores")
     min_commit_interval: Duration | None = Field(None, description="at most one batch in this time; default by pace")
     min_upsert_interval: Duration | None = Field(None, description="the same for upserts, which rewrite files")
+    max_pause: Duration | None = Field(None, description="wait after a batch while few records come; default by pace")
     committer: Literal["auto", "direct", "spark"] = Field(
         "auto", description="who commits to Delta tables: direct is delta-rs, spark is delta-spark"
     )
@@ -134,6 +136,11 @@ class StreamSettings(_Section):
             (value for value in (own, self.min_commit_interval) if value is not None), _COMMIT_INTERVAL[self.pace]
         )
 
+    @property
+    def longest_wait(self) -> timedelta:
+        """The longest pause after a batch while few records come (`streaming_jobs/pace.py`)."""
+        return _MAX_PAUSE[self.pace] if self.max_pause is None else self.max_pause
+
 
 class StreamOverrides(_Section):
     """One stream's own values; what is not set comes from the section `stream`."""
@@ -145,6 +152,7 @@ class StreamOverrides(_Section):
     pace: Pace | None = None
     min_commit_interval: Duration | None = None
     min_upsert_interval: Duration | None = None
+    max_pause: Duration | None = None
     committer: Literal["auto", "direct", "spark"] | None = None
     path: Literal["auto", "driver", "executor"] | None = None
     driver_path_max_mb: int | None = Field(None, gt=0)

@@ -24,6 +24,7 @@ LATENESS = "5 days"
 _VALUES: Mapping[str, Any] = {
     "flows": ["streaming_jobs.flows", "streaming_jobs.proof.flows"],
     "stream.min_commit_interval": "200 ms",
+    "stream.max_pause": "0 seconds",  # a kill shall find a batch
     "streams.airport_hours.lateness": LATENESS,
     "table.log_retention": "30 days",  # the proof reads every entry of the run
     "table.log_versions": 0,

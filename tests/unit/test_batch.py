@@ -6,6 +6,7 @@ The fakes are Spark's alone: a frame is rows in memory, and staging hands them t
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -22,6 +23,7 @@ from streaming_jobs.batch import BatchPipeline, StopAtBorder
 from streaming_jobs.errors import CommitRefused, Fenced, LedgerConflict, OffsetsLost, TransientError
 from streaming_jobs.generation import checkpoint
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest, walk
+from streaming_jobs.pace import Pace
 from streaming_jobs.plan import PlanTraits
 from streaming_jobs.route import Attempts, choose_path
 from streaming_jobs.settings import StreamSettings
@@ -667,3 +669,21 @@ def test_records_behind_the_watermark_are_counted_when_state_dropped_some(
     assert driver.reports[-1].newest_record == 7_000_000
     behind = earliest is not None and earliest <= watermark_ms * 1000
     assert ("ask for dropped rows" in driver.log) == behind, "the plan is looked through only if there may be some"
+
+
+def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: Start) -> None:
+    driver = start()
+    waits: list[float] = []
+    driver.pipeline.stop.wait = waits.append  # type: ignore[method-assign,assignment]
+    driver.run(0)
+    assert waits == [], "no pace, no pause: a replay goes on at once"
+    driver.pipeline.pace = Pace(timedelta(seconds=0.001))
+    driver.run(1)
+    assert waits == [pytest.approx(0.001, rel=0.1)]
+    assert driver.log[-1] == "upkeep", "the pause comes after everything that the batch does"
+    driver = start()
+    driver.pipeline.pace = Pace(timedelta(seconds=60))
+    driver.pipeline.report = lambda _: driver.pipeline.stop.set()
+    began = time.monotonic()
+    driver.run(2)
+    assert time.monotonic() - began < 30
