@@ -7,6 +7,7 @@ person has accepted. It is replaced whole and on disk before anything relies on 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -157,6 +158,18 @@ def load(settings: Settings, stream: str) -> StreamRecord | None:
 def save(settings: Settings, record: StreamRecord) -> None:
     """Write the record so that it is on disk when this returns."""
     write_json(private_folder(folder(settings, record.stream)) / "stream.json", {"format": FORMAT, **asdict(record)})
+
+
+def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:
+    """Remove the checkpoints of generations that are over but the newest `keep`; the names that went.
+
+    An undo or an abort goes to a savepoint and needs none of them. The caller holds the lease.
+    """
+    over = [checkpoint(settings, record.stream, each.number).folder for each in record.generations[:-1]]
+    gone = [place for place in over[: max(len(over) - keep, 0)] if place.is_dir()]
+    for place in gone:
+        shutil.rmtree(place)
+    return [place.name for place in gone]
 
 
 def first(stream: str) -> StreamRecord:

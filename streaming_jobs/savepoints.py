@@ -238,6 +238,7 @@ def try_take(settings: Settings, record: StreamRecord, batch: int, reason: Reaso
     try:
         taken = take(settings, record, batch, reason, note)
         prune(settings, record.stream)
+        generations.prune(settings, record, settings.savepoint.keep_generations)
     except (OSError, RecourseError, DeltaError, ValueError, KeyError) as error:
         log.warning("no savepoint was taken", stream=record.stream, batch=batch, reason=str(error)[:300])
         return None

@@ -97,6 +97,14 @@ class FeederThread:
             self._thread.join(deadline)
 
     def _run(self) -> None:
+        from streaming_jobs.flights import dataset
+
+        try:
+            self._feed_all()
+        finally:
+            dataset.release()
+
+    def _feed_all(self) -> None:
         from streaming_jobs.errors import TransientError
 
         while not self._ended.is_set():

@@ -118,19 +118,12 @@ def list_generations(context: typer.Context, stream: Name, output: OutputOption 
 @generations_app.command(short_help="Remove the checkpoints of generations that are over.")
 def prune(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Remove the checkpoints of generations that are over; savepoints hold what an undo needs."""
-    import shutil
-
     from streaming_jobs import generation
     from streaming_jobs.lease import take
 
     call = invocation(context)
     name = call.topology.select([stream])[0].name
-    gone = []
     with take(call.settings, name, purpose="generations prune", wait=2.0):
         record = generation.load(call.settings, name)
-        for each in record.generations[:-1] if record else ():
-            place = generation.checkpoint(call.settings, name, each.number).folder
-            if place.is_dir():
-                shutil.rmtree(place)
-                gone.append(f"g{each.number:04d}")
+        gone = generation.prune(call.settings, record, 0) if record else []
     show(output, gone, lambda: say(f"removed {', '.join(gone)}" if gone else "nothing to remove"))

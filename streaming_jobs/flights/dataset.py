@@ -12,7 +12,10 @@ the order of the package's file; so event time comes out of order by as much as 
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib.util
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -81,6 +84,15 @@ def partitions(count: int) -> NDArray[np.int64]:
     keys = _keys(_departures())
     known = {key: partition_of(key, count) for key in set(keys)}
     return np.fromiter((known[key] for key in keys), dtype=np.int64, count=len(keys))
+
+
+def release() -> None:
+    """Give back the memory that the flights take in this process; they are built anew when they are asked for again."""
+    _departures.cache_clear()
+    partitions.cache_clear()
+    gc.collect()
+    with suppress(OSError, AttributeError):  # only glibc keeps what was freed until it is told
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def airlines() -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,6 +26,7 @@ from streaming_jobs.health import Health, Reason
 from streaming_jobs.lease import Owner
 from streaming_jobs.progress import Status
 from streaming_jobs.settings import Settings
+from tests.conftest import SettingsFactory
 
 Events = list[str]
 
@@ -332,3 +334,17 @@ def test_a_command_without_a_broker_starts_one_for_itself(
     with pytest.raises(UsageError), kafka.broker_for_command(configured):
         raise UsageError("what the block raises comes through")
     assert "embedded broker" in capsys.readouterr().err
+
+
+def test_the_feeder_gives_its_memory_back_when_it_has_ended(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestration.cli.feed import FeederThread
+
+    done = threading.Event()
+    monkeypatch.setattr("streaming_jobs.flights.dataset.release", done.set)
+    there = SimpleNamespace(complete=True, total=5)
+    monkeypatch.setattr("streaming_jobs.flights.feeder.survey", lambda settings, share: there)
+    feeder = FeederThread(settings(), rate=1.0, share=1.0)
+    feeder.start()
+    assert done.wait(10) and feeder.state.state == "done"

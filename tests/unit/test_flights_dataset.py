@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
@@ -159,3 +161,25 @@ def test_static_tables_are_at_hand() -> None:
     assert {"EWR", "JFK", "LGA"} <= set(dataset.airports()["faa"])
     assert len(dataset.planes()) == 3_322
     assert set(dataset.weather()["origin"]) == {"EWR", "JFK", "LGA"}
+
+
+def test_the_memory_of_the_flights_is_given_back() -> None:
+    """In a process of its own: what others have allocated would decide otherwise."""
+    script = """
+import psutil
+from streaming_jobs.flights import dataset, feeder
+size = lambda: psutil.Process().memory_info().rss / 2**20
+dataset.read("airlines.csv")
+before = size()
+records = dataset.records(1.0)
+dataset.partitions(4)
+held = size()
+del records
+dataset.release()
+print(held - before, size() - before)
+assert len(dataset.departures(0.001)) > 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    held, left = (float(text) for text in done.stdout.split())
+    assert held > 100
+    assert left < held / 4, f"{left:.0f} MB of {held:.0f} MB are still held"

@@ -192,3 +192,16 @@ def test_the_lease_is_free_after_an_exception_was_recorded(home: Settings) -> No
     accept = functools.partial(generations.accept, home, STREAM, PRIMARY)
     accept(7, "why")
     accept(8, "why")
+
+
+def test_of_the_generations_that_are_over_the_newest_keep_their_checkpoints(home: Settings) -> None:
+    lived = replace(FULL, generations=tuple(Generation(n, float(n), "recovery") for n in range(1, 6)))
+    for each in lived.generations:
+        (generations.checkpoint(home, STREAM, each.number).folder / "offsets").mkdir(parents=True)
+    coming = generations.checkpoint(home, STREAM, 6).folder  # a recovery is making it
+    coming.mkdir()
+    assert generations.prune(home, lived, 2) == ["g0001", "g0002"]
+    assert generations.prune(home, lived, 2) == []
+    left = sorted(place.name for place in generations.folder(home, STREAM).iterdir())
+    assert left == ["g0003", "g0004", "g0005", "g0006"]
+    assert generations.prune(home, lived, 0) == ["g0003", "g0004"]

@@ -20,6 +20,7 @@ from streaming_jobs import savepoints
 from streaming_jobs.checkpoint import Checkpoint
 from streaming_jobs.checkpoint_cut import copy, cut, cuttable, needed_state
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.generation import Generation
 from streaming_jobs.ledger import Txn
 from streaming_jobs.savepoint_bounds import expired
 from streaming_jobs.savepoints import Savepoint
@@ -304,3 +305,18 @@ def test_what_the_table_still_holds_costs_no_savepoint_its_life(life: Life) -> N
     own = sum(path.stat().st_size for path in places if path.is_file())
     assert savepoints.beyond(life.settings, taken, own) == []
     assert savepoints.beyond(life.settings, taken, own - 1) == taken[:1]
+
+
+def test_with_a_savepoint_old_checkpoints_go_and_an_undo_still_has_what_it_needs(life: Life) -> None:
+    kept = savepoints.take(life.settings, life.record, 5, "recovery")
+    lives = tuple(Generation(n, float(n), "recovery") for n in range(1, 5))
+    life.save(replace(life.record, generations=lives))
+    here = generations.checkpoint(life.settings, STREAM.name, 4).folder
+    copy(savepoints.checkpoint_of(life.settings, kept), here)
+    for number in (2, 3):
+        generations.checkpoint(life.settings, STREAM.name, number).folder.mkdir()
+    first = generations.checkpoint(life.settings, STREAM.name, 1).folder
+    assert savepoints.try_take(life.settings, life.record, 5, "time") is not None
+    assert not first.exists() and here.exists()
+    assert len(list(here.parent.glob("g000?"))) == 3
+    Checkpoint(savepoints.checkpoint_of(life.settings, kept)).check()
