@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
+_FULL = 0.9
+"""Part of the most that a batch may read of a topic: Spark shares it out among partitions and rounds down."""
+
+
 class StopAtBorder(Exception):
     """Raised at the top of a batch when a stop is asked for: the one graceful way to end a query."""
 
@@ -201,8 +205,11 @@ class BatchPipeline:
     def _pause(self, batch: int, started: float) -> None:
         """Wait while few records come; whoever asks for a stop ends the wait."""
         if self.pace is not None and not self.stop.is_set():
-            records = sum(r.records for r in self._ranges(batch))
-            self.stop.wait(self.pace.after(records, started))
+            ranges = self._ranges(batch)
+            share = self.settings.max_offsets_per_trigger // len(ranges)
+            seconds = self.pace.after(sum(r.records for r in ranges), started)
+            if not any(r.records >= share * _FULL for r in ranges):  # else more is waiting, however small the batch is
+                self.stop.wait(seconds)
 
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:
         """The rows of this batch are in the tables; its state may not be in the checkpoint, so it is computed again."""

@@ -681,9 +681,12 @@ def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: S
     driver.run(1)
     assert waits == [pytest.approx(0.001, rel=0.1)]
     assert driver.log[-1] == "upkeep", "the pause comes after everything that the batch does"
+    driver.pipeline.settings = StreamSettings(max_offsets_per_trigger=16)  # a batch here reads 15 offsets
+    driver.run(2)
+    assert len(waits) == 1, "a batch that is full says that more is waiting"
     driver = start()
     driver.pipeline.pace = Pace(timedelta(seconds=60))
     driver.pipeline.report = lambda _: driver.pipeline.stop.set()
     began = time.monotonic()
-    driver.run(2)
+    driver.run(3)
     assert time.monotonic() - began < 30
