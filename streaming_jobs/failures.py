@@ -35,6 +35,10 @@ _WORKER = re.compile(
     r"Python worker(?s:.)*Traceback \(most recent call last\)|PythonException(?s:.)*Traceback \(most recent"
 )
 _PLACE = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_ELSEWHERE = re.compile(
+    r"Connect|Timeout|TimedOut|Unavailable|Network|Socket|gaierror|URLError|HTTPError|OSError|IOError"
+)
+"""Exceptions of functions that ask another machine: these may pass."""
 _ON_DATA = re.compile(
     r"\[(USER_RAISED_EXCEPTION|DIVIDE_BY_ZERO|REMAINDER_BY_ZERO|CAST_INVALID_INPUT|CAST_OVERFLOW|ARITHMETIC_OVERFLOW"
     r"|BINARY_ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE|INVALID_ARRAY_INDEX|MAP_KEY_DOES_NOT_EXIST|DUPLICATED_MAP_KEY"
@@ -71,17 +75,21 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
     if (raised := _raised(text)) is not None:
         said, origin = raised
         words = f"the stream's function raised {said}{f' ({where})' if where else ''}"
+        if _ELSEWHERE.search(origin.partition(" ")[0]):
+            return _caused(TransientError(words, "look at what the function asks"), error)
         return _caused(FunctionRaised(words, "correct the function if it comes back", f"{origin} {where}"), error)
     return _caused(TransientError(f"{kind}: {said}", "its session's log has the whole trace"), error)
 
 
-def function_raised(function: Callable[..., object], error: Exception) -> FunctionRaised:
+def function_raised(function: Callable[..., object], error: Exception) -> TransientError:
     """The error for what a stream's function raised itself, when it was called with frames."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename == function.__code__.co_filename] or frames[-1:]
     place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
     words = f"the stream's function raised {type(error).__name__}: {error}{place}"
     origin = f"{type(error).__name__}{place}"
+    if _ELSEWHERE.search(type(error).__name__):
+        return _caused(TransientError(words, "look at what the function asks"), error)
     return _caused(FunctionRaised(words, "correct the function if it comes back", origin), error)
 
 

@@ -151,8 +151,10 @@ def driver(
     flows: str = "tests.things",
     environment: Mapping[str, str] = {},
     prefix: Sequence[str] = (),
+    module: Sequence[str] = ("streaming_jobs.session",),
+    folder: Path = REPOSITORY,
 ) -> subprocess.Popen[str]:
-    """A real driver process with its output on a pipe; `prefix` is a command that runs it."""
+    """A real driver process with its output on a pipe; `prefix` is a command that runs it, `module` what it runs."""
     variables = {
         **os.environ,
         "RECOURSE_HOME": str(settings.home),
@@ -163,11 +165,11 @@ def driver(
         "PYTHONPATH": str(REPOSITORY),
         **environment,
     }
-    command = [*prefix, sys.executable, "-m", "streaming_jobs.session", *arguments]
+    command = [*prefix, sys.executable, "-m", *module, *arguments]
     return subprocess.Popen(
         command,
         env=variables,
-        cwd=REPOSITORY,
+        cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -126,6 +126,7 @@ _STYLES = {
     "stopped": "dim",
     "never": "dim",
     "fail": "red",
+    "failing": "red",
     "failed": "red",
     "red:": "bold red",
     "dead": "red",

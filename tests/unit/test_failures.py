@@ -128,6 +128,14 @@ def test_what_the_streams_function_raised_is_told_with_kind_text_place_and_batch
     assert error.found == said and "batch 7" in error.origin and "17" not in error.origin
 
 
+@pytest.mark.parametrize(
+    "kind", ["requests.exceptions.ConnectTimeout", "ConnectionRefusedError", "urllib.error.URLError"]
+)
+def test_a_function_that_could_not_reach_another_machine_may_pass(kind: str) -> None:
+    error = classify(RuntimeError(WORKER.replace("flows.Crooked", kind)), where="batch 7: orders")
+    assert type(error) is TransientError and f"the stream's function raised {kind}: 17 is crooked" in error.found
+
+
 def test_an_exception_of_the_function_itself_is_told_with_its_own_line() -> None:
     def function(orders: object) -> object:
         return {}[orders]  # type: ignore[index]
