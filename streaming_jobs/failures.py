@@ -14,7 +14,9 @@ from streaming_jobs.errors import (
     PermanentError,
     RecourseError,
     TransientError,
+    UsageError,
 )
+from streaming_jobs.ledger import LedgerEntry
 
 _E = TypeVar("_E", bound=RecourseError)
 _LOST = re.compile(
@@ -45,6 +47,7 @@ _ON_DATA = re.compile(
     r"|CANNOT_PARSE_TIMESTAMP|DATETIME_OVERFLOW|INVALID_INDEX_OF_ZERO|INVALID_PARAMETER_VALUE|NULL_MAP_KEY)\b"
 )
 _FIRST_LINES = 3
+_NAMED = 4
 
 
 def classify(error: BaseException, where: str = "") -> RecourseError:
@@ -112,3 +115,27 @@ def _raised(text: str) -> tuple[str, str] | None:
 def _caused(error: _E, by: BaseException) -> _E:
     error.__cause__ = by
     return error
+
+
+def named(entry: LedgerEntry | None) -> str:
+    """A batch that was not finished, and its offsets, in words; empty for none."""
+    if entry is None:
+        return ""
+    parts = [
+        f"{r.topic} partition {p} offsets {r.start.get(p, 0)} to {end - 1}"
+        for r in entry.offsets
+        for p, end in r.end.items()
+        if end > r.start.get(p, 0)
+    ]
+    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return f"batch {entry.batch}: {', '.join(parts[:_NAMED]) or 'no records'}{more}"
+
+
+def told(error: RecourseError) -> dict[str, str]:
+    """The error as the status file holds it."""
+    return {
+        "code": error.code,
+        "found": error.found,
+        "next": error.next_step,
+        "permanent": str(isinstance(error, (PermanentError, UsageError))).lower(),
+    }

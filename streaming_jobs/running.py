@@ -15,8 +15,8 @@ from streaming_jobs.batch import BatchPipeline, BatchReport
 from streaming_jobs.checkpoint import TopicOffsets
 from streaming_jobs.code_version import loaded_code
 from streaming_jobs.durations import parse_duration
-from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError, UsageError
-from streaming_jobs.failures import classify
+from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
+from streaming_jobs.failures import classify, named, told
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.lag import EndOffsets, LagClock, position_in
 from streaming_jobs.lease import Lease
@@ -38,7 +38,6 @@ log = structlog.get_logger()
 
 _IDLE_BEFORE_STOP = 1.0
 _TOPIC_CHECK_EVERY = 1.0
-_NAMED = 4
 LINGERING = 300.0
 """Seconds that a batch may run on after its query was ended, before the session ends itself and its JVM."""
 
@@ -340,7 +339,7 @@ class RunningStream:
         if failure is None or pipeline.stopped_at_border or stopped:
             self._stopped()
         else:
-            self.fail(self._explained(classify(failure, where=_where(pipeline))))
+            self.fail(self._explained(classify(failure, where=named(pipeline.unfinished))))
 
     def _explained(self, error: RecourseError) -> RecourseError:
         """For records that are gone: the exact range, from the same rules as at start."""
@@ -363,7 +362,7 @@ class RunningStream:
             return
         self._restart_at = time.monotonic() + delay
         self.status.state, self.status.next_try = "failing", time.time() + delay
-        self.status.tell({**_told(error), "lasting": str(self.retries.lasting).lower()})
+        self.status.tell({**told(error), "lasting": str(self.retries.lasting).lower()})
         log.warning("stream failed, will try again", stream=self.stream.name, error=str(error), seconds=delay)
 
     def give_up(self) -> None:
@@ -374,11 +373,11 @@ class RunningStream:
 
     def _over(self, error: RecourseError) -> None:
         self.status.next_try = None
-        self.status.tell(_told(error))
+        self.status.tell(told(error))
         self.status.state = "failed"
         # A refusal in our own words needs no traceback; anything else does.
-        told = error.__cause__ is None
-        log.error("stream failed", stream=self.stream.name, error=str(error), exc_info=None if told else error)
+        refused = error.__cause__ is None
+        log.error("stream failed", stream=self.stream.name, error=str(error), exc_info=None if refused else error)
 
     @property
     def _trigger(self) -> str:
@@ -404,28 +403,3 @@ def _thread_ended(query: StreamingQuery) -> bool:
         return bool(query.awaitTermination(0.001))  # type: ignore[arg-type]  # seconds, not zero; a float is taken
     except StreamingQueryException:  # this is how it tells that it ended with a failure
         return True
-
-
-def _where(pipeline: BatchPipeline) -> str:
-    """The batch that the pipeline did not finish, and its offsets; empty if it was in none."""
-    entry = pipeline.unfinished
-    if entry is None:
-        return ""
-    parts = [
-        f"{r.topic} partition {p} offsets {r.start.get(p, 0)} to {end - 1}"
-        for r in entry.offsets
-        for p, end in r.end.items()
-        if end > r.start.get(p, 0)
-    ]
-    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
-    return f"batch {entry.batch}: {', '.join(parts[:_NAMED]) or 'no records'}{more}"
-
-
-def _told(error: RecourseError) -> dict[str, str]:
-    """The error as the status file holds it."""
-    return {
-        "code": error.code,
-        "found": error.found,
-        "next": error.next_step,
-        "permanent": str(isinstance(error, (PermanentError, UsageError))).lower(),
-    }
