@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from streaming_jobs import successor
+from streaming_jobs import stops, successor
 from streaming_jobs.code_watch import CodeWatch, versions
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.lease import take
+from streaming_jobs.lease import holder, take
+from streaming_jobs.progress import read_status
 from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
 from tests.driver import until
@@ -26,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 SESSION = """
 import os, signal, sys, threading, time
-from streaming_jobs import successor
+from streaming_jobs import stops, successor
 stop = threading.Event()
 print(os.getpid(), sys.argv[1:], flush=True)
 if successor.AGAIN in sys.argv:
@@ -140,3 +142,75 @@ def test_other_code_is_noticed_for_its_stream_only_and_code_that_does_not_load_i
         assert versions(home, streams)["stream watched"] == watch._running["stream watched"]
     finally:
         watch.close()
+
+
+WITHOUT_SPARK = """
+import os, sys
+from types import SimpleNamespace
+from streaming_jobs import session
+from streaming_jobs.code_version import loaded_code
+from streaming_jobs.running import RunningStream
+from streaming_jobs.session import Session
+
+def start(self, leases):
+    self.spark = SimpleNamespace(stop=lambda: None)
+    for running in self.running:
+        running.status.state = "running"
+    codes = {r.stream.name: loaded_code(r.stream, self.settings.flows).hash for r in self.running}
+    print(os.getpid(), "--again" in sys.argv, codes, flush=True)
+
+def poll(self, spark):
+    if self.stop_requested.is_set() and not self.ended:
+        self._stopped()
+
+Session._start_spark, RunningStream.poll, RunningStream.preflight = start, poll, lambda self: None
+sys.exit(session.main())
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_session_goes_on_in_its_process_after_a_recovery_with_the_code_of_now(
+    flow: Path, settings: SettingsFactory
+) -> None:
+    home = settings()
+    script = flow.with_name("session_without_spark.py")
+    script.write_text(WITHOUT_SPARK)
+    variables = {"RECOURSE_HOME": str(home.home), "RECOURSE_FLOWS": '["watched_flow"]'}
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--streams", "watched,beside", "--supervised"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", **variables},
+        cwd=flow.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+
+    def state(stream: str) -> str:
+        status = read_status(home, stream)
+        return status.state if status is not None else ""
+
+    def started() -> tuple[str, str, dict[str, str]]:
+        pid, again, codes = process.stdout.readline().split(" ", 2)  # type: ignore[union-attr]
+        return pid, again, ast.literal_eval(codes)
+
+    try:
+        pid, again, before = started()
+        assert (pid, again) == (str(process.pid), "False")
+        stops.ask_for(home, "watched", "watched-0001")
+        until(lambda: state("watched") == "stopped" and holder(home, "watched") is None, 30, "the stop")
+        assert state("beside") == "running" and holder(home, "beside") is not None
+        flow.write_text(FLOW.replace('return t.select("n")', "return t", 1))
+        stops.clear_for(home, "watched", "watched-0001")
+        pid, again, after = started()
+        assert (pid, again) == (str(process.pid), "True")
+        assert after["watched"] != before["watched"] and after["beside"] == before["beside"]
+        stops.ask(home, "beside", "asked by recourse streams stop")
+        until(lambda: state("beside") == "stopped", 30, "the stop by hand")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert state("watched") == "stopped" and stops.asked(home, "beside")
+    finally:
+        process.kill()
+        process.wait()
