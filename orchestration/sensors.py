@@ -43,6 +43,8 @@ log = structlog.get_logger()
 
 FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 DELETE_AT_ONCE = 5
+_FAILURE = "dagster._core.definitions.events.Failure: "
+"""What Dagster puts before the text of a failed step."""
 
 
 def keepalive_sensor(session: Session, *, running: bool) -> dg.SensorDefinition:
@@ -117,7 +119,7 @@ def run_failure_alert(sessions: Sequence[Session]) -> dg.SensorDefinition:
             return
         steps = context.get_step_failure_events()
         said = next((e.step_failure_data.error_display_string for e in steps), context.failure_event.message or "")
-        text = said.strip().split("\n\nStack Trace")[0][:2000]
+        text = said.strip().split("\n\nStack Trace")[0].removeprefix(_FAILURE)[:2000]
         log.error("session failed", job=session.job.key, run=run.run_id, found=text)
         for stream in session.streams:
             for table in stream.sinks.values():
