@@ -171,8 +171,11 @@ def _newest(folder: Path) -> int | None:
 
 
 def _whole_entry(path: Path) -> bool:
-    version, _, rest = path.read_text(encoding="utf-8", errors="replace").partition("\n")
-    return version.startswith("v") and all(_is_json(line) for line in rest.split("\n") if line != "-") and bool(rest)
+    """Whether Spark's entry has all its lines; one in a format that is not known here is not judged."""
+    version, _, rest = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").partition("\n")
+    if rest and version not in ("v1", "v2"):
+        return True
+    return bool(rest) and all(_is_json(line) for line in rest.split("\n") if line != "-")
 
 
 def _is_json(text: str) -> bool:
