@@ -5,9 +5,10 @@
 
 The tables are equal to the byte at the beginning and must hold the same rows at the end. MERGE is what the
 documentation of Delta shows, in a session with two shuffle partitions and one snapshot partition, once on a table like
-ours and once on one with deletion vectors, which save MERGE from rewriting files. Times are from a computed frame in
-Spark to the end of the commit; MB are of the files that the commit adds. `--many` then makes so many upserts on our
-table alone and says whether they, or a read of the whole table, take longer than at first.
+ours and once on one with deletion vectors, which save MERGE from rewriting files. Our sink runs twice, without an order
+and with `order_by`, where each row is compared with the table's own. Times are from a computed frame in Spark to the
+end of the commit; MB are of the files that the commit adds. `--many` then makes so many upserts on our table alone and
+says whether they, or a read of the whole table, take longer than at first.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable as Table
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from benchmarks.measuring import quantile, quiet, save, table
@@ -36,9 +38,10 @@ from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.spark import start
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
+from streaming_jobs.sinks.order import POSITION_FIELD
 from streaming_jobs.sinks.staged import ArrowAppend, stage
 from streaming_jobs.sinks.upkeep import Upkeep
-from streaming_jobs.stream import DeltaTable
+from streaming_jobs.stream import POSITION_COLUMN, SOURCE_COLUMN, DeltaTable
 
 GOAL = 3.0
 UPSERT = 1_000
@@ -52,7 +55,12 @@ SCHEMA = StructType(
         StructField("count", LongType()),
     ]
 )
-NAMES = {"ours": "Recourse", "merge": "Spark MERGE", "vectors": "Spark MERGE, deletion vectors"}
+NAMES = {
+    "ours": "Recourse",
+    "ordered": "Recourse, `order_by`",
+    "merge": "Spark MERGE",
+    "vectors": "Spark MERGE, deletion vectors",
+}
 
 
 @dataclass
@@ -88,12 +96,16 @@ def rows(keys: Sequence[int] | np.ndarray[Any, Any], round_: int) -> pa.Table:
     )
 
 
-def fill(settings: Settings, count: int) -> DeltaSink:
+def fill(settings: Settings, count: int, name: str = "ours", order_by: Sequence[str] = ()) -> DeltaSink:
     """Our table with so many rows, in files that each hold keys of the whole range, as a table that grew has."""
-    sink = ensure_sink(settings, DeltaTable("ours", keys=["k"]), "upserts", SCHEMA, generation=1)
+    output = StructType([*SCHEMA.fields, POSITION_FIELD]) if order_by else SCHEMA
+    sink = ensure_sink(settings, DeltaTable(name, keys=["k"], order_by=order_by), "upserts", output, generation=1)
     keys = np.random.default_rng(0).permutation(count)
     for batch, part in enumerate(np.array_split(keys, FILES)):
-        ArrowAppend(sink, rows(part, 0)).commit(LedgerEntry("batch", "upserts", "ours", 1, batch))
+        filled = rows(part, 0)
+        if order_by:
+            filled = filled.append_column(POSITION_COLUMN, pa.array(part, pa.int64()))
+        ArrowAppend(sink, filled).commit(LedgerEntry("batch", "upserts", name, 1, batch))
     return sink
 
 
@@ -111,8 +123,10 @@ def our_upsert(sink: DeltaSink, upkeep: Upkeep) -> Callable[[DataFrame], object]
     def upsert(frame: DataFrame) -> None:
         at = sink.position
         assert at is not None
-        staged = stage(sink, frame, driver=True, spark_commits=False, batch=(1, at.batch + 1))
-        staged.commit(LedgerEntry("batch", "upserts", "ours", 1, at.batch + 1, rows={"written": staged.rows}))
+        place = F.struct(F.lit("t").alias("topic"), F.lit(0).alias("partition"), F.col("k").alias("offset"))
+        sourced = frame.withColumn(SOURCE_COLUMN, place)
+        staged = stage(sink, sourced, driver=True, spark_commits=False, batch=(1, at.batch + 1), topics=["t"])
+        staged.commit(LedgerEntry("batch", "upserts", sink.name, 1, at.batch + 1, rows={"written": staged.rows}))
         upkeep.after_commit()
 
     return upsert
@@ -142,7 +156,7 @@ def _added(path: Path) -> list[tuple[str, int]]:
 
 
 def _contents(spark: SparkSession, path: Path) -> pa.Table:
-    return spark.read.format("delta").load(str(path)).orderBy("k").toArrow()
+    return spark.read.format("delta").load(str(path)).select(*SCHEMA.fieldNames()).orderBy("k").toArrow()
 
 
 def in_turns(spark: SparkSession, contestants: dict[str, Contestant], count: int, rounds: int) -> None:
@@ -200,7 +214,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         settings = Settings.load({"home": Path(folder) / "home", "spark.shuffle_partitions": 2})
         sink = fill(settings, options.rows)
-        paths = {name: Path(folder) / name for name in NAMES} | {"ours": sink.path}
+        ordered = fill(settings, options.rows, "ordered", ["count"])
+        paths = {name: Path(folder) / name for name in NAMES} | {"ours": sink.path, "ordered": ordered.path}
         for name in ("merge", "vectors"):
             shutil.copytree(sink.path, paths[name])
         spark = start(settings, name="benchmark")
@@ -209,6 +224,7 @@ def main() -> int:
             upkeep = Upkeep(sink, settings.table, 1)
             contestants = {
                 "ours": Contestant(paths["ours"], our_upsert(sink, upkeep)),
+                "ordered": Contestant(paths["ordered"], our_upsert(ordered, Upkeep(ordered, settings.table, 1))),
                 **{name: Contestant(paths[name], spark_merge(spark, paths[name])) for name in ("merge", "vectors")},
             }
             in_turns(spark, contestants, options.rows, options.rounds)
@@ -220,12 +236,14 @@ def main() -> int:
                 later = many(spark, contestants["ours"], options.rows, options.rounds + 2, options.many)
         finally:
             spark.stop()
-    ratio = min(figures[1]["median s"], figures[2]["median s"]) / figures[0]["median s"]
+    ratio = min(figures[2]["median s"], figures[3]["median s"]) / figures[0]["median s"]
+    order = figures[1]["median s"] / figures[0]["median s"]
     sys.stdout.write(f"{UPSERT:,} keys into {options.rows:,} rows\n\n{table(figures)}\n")
     if later:
         sys.stdout.write(f"{table(later)}\n")
     sys.stdout.write(f"{ratio:.1f} times as fast as the faster MERGE; tables equal: {equal}\n")
-    save(options.out, rows=options.rows, figures=figures, ratio=ratio, equal=equal, many=later)
+    sys.stdout.write(f"with order_by, {order:.2f} times as long as without\n")
+    save(options.out, rows=options.rows, figures=figures, ratio=ratio, order=order, equal=equal, many=later)
     return int(ratio < GOAL or not equal)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 import hypothesis
@@ -35,10 +35,9 @@ slow = hypothesis.settings(
 ats = st.sampled_from([None, -1.0, -0.0, 0.0, 1.0, 2.0, NAN])
 numbers = st.sampled_from([None, None, 0, 1])
 everything = st.builds(
-    lambda key, at, n, delete: Event(key, at, n, delete, partition=key % 3),
-    st.integers(0, 4),
-    ats,
-    numbers,
+    lambda key, order, delete: Event(key, *order, delete, partition=key % 3),
+    st.integers(0, 3),
+    st.tuples(ats, numbers) | st.just((None, None)),
     st.booleans(),
 )
 scattered = st.builds(Event, st.integers(0, 2), ats, numbers, st.booleans(), st.integers(0, 2)).filter(
@@ -113,6 +112,31 @@ def test_every_value_has_its_place_in_the_order(settings: SettingsFactory, kind:
 def one(key: int, at: float | None, n: int = 0, *, delete: bool = False, place: int = 0) -> list[tuple[int, Event]]:
     """One event; its number is its place."""
     return [(place, Event(key, at, n if at is not None else None, delete, 0, place))]
+
+
+def tombstone(key: int, place: int) -> list[tuple[int, Event]]:
+    return [(place, Event(key, None, None, True, 0, place))]
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_a_tombstone_takes_away_what_was_read_before_it_and_what_comes_after_counts_anew(
+    settings: SettingsFactory, by_position: bool
+) -> None:
+    tables = Tables.make(settings())
+
+    def upsert(*events: list[tuple[int, Event]]) -> None:
+        tables.upsert(arrow([*chain(*events)], by_position=by_position), by_position=by_position)
+
+    upsert(one(1, 9.0), one(2, 9.0), one(3, 9.0, delete=True), one(4, 9.0))
+    upsert(tombstone(1, 5), [*tombstone(2, 6), *one(2, 1.0, place=7)], [*tombstone(3, 8), *one(3, 1.0, place=9)])
+    assert tables.shown() == {2: 7, 3: 9, 4: 0}
+    assert tables.kept.handle.to_pyarrow_table().num_rows == 0
+    upsert([*tombstone(4, 10), *one(4, 2.0, delete=True, place=11)], one(3, 0.0, place=12))
+    assert tables.shown() == {2: 7, 3: 9}
+    upsert(one(4, 1.0, place=13), one(2, 1.0, place=14))
+    assert tables.shown() == {2: 14, 3: 9}
+    upsert(one(4, 2.0, place=15))
+    assert tables.shown() == {2: 14, 3: 9, 4: 15}
 
 
 def test_a_delete_is_remembered_until_its_time_is_over_and_no_longer(settings: SettingsFactory) -> None:

@@ -591,3 +591,15 @@ def test_rows_that_break_a_rule_are_shown_and_nulls_are_named(tmp_path: Path) ->
     words = found.words("amount >= 0")
     assert words.startswith("3 rows break the rule amount >= 0: for 2 it is null") and "id 3, amount -1" in words
     assert broken(tmp_path / "t", ["id > 0"])["id > 0"].rows == 0
+
+
+def test_a_position_that_only_new_code_writes_is_no_difference(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [("id", pa.int64()), pa.field("_position", pa.int64(), metadata={"recourse.column": "position"})]
+    )
+    for name, positions in (("old", [None, None]), ("new", [7, 8])):
+        write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "_position": positions}, schema=schema))
+    found = audit.compare("t", tmp_path / "old", tmp_path / "new", ("id",))
+    assert (found.changed, found.only_old, found.only_new, dict(found.totals)) == (0, 0, 0, {})
+    by_row = audit.compare("t", tmp_path / "old", tmp_path / "new", ())
+    assert by_row.only_old == by_row.only_new == 0
