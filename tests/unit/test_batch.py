@@ -27,13 +27,15 @@ from streaming_jobs.pace import Pace
 from streaming_jobs.plan import PlanTraits
 from streaming_jobs.route import Attempts, choose_path
 from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.delta import DeltaSink
+from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
 from streaming_jobs.sinks.staged import ArrowAppend
 from streaming_jobs.sources.kafka import Observed
+from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.unit.worlds import (
     CODE,
     DEAD_LETTERS,
+    OUTPUT,
     PRIMARY,
     SECONDARY,
     STREAM,
@@ -170,6 +172,7 @@ class Driver:
         self.watermark: int | None = None
         self.null_keys: pa.Table | None = None
         self.null_keys_of = PRIMARY
+        self.noted = 0
         self.ways: list[tuple[bool, bool]] = []
         sinks = Disk(disk.settings).open().sinks
         self.pipeline = BatchPipeline(
@@ -209,7 +212,11 @@ class Driver:
         self.log.append(f"stage {sink.name}")
         self.ways.append((driver, spark_commits))
         null_keys = self.null_keys if sink.name == self.null_keys_of else None
-        return Recorded(sink, frame.rows, null_keys, log=self.log)
+        staged = Recorded(sink, frame.rows, null_keys, log=self.log)
+        if sink.name in self.pipeline.deletes:
+            noted = Recorded(self.pipeline.deletes[sink.name], frame.rows.slice(0, self.noted), log=self.log)
+            staged.deletes = noted  # type: ignore[misc]
+        return staged
 
     def stage_dead_letters(
         self, sink: DeltaSink, spark: None, refused: Any, null_keys: Any, *, driver: bool, batch: Any
@@ -327,6 +334,39 @@ def test_rows_without_a_key_become_dead_letters(disk: Disk, start: Start) -> Non
     driver.run(0)
     assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 1
     assert commits_of(disk, DEAD_LETTERS) == 1
+
+
+@pytest.mark.parametrize("table", [PRIMARY, SECONDARY])
+def test_what_is_remembered_of_deletes_is_committed_before_its_table_and_once(
+    disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    kept = ensure_sink(disk.settings, Declared(f"{table}_deletes"), STREAM, OUTPUT, generation=1)
+
+    def remembering(noted: int) -> Driver:
+        driver = start()
+        driver.pipeline.deletes, driver.noted = {table: kept}, noted
+        return driver
+
+    driver = remembering(1)
+
+    def dies(name: str, _: str, number: int) -> None:
+        if name == "secondary_committed":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(batches, "crash_point", dies)
+    with pytest.raises(KeyboardInterrupt):
+        driver.run(0)
+    assert driver.commits == [kept.name, SECONDARY]
+    again = remembering(1)
+    again.run(0)
+    assert again.commits == [PRIMARY]
+    made = newest_entry(disk, PRIMARY)
+    assert made.rows == {kept.name: 1, SECONDARY: 2, "written": 2} and made.txns[kept.name] == Txn(1, 0).version
+    quiet = remembering(0)
+    quiet.run(1)
+    assert quiet.commits == [SECONDARY, PRIMARY]
+    made = newest_entry(disk, PRIMARY)
+    assert kept.name not in made.rows and made.txns[kept.name] == Txn(1, 0).version
 
 
 def test_a_no_data_batch_asks_for_no_bad_records(disk: Disk, start: Start) -> None:
