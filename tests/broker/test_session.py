@@ -9,17 +9,19 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from streaming_jobs import stops
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.generation import StreamRecord, checkpoint
 from streaming_jobs.lease import acquire, holder
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.progress import read_status
+from streaming_jobs.progress import Status, read_status
 from streaming_jobs.running import RunningStream
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
@@ -233,3 +235,71 @@ def test_a_commit_that_runs_past_the_stop_deadline_keeps_the_lease_until_it_is_o
         go_on.set()
         thread.join(60)
         spark.conf.set("spark.sql.streaming.stopTimeout", "5s")
+
+
+FLOW = """
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
+from streaming_jobs.stream import DeltaTable, stream
+from tests.things import THINGS
+
+@F.udf(LongType())
+def checked(number):
+    {body}
+
+@stream(source=THINGS, sink=DeltaTable("good"))
+def good(things):
+    return things.select("n")
+
+@stream(source=THINGS, sink=DeltaTable("mended"))
+def mended(things):
+    return things.select(checked("n").alias("n"))
+"""
+
+
+@pytest.mark.timeout(900)
+def test_streams_run_goes_on_with_corrected_code_and_after_a_recovery(
+    things: tuple[Settings, str], drivers: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """The others are not left behind: it is the same session, in the same process, that starts itself again."""
+    settings, bootstrap = things
+    (tmp_path / "own_flows.py").write_text(FLOW.format(body="raise ValueError(number)"))
+    process = driver(
+        settings,
+        bootstrap,
+        "good",
+        "mended",
+        flows="own_flows",
+        module=["orchestration.cli", "streams", "run"],
+        folder=tmp_path,
+    )
+    drivers.append(process)
+
+    def status(stream: str) -> Status:
+        return read_status(settings, stream) or Status(stream)
+
+    def at_work(stream: str, after: float) -> bool:
+        found = status(stream)
+        return found.started_at > after and found.state in ("running", "idle") and (found.batch or 0) >= 0
+
+    until(lambda: status("mended").state == "failed" and at_work("good", 0), 240, "the failure of one stream")
+    first = status("good")
+    assert status("mended").error["code"] == "REC-027"  # type: ignore[index]
+    (tmp_path / "own_flows.py").write_text(FLOW.format(body="return number"))
+    for stream in ("good", "mended"):
+        until(lambda stream=stream: at_work(stream, first.started_at), 240, f"{stream} in the next session")
+    until(lambda: len(rows(settings, "mended")) == 500, 60, "the rows of the corrected function")
+    assert status("mended").pid == first.pid == status("good").pid
+
+    second = status("good")
+    stops.ask_for(settings, "mended", "mended-0001")
+    until(lambda: status("mended").state == "stopped", 60, "the stop for the recovery")
+    assert status("good").state in ("running", "idle")
+    stops.clear_for(settings, "mended", "mended-0001")
+    for stream in ("good", "mended"):
+        until(lambda stream=stream: at_work(stream, second.started_at), 240, f"{stream} after the recovery")
+    assert process.poll() is None and status("mended").pid == first.pid
+    process.send_signal(signal.SIGTERM)
+    code, output = finished(process, 90)
+    assert code == 0, output[-3000:]
+    assert sorted(row["n"] for row in rows(settings, "mended")) == list(range(500))
