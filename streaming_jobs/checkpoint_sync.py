@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 
 from streaming_jobs.checkpoint import Checkpoint
-from streaming_jobs.files import sync_files, sync_tree
+from streaming_jobs.files import sync_each, sync_tree
 
 
 class CheckpointSync:
@@ -33,18 +33,21 @@ class CheckpointSync:
             sync_tree(self._folder)
             self._whole = True
             return
-        for log, number in (("offsets", batch), ("commits", batch - 1)):
-            sync_files([self._folder / log / str(number)], self._folder / log)
+        offsets, commits = self._folder / "offsets", self._folder / "commits"
+        sync_each([offsets / str(batch), commits / str(batch - 1), offsets, commits])
 
     def state(self) -> None:
         """Have on disk the state files that came since the last call."""
+        wanted: list[Path] = []
         for folder, below, names in os.walk(self._folder / "state"):
             here = Path(folder)
             if here.name == "SSTs":  # those of a snapshot are complete when the snapshot's own file is there
                 continue
-            fresh = frozenset((*names, *below)) - self._known.get(here, frozenset())
-            self._known[here] = frozenset((*names, *below))
+            now = frozenset((*names, *below))
+            fresh = now - self._known.get(here, frozenset())
+            self._known[here] = now
             if "SSTs" in below and any(name.endswith(".zip") for name in fresh):
                 sync_tree(here / "SSTs")
             if fresh:
-                sync_files((here / name for name in fresh), here)
+                wanted += [*(here / name for name in fresh), here]
+        sync_each(wanted)

@@ -9,10 +9,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+_FEW, _AT_A_TIME = 2, 8
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
@@ -69,14 +73,34 @@ def sync(path: Path) -> None:
 
 def sync_files(files: Iterable[Path], root: Path) -> None:
     """Have these files on disk, then the folders that lead to them from `root` on; one that has gone is passed over."""
-    folders = {}
-    for file in files:
-        with suppress(FileNotFoundError):
-            sync(file)
-        folders.update(dict.fromkeys(folder for folder in file.parents if folder.is_relative_to(root)))
-    for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
-        with suppress(FileNotFoundError):
-            sync(folder)
+    files = list(files)
+    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(root)}
+    sync_each(files)
+    for depth in sorted({len(folder.parts) for folder in folders}, reverse=True):
+        sync_each([folder for folder in folders if len(folder.parts) == depth])
+
+
+def sync_each(paths: Sequence[Path]) -> None:
+    """Have these files and folders on disk, in no order; what is gone is passed over.
+
+    Several at a time: the file system then has one commit of its journal for many of them.
+    """
+    if len(paths) < _FEW:
+        for path in paths:
+            _sync_existing(path)
+    else:
+        list(_threads().map(_sync_existing, paths))
+
+
+def _sync_existing(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        sync(path)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Ended by the interpreter, which waits for what is under way."""
+    return ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="sync")
 
 
 def sync_tree(root: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Power:
             for path in (Path(folder), *(Path(folder) / name for name in files)):
                 self._note(os.open(path, os.O_RDONLY))
         self._really = os.fsync
+        self._one_at_a_time = threading.Lock()
         monkeypatch.setattr(os, "fsync", self._fsync)
 
     def close(self) -> None:
@@ -51,6 +53,10 @@ class Power:
 
     def _fsync(self, descriptor: int) -> None:
         self._really(descriptor)
+        with self._one_at_a_time:
+            self._synced(descriptor)
+
+    def _synced(self, descriptor: int) -> None:
         if _path(descriptor).is_relative_to(self.root):
             self._note(os.dup(descriptor))
             self.syncs += 1

@@ -72,3 +72,24 @@ def test_a_folder_is_made_for_its_owner_alone_and_kept_if_it_is_there(tmp_path: 
     assert private_folder(folder) == folder
     assert (folder / "kept").exists()
     assert files.private_folder is private_folder
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_each_of_several_files_is_synced_and_a_failure_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    paths = [tmp_path / str(number) for number in range(count)]
+    for path in paths:
+        path.write_text("x")
+    synced: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd)))
+    files.sync_each([*paths, tmp_path / "gone"])
+    assert sorted(synced) == sorted(str(path) for path in paths)
+
+    def fail(_: int) -> None:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="input/output error"):
+        files.sync_each(paths)
