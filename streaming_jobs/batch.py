@@ -131,6 +131,7 @@ class BatchPipeline:
     unfinished: LedgerEntry | None = None
     """What the batch at work, or the one that failed, reads."""
     _bytes_per_record: float = field(default=512.0)
+    _seen: dict[str, Observed] = field(default_factory=dict)
     _on_disk: CheckpointSync = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,6 +184,7 @@ class BatchPipeline:
             staged = self._stage_all(frame, entry, path, held)
             primary = staged[self.primary.name]
             self._learn(primary, records)
+            self._look_at_sources(entry)
             crash_point("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
             self.before_commit()
@@ -346,6 +348,13 @@ class BatchPipeline:
         txns = {s.name: p.version for s in others if (p := s.position) is not None}
         return replace(entry, rows=rows, txns=txns, note=note)
 
+    def _look_at_sources(self, entry: LedgerEntry) -> None:
+        """What was counted of each source with records in this batch; of another it would be of the batch before."""
+        assert self.query is not None
+        read = {r.topic for r in entry.offsets if r.records}
+        observed = self.query.observed
+        self._seen = {s.observation: observed(s.observation) for s in self.sources if s.topic.name in read}
+
     def _late(self, spark: SparkSession, entry: LedgerEntry) -> tuple[dict[str, int], int | None]:
         """Records at or behind the watermark, counted when the stream's state dropped some; and the newest timestamp.
 
@@ -354,8 +363,8 @@ class BatchPipeline:
         """
         assert self.query is not None
         ranges = {r.topic: r for r in entry.offsets}
-        timed = [s for s in self.sources if s.lateness is not None and ranges[s.topic.name].records]
-        seen = [(source, self.query.observed(source.observation)) for source in timed]
+        timed = [s for s in self.sources if s.lateness is not None]
+        seen = [(source, self._seen[source.observation]) for source in timed if source.observation in self._seen]
         newest_record = max((o.newest for _, o in seen if o.newest is not None), default=None)
         if not self.traits.stateful or not seen:
             return {}, newest_record
@@ -371,12 +380,11 @@ class BatchPipeline:
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, Staged], path: Route, held: ExitStack
     ) -> Staged | None:
         """The batch's dead letters: records refused while decoding, and output rows without their key."""
-        assert self.query is not None
         ranges = {r.topic: r for r in entry.offsets}
         refused = [
-            (source, ranges[source.topic.name], count)
+            (source, ranges[source.topic.name], seen.bad)
             for source in self.sources
-            if ranges[source.topic.name].records and (count := self.query.observed(source.observation).bad)
+            if (seen := self._seen.get(source.observation)) is not None and seen.bad
         ]
         null_keys = [s.null_keys for s in staged.values() if s.null_keys is not None and s.null_keys.num_rows]
         if not refused and not null_keys:

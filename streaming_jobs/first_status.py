@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import time
 
+import structlog
+
 from streaming_jobs import generation as generations
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger_file import LedgerFile
 from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
-from streaming_jobs.totals import totals_from
+from streaming_jobs.totals import Totals, totals_from
+
+log = structlog.get_logger()
 
 _KEPT = (
     "batch",
@@ -51,5 +55,10 @@ def first_status(settings: Settings, stream: str) -> Status:
         status.generation = record.generation
         status.batch = generations.checkpoint(settings, stream, record.generation).last_committed
     known = before.totals if before is not None else None
-    status.totals = totals_from(LedgerFile(generations.folder(settings, stream) / "ledger"), stream, known, now)
+    try:
+        file = LedgerFile(generations.folder(settings, stream) / "ledger")
+        status.totals = totals_from(file, stream, known, now)
+    except (OSError, EOFError, ValueError, KeyError) as error:  # a figure is no reason to keep a stream from running
+        log.warning("the ledger file could not be counted; totals go on without it", stream=stream, reason=repr(error))
+        status.totals = known or Totals(now)
     return status

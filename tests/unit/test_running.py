@@ -308,7 +308,7 @@ def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
         def get(self, name: str | None = None) -> Any:
             if name is not None:
                 return Metrics({"recourse_things": 4}.get(name))
-            return SimpleNamespace(length=lambda: 2, isNullAt=lambda i: i == 1, getLong=lambda _: self.found)
+            return SimpleNamespace(mkString=lambda _: f"{self.found},null,7")
 
     execution = SimpleNamespace(observedMetrics=lambda: Metrics(0))
     java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
@@ -318,7 +318,7 @@ def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
     assert not found
     handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
     asking.join(5)
-    assert found == [Observed(4, None)]
+    assert found == [Observed(4, None, 7)]
     assert handle.observed("recourse_others") == Observed()
 
 
@@ -869,3 +869,10 @@ def test_a_batch_of_an_earlier_session_makes_no_stream_idle_before_its_first_one
     running.status.started_at = clock.now - 20
     running.refresh_status()
     assert running.status.state == "starting"
+
+
+def test_a_ledger_file_that_cannot_be_read_costs_a_figure_and_no_stream(settings: SettingsFactory) -> None:
+    disk = Disk(settings()).open().run(0)
+    (disk.ledger_file.folder / "2020-01-01.jsonl.gz").write_bytes(b"\x1f\x8b cut off")
+    totals = first_status(disk.settings, STREAM).totals
+    assert totals is not None and totals.records == 0
