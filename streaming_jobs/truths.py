@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.spelling import instead
 from streaming_jobs.stream import Stream
 
 
@@ -116,7 +117,7 @@ def find(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:
             if value.table not in known:
                 raise UsageError(
                     f"there is a truth of table {value.table} ({module.__name__}), and no stream writes that table",
-                    f"the tables are: {', '.join(sorted(known))}",
+                    instead(value.table, sorted(known)),
                 )
             if found.setdefault(value.table, value) is not value:
                 raise UsageError(f"table {value.table} has two truths", "keep one")

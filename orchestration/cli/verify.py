@@ -24,8 +24,8 @@ from orchestration.cli.output import (
 
 if TYPE_CHECKING:
     from streaming_jobs.proof.spans import Span
+    from streaming_jobs.proof.verdict import StreamVerdict, Verdict
     from streaming_jobs.proof.verification import Told
-    from streaming_jobs.proof.verifier import StreamVerdict, Verdict
 
 _SHOWN = 20
 _LINES_EVERY = 10.0

@@ -28,7 +28,8 @@ from streaming_jobs.proof.reader import ConcurrentReader
 from streaming_jobs.proof.scenarios import Outcome, run_scenarios
 from streaming_jobs.proof.subject import Subject
 from streaming_jobs.proof.topic import TopicContent, read_topic
-from streaming_jobs.proof.verifier import Verdict, verify
+from streaming_jobs.proof.verdict import Verdict
+from streaming_jobs.proof.verifier import verify
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 

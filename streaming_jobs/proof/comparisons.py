@@ -7,7 +7,7 @@
 | keys         | upserts                          | no key twice, none that is null |
 | dead letters | every stream                     | each refused record once, with its format's own reason |
 
-Values are not compared here: that takes a truth of the user's own (`truth.py`), or Spark (`recompute.py`).
+Values are not compared here: that takes a truth of the user's own (`truths.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streaming_jobs.proof.lineage import Batch, Coverage
 from streaming_jobs.proof.log import Entry, read_commit, versions
 from streaming_jobs.proof.rules import Packed, of_spans, packed, shown, unpacked
 from streaming_jobs.proof.spans import Span
-from streaming_jobs.proof.subject import Comparison, Subject, Table, Verdict
+from streaming_jobs.proof.subject import Comparison, Outcome, Subject, Table
 from streaming_jobs.proof.topic import TopicContent
 
 LETTERS = ("topic", "partition", "offset", "reason")
@@ -52,7 +52,7 @@ class Judged:
     lost: list[Span] = field(default_factory=list)
     doubled: list[Span] = field(default_factory=list)
 
-    def tell(self, table: str, what: str, verdict: Verdict, text: str) -> None:
+    def tell(self, table: str, what: str, verdict: Outcome, text: str) -> None:
         """Keep one outcome."""
         self.found.append(Comparison(table, what, verdict, text))
 
@@ -64,7 +64,11 @@ def compare_tables(judged: Judged) -> tuple[list[Comparison], list[Span], list[S
         try:
             counted[table.name] = _table(judged, table)
         except _UNREADABLE as error:
-            judged.tell(table.name, "rows", "wrong", f"they cannot be read: {str(error)[:300]}")
+            if max(versions(judged.tables / table.name), default=-1) > judged.version:
+                text = "they were rewritten and cleaned up while they were to be read: verify again"
+                judged.tell(table.name, "rows", "unproved", text)
+            else:
+                judged.tell(table.name, "rows", "wrong", f"they cannot be read: {str(error)[:300]}")
     return judged.found, judged.lost, judged.doubled, counted.get(judged.subject.table, 0)
 
 
@@ -82,7 +86,10 @@ def version_at(table: Path, position: Batch | None) -> int | None:
         return None
     found = there[-1]
     for version in reversed(there):
-        entry = read_commit(table, version).entry
+        try:
+            entry = read_commit(table, version).entry
+        except FileNotFoundError:  # cleaned up since the folder was listed
+            break
         if entry is None or entry.kind not in ("batch", "publish", "fence"):
             continue
         if position is not None and (entry.generation, entry.batch) <= position:
@@ -94,12 +101,12 @@ def version_at(table: Path, position: Batch | None) -> int | None:
 def _table(judged: Judged, table: Table) -> int:
     version = version_of(judged, table.name)
     if version is None:
-        if table.name != judged.subject.dead_letters:
+        if table.name != judged.subject.dead_letters and table.counted:
             judged.tell(table.name, "rows", "wrong", "there is no such table")
         return 0
     handle = DeltaTable(judged.tables / table.name, version=version)
     letters = table.name == judged.subject.dead_letters
-    output = None if letters else _Made.of(judged, table.name)
+    output = None if letters or not table.counted else _Made.of(judged, table.name)
     columns = [*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]
     rows = handle.to_pyarrow_table(columns=columns or [handle.schema().fields[0].name])
     _foreign(judged, table)
@@ -121,7 +128,10 @@ def _foreign(judged: Judged, table: Table) -> None:
     accepted = judged.beside.accepted.get(table.name, frozenset()) if judged.beside is not None else frozenset()
     path = judged.tables / table.name
     for version in versions(path):
-        commit = read_commit(path, version)
+        try:
+            commit = read_commit(path, version)
+        except FileNotFoundError:  # cleaned up since the folder was listed
+            continue
         if commit.entry is None and commit.changes_rows and version not in accepted:
             text = f"version {version} changed rows ({commit.operation}) and carries no ledger entry"
             judged.tell(table.name, "rows", "wrong", text)

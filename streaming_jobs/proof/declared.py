@@ -17,6 +17,7 @@ def subject_of(stream: Stream) -> Subject:
     first, *others = (topic.name for topic in stream.sources.values())
     tables = [Table(stream.primary.name, "written", tuple(stream.primary.keys))]
     tables += [Table(sink.name, sink.name, tuple(sink.keys)) for sink in stream.secondary]
+    tables += [Table(table.name, "", tuple(table.keys)) for table in stream.deletes]
     tables.append(Table(stream.dead_letters, "dead_letters"))
     return Subject(
         stream=stream.name, table=stream.primary.name, topic=first, others=tuple(others), tables=tuple(tables)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from streaming_jobs.proof.rules import Rule
 
-Verdict = Literal["ok", "wrong", "unproved", "not compared"]
+Outcome = Literal["ok", "wrong", "unproved", "not compared"]
 
 
 class Comparison(NamedTuple):
@@ -20,7 +20,7 @@ class Comparison(NamedTuple):
 
     table: str
     what: str
-    verdict: Verdict
+    verdict: Outcome
     text: str
 
 
@@ -35,7 +35,10 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Table:
-    """One declared table: the keys of an upsert, and the name under which the primary's entries count its rows."""
+    """One table of a stream: the keys of an upsert, and the name under which the primary's entries count its rows.
+
+    A table that remembers deletes is not counted.
+    """
 
     name: str
     counted: str

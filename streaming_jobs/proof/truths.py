@@ -20,7 +20,7 @@ from streaming_jobs.proof.lineage import Batch
 from streaming_jobs.proof.multiset import compare
 from streaming_jobs.proof.rules import place_of
 from streaming_jobs.proof.spans import Span, merged
-from streaming_jobs.proof.subject import Comparison, Verdict
+from streaming_jobs.proof.subject import Comparison, Outcome
 from streaming_jobs.proof.topic import Records, TopicContent
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.truths import NotComparable, Record, Truth
@@ -60,7 +60,7 @@ def compare_truth(
     `refused` has by topic the places of the dead letters that were refused whole.
     """
 
-    def told(verdict: Verdict, text: str) -> Comparison:
+    def told(verdict: Outcome, text: str) -> Comparison:
         return Comparison(truth.table, "truth", verdict, text)
 
     if reason := _hindrance(truth, version, spans, topics, watermark):

@@ -20,7 +20,8 @@ from streaming_jobs.proof.log import versions
 from streaming_jobs.proof.subject import Comparison
 from streaming_jobs.proof.topic import RawRecord, TopicContent, TopicReader
 from streaming_jobs.proof.truths import Watermarks, compare_truth, refused_whole, watermarks
-from streaming_jobs.proof.verifier import StreamVerdict, Verdict, newest_versions, verify
+from streaming_jobs.proof.verdict import StreamVerdict, Verdict
+from streaming_jobs.proof.verifier import newest_versions, verify
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.truths import Truth
@@ -128,7 +129,7 @@ def _with(verdict: StreamVerdict, more: Sequence[Comparison]) -> StreamVerdict:
 
 def _without_truth(stream: Stream, truths: Sequence[Truth]) -> list[Comparison]:
     known = {truth.table for truth in truths}
-    text = "no truth is declared for it (`@truth`); --recompute compares with the stream's own function"
+    text = "no truth is declared for it (`@truth`)"
     return [
         Comparison(sink.name, "values", "not compared", text)
         for sink in stream.sinks.values()

@@ -89,13 +89,13 @@ def stock(story: Story, version: int | None = None) -> dict[str, int]:
 
 def test_the_story(story: Story) -> None:
     bad = story.compare(COUNT, right=False)
-    assert bad > 0
+    assert bad > 0 and verified(story) == (1, "wrong")
     plan = story.plan()
     old, begun = stock(story), DeltaTable(story.settings.tables / "inventory").version()
     with polled(story) as polls:
         story.recourse("recover", "apply", plan, "--yes")
     story.compare(COUNT, right=True)
-    assert generation(story) == 2 and outcome(story, plan) == "published"
+    assert generation(story) == 2 and outcome(story, plan) == "published" and verified(story) == (0, "ok")
     new, ended = stock(story), DeltaTable(story.settings.tables / "inventory").version()
     seen = [stock(story, version) for version in range(begun, ended + 1)]
     assert seen == [old] * (len(seen) - 1) + [new], "whoever reads each version sees old rows, then new ones"
@@ -104,7 +104,19 @@ def test_the_story(story: Story) -> None:
     assert "last_at from" in report and "changed" in report
     story.recourse("recover", "undo", plan, "--yes")
     story.compare(COUNT, right=False, bad=bad)
-    assert generation(story) == 3
+    assert generation(story) == 3 and verified(story) == (1, "wrong")
+
+
+def verified(story: Story) -> tuple[int, str]:
+    """Exit code of `recourse verify` and what it says of the values, when every offset is there once."""
+    done = run(story, "verify", "inventory", "--output", "json")
+    (found,) = json.loads(done.stdout)["streams"]
+    ends = Topics.of(story.settings.kafka, story.bootstrap).offsets(TOPIC)
+    assert (found["verified"], found["unproved"], found["lost"], found["doubled"]) == (ends.total, 0, [], []), found
+    assert not found["faults"], found
+    outcomes = {one["what"]: one["verdict"] for one in found["comparisons"]}
+    assert outcomes["keys"] == outcomes["dead letters"] == "ok"
+    return done.returncode, outcomes["truth"]
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from streaming_jobs.proof.log import commit_file, versions
 from streaming_jobs.proof.subjects import FLIGHTS, SPLIT
 from streaming_jobs.proof.topic import PartitionContent, TopicContent
-from streaming_jobs.proof.verifier import StreamVerdict, verify
+from streaming_jobs.proof.verdict import StreamVerdict
+from streaming_jobs.proof.verifier import verify
 
 TOPIC, TOPIC_ID = "flights", "q2Fxt25LSjKInOzlgP-Hyw"
 BATCHES = 4

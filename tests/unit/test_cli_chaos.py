@@ -19,7 +19,8 @@ from streaming_jobs.proof.lanes import ChaosFailed, Tally
 from streaming_jobs.proof.scenarios import Outcome
 from streaming_jobs.proof.spans import Span
 from streaming_jobs.proof.subjects import FLIGHTS
-from streaming_jobs.proof.verifier import Verdict, verify
+from streaming_jobs.proof.verdict import Verdict
+from streaming_jobs.proof.verifier import verify
 from tests.unit.proofs import BATCHES, CLEAN, make_tables, topic
 
 FAULT = Fault(CLEAN, 7, "rows", "3 offsets are in more than one row")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from streaming_jobs.output_plans import output_of
 from streaming_jobs.plan import fingerprint_of, traits_of
 from streaming_jobs.state_words import differences
 
@@ -132,3 +133,42 @@ def test_of_any_two_states_that_differ_something_is_told(before: str) -> None:
         old, new = fingerprint_of(PLANS[before]), fingerprint_of(plan)
         assert bool(differences(old, new)) == (old != new), after
         assert len(differences(old, new)) < 1_000
+
+
+SOURCE = """~Project [_record#9.k AS k#10, _record#9.n AS n#11L, struct(offset, offset#3L) AS _source#12]
++- ~Filter NOT _bad#8
+   +- ~Project [value#1, _record#9, _bad#8]
+      +- ~StreamingRelationV2 kafka, [value#1, partition#2, offset#3L]"""
+
+
+def over_source(*nodes: str) -> str:
+    """A plan of these nodes over the source's own."""
+    own = [f"{'   ' * depth}+- {node}" if depth else node for depth, node in enumerate(nodes)]
+    return "\n".join([*own, *(f"{'   ' * len(nodes)}+- {line}" for line in SOURCE.splitlines())])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "added", "position"),
+    [
+        (
+            ["~Project [k#10, _source#12.partition AS part#20, _source#12.offset AS off#21L]"],
+            ["Project"],
+            ["part", "off"],
+        ),
+        (
+            [
+                "~Filter (n#11L > 3)",
+                "~Project [p#22 AS part#24, o#23L AS off#25L, k#10]",
+                "~Project [k#10, n#11L, cast(_source#12.partition as bigint) AS p#22, _source#12.offset AS o#23L]",
+            ],
+            ["Filter", "Project"],
+            ["part", "off"],
+        ),
+        (["~Project [k#10, (_source#12.offset + 1) AS off#21L, _source#12.partition AS part#20]"], ["Project"], None),
+        (["~Aggregate [k#10], [k#10, count(1) AS c#30L]"], ["Aggregate"], None),
+    ],
+)
+def test_what_a_plan_makes_of_a_record_is_read_off_it(
+    nodes: list[str], added: list[str], position: list[str] | None
+) -> None:
+    assert output_of(over_source(*nodes), [SOURCE]) == {"nodes": added, "position": position}

@@ -17,7 +17,8 @@ from streaming_jobs.proof.log import commit_file
 from streaming_jobs.proof.spans import Span, sweep, total
 from streaming_jobs.proof.subjects import FLIGHTS, SPLIT
 from streaming_jobs.proof.topic import PartitionContent, TopicContent
-from streaming_jobs.proof.verifier import StreamVerdict, newest_versions, verify
+from streaming_jobs.proof.verdict import StreamVerdict
+from streaming_jobs.proof.verifier import newest_versions, verify
 from tests.unit.proofs import (
     BATCHES,
     CLEAN,

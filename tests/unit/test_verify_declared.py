@@ -20,7 +20,8 @@ from streaming_jobs.proof.declared import subject_of
 from streaming_jobs.proof.log import commit_file, versions
 from streaming_jobs.proof.subject import Subject, Table
 from streaming_jobs.proof.topic import PartitionContent, TopicContent
-from streaming_jobs.proof.verifier import StreamVerdict, verify
+from streaming_jobs.proof.verdict import StreamVerdict
+from streaming_jobs.proof.verifier import verify
 from streaming_jobs.world import ledger_file
 from tests.unit import proofs
 from tests.unit.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
@@ -73,7 +74,9 @@ def shorten(life: Life, keep: int) -> None:
         commit_file(life.table, version).unlink()
 
 
-def recovered(life: Life, *, base: int, generation: int = 2, last: int = BATCHES - 1, short: int = 0) -> None:
+def recovered(
+    life: Life, *, base: int, generation: int = 2, last: int = BATCHES - 1, short: int = 0, switched: bool = True
+) -> None:
     """A recovery that goes back to after a batch, replays what came since as one batch, and publishes it."""
     record = life.record
     replayed = range((base + 1) * PER_BATCH, (last + 1) * PER_BATCH)
@@ -99,7 +102,8 @@ def recovered(life: Life, *, base: int, generation: int = 2, last: int = BATCHES
     )
     write_deltalake(DeltaTable(life.table), rows, mode="overwrite", commit_properties=how)
     opened = Generation(generation, 0.0, "recovery things-0001", record.generation, base)
-    life.save(replace(record, generations=(*record.generations, opened)))
+    if switched:
+        life.save(replace(record, generations=(*record.generations, opened)))
 
 
 def test_a_declared_stream_is_proved_and_what_was_compared_is_told(life: Life) -> None:
@@ -164,6 +168,27 @@ def test_rows_that_a_recovery_lost_are_told(life: Life) -> None:
     recovered(life, base=1, short=2)
     found = judged(life)
     assert not found.ok and outcomes(found)["things: row counts"] == outcomes(found)["things: records"] == "wrong"
+
+
+def test_a_recovery_that_has_published_and_is_not_finished_is_told_and_is_not_wrong(life: Life) -> None:
+    recovered(life, base=1, switched=False)
+    found = judged(life)
+    assert found.ok and found.unproved == BATCHES * PER_BATCH
+    assert found.why == "a recovery has opened generation 2 and is not finished"
+
+
+def test_a_log_that_is_shortened_while_it_is_read_is_no_fault(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    from streaming_jobs.proof import verifier
+
+    read = verifier.read_commit
+
+    def read_late(path: Path, version: int) -> Any:
+        if version == 0:
+            shorten(life, 2)
+        return read(path, version)
+
+    monkeypatch.setattr(verifier, "read_commit", read_late)
+    assert right(judged(life, finished=True), BATCHES * PER_BATCH)
 
 
 def test_what_was_skipped_is_neither_lost_nor_read_also_with_a_short_log(life: Life) -> None:
