@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
+from streaming_jobs.column_types import checked_types
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import instead
@@ -171,6 +172,7 @@ class DeltaTable:
                             f"table {self.name}: '{column}' is not a column of its schema ({option})",
                             instead(column, names),
                         )
+            checked_types(self.name, self.schema, self.partition_by)
             checked_order(self.name, self.order_by, self.schema)
 
     @property

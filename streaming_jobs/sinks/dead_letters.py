@@ -2,7 +2,8 @@
 
 Each row says where the record lies (topic, partition, offset), what it was (key, value, headers, timestamp) and
 why it was refused (`reason`, a stable word, and `detail`). An output row without its key is here too, with the
-row as JSON in `value`, reason `null_key`, and its source position where the output carries one.
+row as JSON in `value`, reason `null_key`, and its source position where the output carries one; and an output row
+that no table can hold (see `refused`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pyspark.sql.types import (
 
 from streaming_jobs.ledger import OffsetRange
 from streaming_jobs.sinks.delta import DeltaSink
+from streaming_jobs.sinks.refused import DETAILS, REASON_COLUMN, with_bytes
 from streaming_jobs.sinks.staged import ArrowAppend, Staged, stage
 from streaming_jobs.sources.kafka import AHEAD
 from streaming_jobs.stream import DeltaTable
@@ -112,23 +114,29 @@ def _judge(source: KafkaSource) -> Callable[[Iterator[pa.RecordBatch]], Iterator
 
 
 def _from_rows(rows: pa.Table) -> pa.Table:
-    """Output rows without their key as dead letters."""
+    """Output rows that were not written as dead letters: rows without their key, and what a table cannot hold."""
     letters = []
-    for row in rows.to_pylist():
+    for row in with_bytes(rows).to_pylist():
         topic, partition, offset = (row.pop(name, None) for name in ("__topic", "__partition", "__offset"))
         row.pop("__delete", None)
-        value = json.dumps(row, default=str).encode()
+        reason = _shown(row.pop(REASON_COLUMN, None) or b"null_key")
+        value = json.dumps(row, default=_shown).encode()
         letters.append(
             {
-                "topic": topic,
+                "topic": None if topic is None else _shown(topic),
                 "partition": partition,
                 "offset": offset,
                 "value": value,
-                "reason": "null_key",
-                "detail": "an output row has no key",
+                "reason": reason,
+                "detail": DETAILS.get(reason, "an output row has no key"),
             }
         )
     return pa.Table.from_pylist(letters, schema=_arrow_schema())
+
+
+def _shown(value: object) -> str:
+    """Bytes as text, those that are no text as `\\xff`; anything else as Python writes it."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _arrow_schema() -> pa.Schema:

@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
+from streaming_jobs.column_types import checked_new_partitions, checked_types
 from streaming_jobs.durations import milliseconds
 from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, ForeignWrite, OutputMismatch, RecourseError
 from streaming_jobs.failures import classify
@@ -240,6 +241,7 @@ def ensure_sink(
     contract = _contract(declared, output)
     sink = open_sink(settings, declared, stream)
     if sink is None:
+        checked_new_partitions(declared.name, contract, declared.partition_by)
         path = private_folder(settings.tables) / declared.name
         entry = _entry("schema", stream, declared.name, generation, "table made")
         DeltaTable.create(
@@ -295,6 +297,7 @@ def _contract(declared: Declared, output: StructType) -> StructType:
     for column in (*declared.keys, *declared.partition_by):
         if column not in output.fieldNames():
             raise OutputMismatch(f"the output for table {declared.name} has no column '{column}'", "add it")
+    checked_types(declared.name, output, declared.partition_by)
     checked_order(declared.name, declared.order_by, output)
     return _nullable(StructType([*(declared.schema or output).fields, *position]))
 

@@ -19,16 +19,18 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
+from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.sinks import bounds, deletes, order_frames
+from streaming_jobs.sinks import bounds, deletes, order_frames, refused
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.order import (
     DELETE_COLUMN,
@@ -41,6 +43,7 @@ from streaming_jobs.sinks.order import (
     packed,
 )
 from streaming_jobs.sinks.parquet import add_actions
+from streaming_jobs.sinks.refused import REASON_COLUMN
 from streaming_jobs.sinks.rows import last_per_key, split_null_keys
 from streaming_jobs.stream import SOURCE_COLUMN
 
@@ -63,7 +66,7 @@ class Staged(Protocol):
 
     @property
     def null_keys(self) -> pa.Table | None:
-        """Rows of an upsert with a null in a key: they are not written, they are dead letters."""
+        """Rows that are not written but dead letters: those the table cannot hold (`refused`), and null keys."""
 
     @property
     def deletes(self) -> Staged | None:
@@ -171,11 +174,12 @@ class ArrowMerge:
 
 @dataclass
 class SparkAppend:
-    """A cached frame, appended by delta-spark."""
+    """Rows of a cached frame, appended by delta-spark."""
 
     committer: ClassVar[Literal["direct", "spark"]] = "spark"
     sink: DeltaSink
     frame: DataFrame
+    cached: DataFrame
     rows: int
     null_keys: pa.Table | None = None
     deletes: ClassVar[None] = None
@@ -186,7 +190,7 @@ class SparkAppend:
 
     def close(self) -> None:
         """Free the cached frame."""
-        self.frame.unpersist()
+        self.cached.unpersist()
 
 
 @dataclass
@@ -261,10 +265,9 @@ def stage(
     rows = _fit(sink, frame, topics)
     if sink.declared.mode == "append":
         if spark_commits:
-            cached = rows.persist()
-            return SparkAppend(sink, cached, cached.count())
+            return _spark_rows(sink, rows)
         if driver:
-            return ArrowAppend(sink, rows.toArrow())
+            return ArrowAppend(sink, *refused.split(sink.declared, sink.schema, rows.toArrow()))
         return _parquet(sink, rows, batch)
     if driver and not spark_commits:
         return merged(sink, rows.toArrow(), kept, by_position=SOURCE_COLUMN in frame.columns)
@@ -272,9 +275,11 @@ def stage(
 
 
 def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by_position: bool) -> ArrowMerge:
-    """Stage an upsert's rows that are in the driver's memory: those without a key aside, one event a key."""
+    """Stage an upsert's rows that are in the driver's memory: those it cannot hold aside, one event a key."""
     keys = sink.declared.keys
+    rows, unheld = refused.split(sink.declared, sink.schema, rows)
     table, null_keys = split_null_keys(rows, keys)
+    null_keys = pa.concat_tables([unheld, refused.with_bytes(null_keys)], promote_options="default")
     order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
     noted = None
     if order.columns:
@@ -295,24 +300,64 @@ def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int]) -> Parque
         shutil.rmtree(leftover)
     target = folder / f"b{number:09d}-{uuid.uuid4().hex[:8]}"
     partition_by = list(sink.declared.partition_by)
-    rows.write.partitionBy(*partition_by).parquet(str(target))
+    unheld = _write_parquet(sink, rows, target)
     for marker in (target / "_SUCCESS", target / "._SUCCESS.crc"):
         marker.unlink(missing_ok=True)
     actions, count = add_actions(sink.path, target, partition_by, sink.bounded)
-    return ParquetAppend(sink, actions, count)
+    return ParquetAppend(sink, actions, count, unheld)
+
+
+def _write_parquet(sink: DeltaSink, rows: DataFrame, target: Path) -> pa.Table | None:
+    """Write the rows in one pass that counts those that the table cannot hold; if there are any, write once more.
+
+    In the first pass such a row goes to the partition of nulls: its own may not be a folder's name.
+    """
+    partition_by, reason = list(sink.declared.partition_by), refused.reason(sink.declared, sink.schema)
+    if reason is None:
+        rows.write.partitionBy(*partition_by).parquet(str(target))
+        return None
+    counted = Observation()
+    judged = rows.withColumn(REASON_COLUMN, reason)
+    first = judged.observe(counted, F.count(REASON_COLUMN).alias("unheld"))
+    fine = F.col(REASON_COLUMN).isNull()
+    for column in partition_by:
+        first = first.withColumn(column, F.when(fine, F.col(f"`{column}`")))
+    first.drop(REASON_COLUMN).write.partitionBy(*partition_by).parquet(str(target))
+    if not counted.get["unheld"]:
+        return None
+    shutil.rmtree(target)
+    cached = judged.persist()
+    try:
+        cached.where(fine).drop(REASON_COLUMN).write.partitionBy(*partition_by).parquet(str(target))
+        return cached.where(~fine).toArrow()
+    finally:
+        cached.unpersist()
+
+
+def _spark_rows(sink: DeltaSink, rows: DataFrame) -> SparkAppend:
+    reason = refused.reason(sink.declared, sink.schema)
+    judged = rows.withColumn(REASON_COLUMN, F.lit(None).cast("string") if reason is None else reason).persist()
+    try:
+        fine = judged.where(F.col(REASON_COLUMN).isNull()).drop(REASON_COLUMN)
+        return SparkAppend(sink, fine, judged, fine.count(), judged.where(F.col(REASON_COLUMN).isNotNull()).toArrow())
+    except BaseException:
+        judged.unpersist()
+        raise
 
 
 def _spark_merge(sink: DeltaSink, rows: DataFrame, kept: DeltaSink | None, *, by_position: bool) -> SparkMerge:
     keys = sink.declared.keys
     order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
     with ExitStack() as held:
-        cached = [rows.withColumn(ROW_COLUMN, F.monotonically_increasing_id()).persist()]
+        reason = refused.reason(sink.declared, sink.schema)
+        judged = rows if reason is None else rows.withColumn(REASON_COLUMN, reason)
+        cached = [judged.withColumn(ROW_COLUMN, F.monotonically_increasing_id()).persist()]
         held.callback(lambda: [frame.unpersist() for frame in cached])
-        no_key = F.lit(False)
+        no_key = F.lit(False) if reason is None else F.col(REASON_COLUMN).isNotNull()
         for key in keys:
             no_key = no_key | F.col(f"`{key}`").isNull()
         null_keys = cached[0].where(no_key).drop(ROW_COLUMN).toArrow()
-        whole, noted = cached[0].where(~no_key), None
+        whole, noted = cached[0].where(~no_key).drop(REASON_COLUMN), None
         if order.columns:
             unique = order_frames.last_events(whole, keys, order)
             if kept is not None:

@@ -1,0 +1,63 @@
+"""Which types a table's columns may have, and those it is partitioned by; `docs/values.md` shows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from streaming_jobs.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_NUMBERS = ("byte", "short", "integer", "long", "float", "double", "decimal")
+_NESTED = ("array", "map", "struct")
+_STORED = frozenset({*_NUMBERS, *_NESTED, "boolean", "string", "binary", "date", "timestamp", "timestamp_ntz"})
+_NO_PARTITION = frozenset({"binary", *_NESTED})
+_UNSAFE_PARTITION = frozenset({"decimal", "float", "double"})
+
+
+def checked_types(table: str, schema: StructType, partition_by: Sequence[str]) -> None:
+    """Raise UsageError for a column that no table can store, or that a table cannot be partitioned by."""
+    for place, kind in _kinds(schema):
+        if kind == "void":
+            raise UsageError(
+                f"table {table}: column {place} is a null without a type",
+                "give it one: F.lit(None).cast('string')",
+            )
+        if kind not in _STORED:
+            raise UsageError(
+                f"table {table}: column {place} has the type {kind}, which is not stored",
+                "cast it to a type of docs/values.md",
+            )
+    _refuse(table, schema, partition_by, _NO_PARTITION)
+
+
+def checked_new_partitions(table: str, schema: StructType, partition_by: Sequence[str]) -> None:
+    """Raise UsageError for what a new table is better not partitioned by.
+
+    A partition value is text in the log: deltalake writes a negative decimal and an infinite number so that no reader
+    gets them back.
+    """
+    _refuse(table, schema, partition_by, _UNSAFE_PARTITION)
+
+
+def _refuse(table: str, schema: StructType, partition_by: Sequence[str], kinds: frozenset[str]) -> None:
+    for field in schema.fields:
+        if field.name in partition_by and (kind := field.dataType.typeName()) in kinds:
+            raise UsageError(
+                f"table {table} cannot be partitioned by '{field.name}', which has the type {kind}",
+                "partition by a column of text, whole numbers, booleans, dates or timestamps: hex(...) of bytes",
+            )
+
+
+def _kinds(kind: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """The type of every column and of what is inside of it, each with its place."""
+    for field in getattr(kind, "fields", ()):
+        inner = f"{place}.{field.name}".lstrip(".")
+        yield inner, field.dataType.typeName()
+        yield from _kinds(field.dataType, inner)
+    for part, name in (("elementType", "element"), ("keyType", "key"), ("valueType", "value")):
+        if (inside := getattr(kind, part, None)) is not None:
+            yield f"{place}.{name}", inside.typeName()
+            yield from _kinds(inside, f"{place}.{name}")

@@ -1,0 +1,156 @@
+"""Values of every type, by every way that a batch takes with Spark, found again by Spark, DataFusion and pyarrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
+from streaming_jobs.sinks.staged import Staged, stage
+from streaming_jobs.sinks.upkeep import Upkeep
+from streaming_jobs.stream import DeltaTable as Declared
+from tests import values
+from tests.conftest import SettingsFactory
+from tests.unit.worlds import STREAM, entry
+
+PATHS = {
+    "driver": {"driver": True, "spark_commits": False},
+    "executors": {"driver": False, "spark_commits": False},
+    "delta-spark": {"driver": False, "spark_commits": True},
+}
+PLACES = StructType(
+    [StructField(name, kind()) for name, kind in (("id", LongType), ("k", StringType), ("v", StringType))]
+)
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    """The hostile rows, one in each partition of the frame, and all of them once more in one."""
+    folder = tmp_path_factory.mktemp("rows")
+    pq.write_table(values.rows(), folder / "a.parquet")
+    pq.write_table(values.rows(1000), folder / "b.parquet")
+    frame = spark.read.schema(values.SCHEMA).parquet(str(folder))
+    return frame.where("id < 1000").repartition(4, "id").union(frame.where("id >= 1000").coalesce(1))
+
+
+def sink_of(settings: Settings, keys: tuple[str, ...] = (), name: str = "odd") -> DeltaSink:
+    return ensure_sink(settings, Declared(name, keys=keys), STREAM, values.SCHEMA, generation=1)
+
+
+def write(sink: DeltaSink, frame: DataFrame, path: Mapping[str, bool], batch: int = 0) -> Staged:
+    staged = stage(sink, frame, **path, batch=(1, batch))
+    try:
+        assert staged.commit(entry(batch)) is not None
+    finally:
+        staged.close()
+    sink.refresh()
+    return staged
+
+
+WAYS = [("append", "driver"), ("append", "executors"), ("merge", "delta-spark"), ("compacted", "executors")]
+ASKED_OF_SPARK = ["long", "double", "huge", "day", "at", "local", "text"]
+LACKING_DAY = "1582, 10, 10"
+"""A day that the calendar of Spark's statistics lacks: a file with nothing else is passed over (docs/values.md)."""
+
+
+@pytest.mark.parametrize(("way", "path"), WAYS, ids=lambda part: part)
+def test_every_value_is_stored_and_found_by_three_engines(
+    spark: SparkSession, rows: DataFrame, settings: SettingsFactory, way: str, path: str
+) -> None:
+    home = settings()
+    sink = sink_of(home, keys=("id",) if way == "merge" else ())
+    write(sink, rows, PATHS[path])
+    if way == "compacted":
+        Upkeep(sink, home.table, 1).compact()
+    expected = values.as_text(pa.concat_tables([values.rows(), values.rows(1000)]))
+    assert values.as_text(DeltaTable(sink.path).to_pyarrow_table()) == expected
+    missed = [
+        *values.missed_by_pyarrow(sink.path),
+        *values.missed_by_datafusion(sink.path),
+        *values.missed_by_spark(spark, sink.path, ASKED_OF_SPARK),
+    ]
+    assert missed == []
+    asked = sum(1 for _ in values.questions()) * 2 + sum(1 for _ in values.questions(ASKED_OF_SPARK))
+    print(f"values: {len(values.COLUMNS)} types, way {way} by {path}, 3 engines, {asked} filters, none missed a row")
+
+
+def letters(staged: Staged) -> list[tuple[str, Any]]:
+    assert staged.null_keys is not None
+    said = dead_letters._from_rows(staged.null_keys).to_pylist()
+    return sorted((one["reason"], json.loads(one["value"])["id"]) for one in said)
+
+
+def broken(spark: SparkSession) -> DataFrame:
+    """Six rows, four of them with something that no table can hold."""
+    made = [
+        (1, b"a", b"fine"),
+        (2, b"\xff", b"key"),
+        (3, b"b", b"\xed\xa0\x80"),
+        (4, ("日" * 17).encode(), b"long"),
+        (5, b"__HIVE_DEFAULT_PARTITION__", b"null"),
+        (6, "日".encode() * 16, b"fits"),
+    ]
+    frame = spark.createDataFrame(made, "id bigint, k binary, v binary")
+    return frame.select("id", F.col("k").cast("string").alias("k"), F.col("v").cast("string").alias("v"))
+
+
+UNHELD = [("not_utf8", 2), ("not_utf8", 3), ("partition_value", 4), ("partition_value", 5)]
+
+
+@pytest.mark.parametrize("keys", [(), ("id", "k")], ids=["append", "upsert"])
+@pytest.mark.parametrize("path", PATHS)
+def test_what_a_table_cannot_hold_is_refused_on_every_path(
+    spark: SparkSession, settings: SettingsFactory, path: str, keys: tuple[str, ...]
+) -> None:
+    if keys and path == "executors":
+        path = "delta-spark"  # an upsert has no other way past the driver
+    sink = ensure_sink(settings(), Declared("p", keys=keys, partition_by=["k"]), STREAM, PLACES, generation=1)
+    for batch in range(2):
+        staged = write(sink, broken(spark), PATHS[path], batch)
+        assert letters(staged) == UNHELD
+        assert staged.rows == 2
+    Upkeep(sink, settings().table, 1).compact()
+    found = DeltaTable(sink.path).to_pyarrow_table()
+    assert sorted(found["id"].to_pylist()) == ([1, 6] if keys else [1, 1, 6, 6])
+    assert spark.read.format("delta").load(str(sink.path)).where("k = 'a'").count() == (1 if keys else 2)
+
+
+def test_a_stateful_batch_with_such_a_row_goes_through_the_executors(
+    spark: SparkSession, settings: SettingsFactory, tmp_path: Path
+) -> None:
+    schema = StructType([StructField("k", StringType()), StructField("count", LongType())])
+    sink = ensure_sink(settings(), Declared("s", partition_by=["k"]), STREAM, schema, generation=1)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(2):
+        pq.write_table(pa.table({"k": [b"a", b"a", b"\xff"]}), source / f"{number}.parquet")
+    refused: list[int] = []
+
+    def batch(frame: DataFrame, number: int) -> None:
+        staged = write(sink, frame, PATHS["executors"], number)
+        refused.append(0 if staged.null_keys is None else staged.null_keys.num_rows)
+
+    stream = spark.readStream.schema("k binary").option("maxFilesPerTrigger", 1).parquet(str(source))
+    counted = stream.groupBy(F.col("k").cast("string").alias("k")).count()
+    query = (
+        counted.writeStream.outputMode("update")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .foreachBatch(batch)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert refused == [1, 1]
+    assert sorted(DeltaTable(sink.path).to_pyarrow_table()["count"].to_pylist()) == [2, 4]

@@ -1,0 +1,206 @@
+"""What a table cannot hold becomes a dead letter, on the driver's way, before anything is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks import dead_letters, refused
+from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
+from streaming_jobs.sinks.refused import REASON_COLUMN
+from streaming_jobs.sinks.staged import ArrowAppend, merged
+from streaming_jobs.sinks.upkeep import Upkeep
+from streaming_jobs.stream import DeltaTable as Declared
+from tests.conftest import SettingsFactory
+from tests.unit.worlds import STREAM, entry
+
+NESTED = StructType(
+    [
+        StructField("id", LongType()),
+        StructField("text", StringType()),
+        StructField("inside", StructType([StructField("text", StringType())])),
+        StructField("items", ArrayType(StringType())),
+        StructField("pairs", MapType(StringType(), ArrayType(StringType()))),
+    ]
+)
+BROKEN = [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80"]
+FINE = ["", "a", "\U0010ffff", "\ud7ff", "日本", "\x00"]
+
+
+def text(values: Sequence[bytes | None]) -> pa.Array:
+    """Text made of any bytes, as Spark's Arrow batches bring it."""
+    raw = pa.array(values, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
+
+
+def nested(values: Sequence[bytes | None], first: int = 0) -> pa.Table:
+    """Rows with a value in the text, in a struct, in a list, as a map's key, and as a map's value: one place a row."""
+    rows: list[pa.Table] = []
+    count = len(values)
+    for place in range(1 if None in values else 5):  # no map has a null for a key
+        taken = [text(values if place == number else [b"fine"] * count) for number in range(5)]
+        offsets = pa.array(range(count + 1), pa.int32())
+        lists = pa.ListArray.from_arrays(offsets, taken[4])
+        rows.append(
+            pa.table(
+                {
+                    "id": pa.array(range(first + place * count, first + (place + 1) * count), pa.int64()),
+                    "text": taken[0],
+                    "inside": pa.StructArray.from_arrays([taken[1]], ["text"]),
+                    "items": pa.ListArray.from_arrays(offsets, taken[2]),
+                    "pairs": pa.MapArray.from_arrays(offsets, taken[3], lists),
+                }
+            )
+        )
+    return pa.concat_tables(rows).combine_chunks()
+
+
+def letters(rows: pa.Table) -> list[dict[str, Any]]:
+    return list(dead_letters._from_rows(rows).to_pylist())
+
+
+def test_rows_with_bytes_that_are_no_text_are_found_wherever_they_are() -> None:
+    fine = nested([value.encode() for value in FINE])
+    rows = pa.concat_tables([nested(BROKEN, 1000), fine, nested([None, b"x"], 2000).slice(0, 2)])
+    good, bad = refused.split(Declared("t"), NESTED, rows)
+    assert sorted(bad["id"].to_pylist()) == list(range(1000, 1000 + 5 * len(BROKEN)))
+    assert good.num_rows == fine.num_rows + 2
+    good.validate(full=True)
+    assert set(bad[REASON_COLUMN].to_pylist()) == {"not_utf8"}
+
+
+def test_rows_that_are_all_fine_are_passed_on_as_they_are() -> None:
+    rows = nested([value.encode() for value in FINE])
+    good, bad = refused.split(Declared("t"), NESTED, rows)
+    assert good is rows and bad.num_rows == 0
+
+
+@pytest.mark.parametrize("keys", [(), ("text",)], ids=["append", "upsert"])
+def test_a_table_stays_readable_and_is_written_on(settings: SettingsFactory, keys: tuple[str, ...]) -> None:
+    home = settings()
+    sink = ensure_sink(home, Declared("t", keys=keys), STREAM, NESTED, generation=1)
+
+    def write(rows: pa.Table, batch: int) -> list[dict[str, Any]]:
+        if keys:
+            staged: Any = merged(sink, rows, by_position=False)
+        else:
+            staged = ArrowAppend(sink, *refused.split(sink.declared, sink.schema, rows))
+        staged.commit(entry(batch))
+        return letters(staged.null_keys)
+
+    rows = nested([b"x"]).set_column(1, "text", text([b"k%d" % number for number in range(5)]))
+    poisoned = rows.set_column(1, "text", text([b"\xff", b"k1", b"k7", b"\xfe\xff", b"k8"]))
+    assert write(rows, 0) == []
+    said = write(poisoned, 1)
+    assert [(one["reason"], json.loads(one["value"])["text"]) for one in said] == [
+        ("not_utf8", "\\xff"),
+        ("not_utf8", "\\xfe\\xff"),
+    ]
+    assert write(rows, 2) == []
+    Upkeep(sink, home.table, 1).compact()
+    found = QueryBuilder().register("t", DeltaTable(sink.path)).execute("SELECT text FROM t ORDER BY text").read_all()
+    times = 1 if keys else 2
+    assert set(pa.table(found)["text"].to_pylist()) == {"k0", "k1", "k2", "k3", "k4", "k7", "k8"}
+    assert pa.table(found)["text"].to_pylist().count("k0") == times
+
+
+PARTED = StructType([StructField("k", StringType()), StructField("n", LongType())])
+
+
+def parted(home: Settings, **declared: Any) -> DeltaSink:
+    return ensure_sink(home, Declared("p", partition_by=["k"], **declared), STREAM, PARTED, generation=1)
+
+
+@pytest.mark.parametrize(
+    "value", ["日" * 17, "x" * 254, " " * 51, "~" * 85, "__HIVE_DEFAULT_PARTITION__", "\U0010ffff" * 13]
+)
+def test_what_cannot_name_a_partition_becomes_a_dead_letter(settings: SettingsFactory, value: str) -> None:
+    sink = parted(settings())
+    staged = ArrowAppend(sink, *refused.split(sink.declared, sink.schema, pa.table({"k": [value, "a"], "n": [1, 2]})))
+    staged.commit(entry(0))
+    assert staged.null_keys is not None
+    (said,) = letters(staged.null_keys)
+    assert (said["reason"], json.loads(said["value"])) == ("partition_value", {"k": value, "n": 1})
+    assert DeltaTable(sink.path).to_pyarrow_table().to_pylist() == [{"k": "a", "n": 2}]
+
+
+ODD = [".", "..", "-", "~", "a/b", "\x00", "\r\n", "null", "%", "=", "\u2028", "it's", "a b+c", "\ue000"]
+LONGEST = ["日" * 16 + "x" * 13, "x" * 253, " " * 50 + "xxx", "~" * 84 + "x", "\U0010ffff" * 12]
+
+
+@pytest.mark.parametrize("value", [*LONGEST, *ODD])
+def test_the_longest_and_oddest_partition_values_come_back(settings: SettingsFactory, value: str) -> None:
+    sink = parted(settings())
+    ArrowAppend(sink, *refused.split(sink.declared, sink.schema, pa.table({"k": [value], "n": [1]}))).commit(entry(0))
+    assert DeltaTable(sink.path).to_pyarrow_table().to_pylist() == [{"k": value, "n": 1}]
+    assert DeltaTable(sink.path).to_pyarrow_table(filters=[("k", "=", value)]).num_rows == 1
+
+
+def test_an_empty_text_is_null_as_a_partition_and_a_dead_letter_as_a_key(settings: SettingsFactory) -> None:
+    rows = pa.table({"k": ["", "a"], "n": [1, 2]})
+    sink = parted(settings())
+    ArrowAppend(sink, *refused.split(sink.declared, sink.schema, rows)).commit(entry(0))
+    assert sorted(DeltaTable(sink.path).to_pyarrow_table()["k"].to_pylist(), key=str) == [None, "a"]
+    keyed = ensure_sink(settings(), Declared("q", keys=["k"], partition_by=["k"]), STREAM, PARTED, generation=1)
+    for batch in range(2):
+        staged = merged(keyed, rows, by_position=False)
+        staged.commit(entry(batch))
+        assert staged.null_keys is not None and [one["reason"] for one in letters(staged.null_keys)] == [
+            "partition_value"
+        ]
+    assert DeltaTable(keyed.path).to_pyarrow_table().to_pylist() == [{"k": "a", "n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (NullType(), "column c is a null without a type"),
+        (ArrayType(NullType()), "column c.element is a null without a type"),
+        (
+            StructType([StructField("x", MapType(StringType(), NullType()))]),
+            "column c.x.value is a null without a type",
+        ),
+        (VariantType(), "has the type variant, which is not stored"),
+    ],
+    ids=str,
+)
+def test_a_column_that_no_table_stores_is_refused_before_anything_is_made(
+    settings: SettingsFactory, kind: DataType, words: str
+) -> None:
+    home = settings()
+    schema = StructType([StructField("n", LongType()), StructField("c", kind)])
+    with pytest.raises(UsageError, match=words):
+        ensure_sink(home, Declared("t"), STREAM, schema, generation=1)
+    with pytest.raises(UsageError, match=words):
+        Declared("t", schema=schema)
+    assert not (home.tables / "t").exists()
+
+
+@pytest.mark.parametrize("kind", [BinaryType(), ArrayType(LongType()), DecimalType(9, 2), DoubleType()], ids=str)
+def test_a_partition_column_that_would_come_back_otherwise_is_refused(
+    settings: SettingsFactory, kind: DataType
+) -> None:
+    schema = StructType([StructField("n", LongType()), StructField("c", kind)])
+    with pytest.raises(UsageError, match="cannot be partitioned by 'c'"):
+        ensure_sink(settings(), Declared("t", partition_by=["c"]), STREAM, schema, generation=1)
