@@ -279,7 +279,8 @@ def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by
     keys = sink.declared.keys
     rows, unheld = refused.split(sink.declared, sink.schema, rows)
     table, null_keys = split_null_keys(rows, keys)
-    null_keys = pa.concat_tables([unheld, refused.with_bytes(null_keys)], promote_options="default")
+    if unheld.num_rows:
+        null_keys = pa.concat_tables([unheld, refused.with_bytes(null_keys)], promote_options="default")
     order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
     noted = None
     if order.columns:
