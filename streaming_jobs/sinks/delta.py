@@ -253,7 +253,7 @@ def ensure_sink(
             configuration={
                 STREAM_PROPERTY: stream,
                 bounds.PROPERTY: bounds.encode(bounds.boundable(contract, declared.partition_by, _sought(declared))),
-                **_upkeep_properties(settings.table),
+                **_properties(settings.table, declared),
             },
             raise_if_key_not_exists=False,
             commit_properties=CommitProperties(
@@ -275,7 +275,7 @@ def ensure_sink(
         sink.refresh()
         sink._read_schema()
     bounded = bounds.wanted(sink.handle, sink.schema, declared.partition_by, _sought(declared))
-    _apply_properties(sink, {**_upkeep_properties(settings.table), bounds.PROPERTY: bounded}, generation)
+    _apply_properties(sink, {**_properties(settings.table, declared), bounds.PROPERTY: bounded}, generation)
     sink.sync()
     return sink
 
@@ -349,6 +349,15 @@ def _apply_properties(sink: DeltaSink, wanted: dict[str, str], generation: int) 
             changed, commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()})
         )
         sink.refresh()
+
+
+def _properties(table: TableSettings, declared: Declared) -> dict[str, str]:
+    """Properties of every table; delta-spark puts files of a partitioned one into folders without partition values.
+
+    It writes a value that is not ASCII into the log as it is, deltalake percent-encodes it: a file that deltalake
+    removes would then stay in the table, with its rows a second time.
+    """
+    return {**_upkeep_properties(table), **({"delta.randomizeFilePrefixes": "true"} if declared.partition_by else {})}
 
 
 def _upkeep_properties(table: TableSettings) -> dict[str, str]:
