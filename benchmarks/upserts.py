@@ -104,7 +104,8 @@ def fill(settings: Settings, count: int, name: str = "ours", order_by: Sequence[
     for batch, part in enumerate(np.array_split(keys, FILES)):
         filled = rows(part, 0)
         if order_by:
-            filled = filled.append_column(POSITION_COLUMN, pa.array(part, pa.int64()))
+            places = np.arange(batch * len(part), (batch + 1) * len(part))  # as a topic is read
+            filled = filled.append_column(POSITION_COLUMN, pa.array(places, pa.int64()))
         ArrowAppend(sink, filled).commit(LedgerEntry("batch", "upserts", name, 1, batch))
     return sink
 

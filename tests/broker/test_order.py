@@ -64,12 +64,14 @@ def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_ot
     }
 
     def recourse(*arguments: str) -> str:
-        done = command(made.settings.home, environment, "recover", *arguments)
+        done = command(made.settings.home, environment, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    plan = json.loads(recourse("plan", TOPIC, "--to-batch", "2", "--max-changed", "0%", "--output", "json"))["id"]
-    recourse("apply", plan, "--yes")
+    plan = json.loads(recourse("recover", "plan", TOPIC, "--to-batch", "2", "--max-changed", "0%", "--output", "json"))[
+        "id"
+    ]
+    recourse("recover", "apply", plan, "--yes")
     assert_left(made.settings, left)
     assert remembered(made.settings, left) == kept
     published, *_ = entries(made.settings.tables / TOPIC, 1)
@@ -78,6 +80,7 @@ def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_ot
         "customers_dead_letters",
     }
     assert made.run(customers).status.state == "stopped", "and the stream goes on from there"
+    recourse("verify", TOPIC)
 
 
 def remembered(settings: Settings, left: dict[str, int]) -> list[str]:
