@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,8 +25,11 @@ from orchestration.cli.output import (
 
 if TYPE_CHECKING:
     from streaming_jobs.proof.spans import Span
+    from streaming_jobs.proof.topic import TopicReader
     from streaming_jobs.proof.verdict import StreamVerdict, Verdict
     from streaming_jobs.proof.verification import Told
+    from streaming_jobs.settings import Settings
+    from streaming_jobs.stream import Stream
 
 _SHOWN = 20
 _LINES_EVERY = 10.0
@@ -45,6 +49,10 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Do not decode the records: dead letters are then not compared.")
     ] = False,
+    recompute: Annotated[
+        bool,
+        typer.Option("--recompute", help="Run each stream's function again over all that it has read; needs Spark."),
+    ] = False,
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="Most time that reading the topics may take.")
     ] = "1 hour",
@@ -52,7 +60,8 @@ def verify(
 ) -> None:
     """Compare tables and topics of declared streams, which may run meanwhile, and say what was compared.
 
-    Reads the tables, the topics up to where they end now, and the ledger; needs a broker and no Spark. Exit codes:
+    Reads the tables, the topics up to where they end now, and the ledger; needs a broker, and Spark only with
+    --recompute. Exit codes:
     0 all that was compared is right, 1 something is wrong, 2 usage.
     """
     from orchestration.cli.children import stop_signals_interrupt
@@ -74,7 +83,9 @@ def verify(
         ) as at,
         told() as tell,
     ):
-        verdict, _ = verify_streams(call.settings, streams, declared, at, options, tell)
+        verdict, readers = verify_streams(call.settings, streams, declared, at, options, tell)
+        if recompute:
+            verdict = _recomputed(call.settings, streams, at, verdict, readers)
     if output is Output.json:
         print_json(verdict_as_json(verdict))
     else:
@@ -82,6 +93,29 @@ def verify(
         say(in_words(verdict))
     if not verdict.ok or (strict and not verdict.whole):
         raise typer.Exit(FAILED)
+
+
+def _recomputed(
+    settings: Settings, streams: list[Stream], bootstrap: str, verdict: Verdict, readers: Mapping[str, TopicReader]
+) -> Verdict:
+    """The verdict with the outcome of a batch query over everything that the streams have read."""
+    from orchestration.cli.setup import fetch_jars
+    from streaming_jobs.platform import spark as platform
+    from streaming_jobs.proof.recompute import recompute
+
+    fetch_jars(settings, broker=False)
+    say("starting Spark, which runs the functions of the streams again")
+    spark = platform.start(settings, name="verify")
+    try:
+        found = []
+        for stream, one in zip(streams, verdict.streams, strict=True):
+            say(f"{stream.name}: computing its rows again")
+            more = recompute(settings, stream, spark, bootstrap, one, readers)
+            kept = [c for c in one.comparisons if c.what != "values"]
+            found.append(replace(one, comparisons=(*kept, *more)))
+    finally:
+        spark.stop()
+    return replace(verdict, streams=tuple(found))
 
 
 @contextmanager

@@ -7,7 +7,7 @@
 | keys         | upserts                          | no key twice, none that is null |
 | dead letters | every stream                     | each refused record once, with its format's own reason |
 
-Values are not compared here: that takes a truth of the user's own (`truths.py`).
+Values are not compared here: that takes a truth of the user's own (`truth.py`), or Spark (`recompute.py`).
 """
 
 from __future__ import annotations

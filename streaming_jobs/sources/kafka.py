@@ -66,12 +66,21 @@ class KafkaSource:
             .option("maxOffsetsPerTrigger", max_offsets)
             .load()
         )
-        judged = self._judged(raw)
-        judged = judged.observe(self.observation, *self._counted())
-        frame = judged.where(~F.col("_bad")).select("_record.*", self._position().alias(SOURCE_COLUMN))
+        frame = self._good(self._judged(raw).observe(self.observation, *self._counted()))
         if self.topic.event_time and self.lateness is not None:
             frame = frame.withWatermark(self.topic.event_time, f"{milliseconds(self.lateness)} milliseconds")
         return frame
+
+    def batch(self, spark: SparkSession, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
+        """The good records of a range as a batch frame; `start` and `end` name every partition of the topic."""
+        raw = (
+            spark.read.format("kafka")
+            .options(**self._options(headers=self.topic.headers))
+            .option("startingOffsets", json.dumps({self.topic.name: start}))
+            .option("endingOffsets", json.dumps({self.topic.name: end}))
+            .load()
+        )
+        return self._good(self._judged(raw))
 
     def bad_records(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
         """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, and AHEAD."""
@@ -147,6 +156,9 @@ class KafkaSource:
                 F.max(F.when(~bad, F.unix_micros("timestamp"))).alias("newest"),
             ]
         return counted
+
+    def _good(self, judged: DataFrame) -> DataFrame:
+        return judged.where(~F.col("_bad")).select("_record.*", self._position().alias(SOURCE_COLUMN))
 
     def _position(self) -> Column:
         columns = [F.col(c) for c in ("topic", "partition", "offset", "timestamp", "key")]

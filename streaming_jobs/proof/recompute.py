@@ -1,0 +1,146 @@
+"""The stream's own function run once more, as a batch query over everything that the stream has read. Needs Spark.
+
+This finds what went wrong on the way from batch to batch: lost, doubled or mixed-up rows, state that was not kept. It
+shares function, decoding and order of upserts with what wrote the rows, so it does not find an error in these; that
+takes a truth of the user's own.
+
+| table | compared |
+|---|---|
+| append, no state   | every row equal |
+| upsert             | every row equal; running aggregates as they are over all records |
+| append, with state | every row of the table is one of those computed; which are not there yet is not compared |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from streaming_jobs.code_version import code_version
+from streaming_jobs.plan import analysed
+from streaming_jobs.proof.beside import Beside
+from streaming_jobs.proof.comparisons import version_at
+from streaming_jobs.proof.lineage import path
+from streaming_jobs.proof.multiset import compare
+from streaming_jobs.proof.spans import Span, merged
+from streaming_jobs.proof.subject import Comparison, Outcome
+from streaming_jobs.proof.topic import TopicReader
+from streaming_jobs.proof.verdict import StreamVerdict
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import open_sink
+from streaming_jobs.sinks.order import DELETE_COLUMN
+from streaming_jobs.sinks.staged import ArrowAppend, ArrowMerge, stage
+from streaming_jobs.sources.connection import spark_options
+from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.stream import Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_WHAT = "recomputed"
+_TOLERANCE = 1e-9
+"""Of floats: sums depend on the order of their parts."""
+_STATEFUL = re.compile(
+    r"^[\s:+|-]*(Aggregate|Deduplicate\w*|FlatMapGroups\w*|TransformWithState\w*|SessionWindow)\b", re.M
+)
+
+
+def recompute(
+    settings: Settings,
+    stream: Stream,
+    spark: SparkSession,
+    bootstrap: str,
+    verdict: StreamVerdict,
+    readers: Mapping[str, TopicReader],
+) -> list[Comparison]:
+    """Compare every declared table of a stream with what its function makes of the records that were read."""
+
+    def each(verdict: Outcome, text: str) -> list[Comparison]:
+        return [Comparison(sink.name, _WHAT, verdict, text) for sink in stream.sinks.values()]
+
+    spans = list(merged(verdict.coverage.spans))
+    if verdict.version < 0 or not spans:
+        return each("not compared", "the stream has not read anything yet")
+    for span in spans:
+        low = readers[span.topic].low.get(span.partition, 0) if span.topic in readers else None
+        if low is None or span.start < low:
+            return each("unproved", f"topic {span.topic} no longer holds what the rows were made from")
+    frames = {}
+    for parameter, topic in stream.sources.items():
+        source = KafkaSource(parameter, topic, spark_options(settings.kafka, bootstrap), topic.delay)
+        frames[parameter] = _read(source, spark, [s for s in spans if s.topic == topic.name], readers[topic.name])
+    outputs = stream.outputs(**frames)
+    return [_table(settings, stream, name, frame, verdict) for name, frame in outputs.items()]
+
+
+def _read(source: KafkaSource, spark: SparkSession, spans: Sequence[Span], reader: TopicReader) -> DataFrame:
+    """The records of some ranges: a partition may have several, where a recovery skipped what lies between."""
+    by_partition: dict[int, list[Span]] = {}
+    for span in spans:
+        by_partition.setdefault(span.partition, []).append(span)
+    parts = []
+    for turn in range(max((len(own) for own in by_partition.values()), default=1)):
+        start, end = dict(reader.low), dict(reader.low)
+        for partition, own in by_partition.items():
+            if turn < len(own):
+                start[partition], end[partition] = own[turn].start, own[turn].end
+        parts.append(source.batch(spark, start, end))
+    return reduce(lambda one, other: one.unionByName(other), parts)
+
+
+def _table(settings: Settings, stream: Stream, name: str, frame: DataFrame, verdict: StreamVerdict) -> Comparison:
+    declared = stream.sinks[name]
+
+    def told(outcome: Outcome, text: str) -> Comparison:
+        return Comparison(declared.name, _WHAT, outcome, text)
+
+    sink = open_sink(settings, declared, stream.name)
+    folder = settings.tables / declared.name
+    version = verdict.version if declared is stream.primary else version_at(folder, verdict.position)
+    if sink is None or version is None:
+        return told("unproved", "the table does not exist")
+    state = sorted(set(_STATEFUL.findall(analysed(frame)))) + (["Join"] if len(stream.sources) > 1 else [])
+    if reason := _hindrance(settings, stream, state, verdict):
+        return told("not compared", reason)
+    topics = [topic.name for topic in stream.sources.values()]
+    staged = stage(sink, frame, driver=True, spark_commits=False, batch=(0, 0), topics=topics)
+    assert isinstance(staged, ArrowAppend | ArrowMerge)
+    expected = staged.table
+    if DELETE_COLUMN in expected.column_names:
+        expected = expected.filter(pc.invert(pc.fill_null(expected[DELETE_COLUMN], False)))
+    found = DeltaTable(folder, version=version).to_pyarrow_table()
+    columns = [column for column in found.column_names if column in expected.column_names]
+    left = [column for column in found.column_names if column not in columns]
+    difference = compare(expected.select(columns), found.select(columns), _TOLERANCE)
+    notes = f"; not compared: the columns {', '.join(left)}" if left else ""
+    if state and declared.mode == "append":
+        absent = sum(difference.missing.values())
+        notes += f"; {absent:,} computed rows are not in it, open yet or too late: not compared" if absent else ""
+        difference = type(difference)(difference.columns, {}, difference.extra)
+    if difference:
+        said = "; ".join(difference.words(declared.keys))
+        return told("wrong", f"{said}{_codes(settings, stream, verdict)}{notes}")
+    return told("ok", f"each of {found.num_rows:,} rows is what the function makes of the records, at once{notes}")
+
+
+def _hindrance(settings: Settings, stream: Stream, state: Sequence[str], verdict: StreamVerdict) -> str:
+    if any(node.startswith("Deduplicate") for node in state):
+        return "which of several equal records a deduplication keeps depends on how they came"
+    beside = Beside.read(settings.state, stream.name)
+    steps = path(beside, verdict.position) if beside is not None and verdict.position is not None else []
+    if state and any(life.restarts and life.from_generation is not None for life, _, _ in steps):
+        return "a recovery has discarded the state, so older rows and newer ones do not belong to one computation"
+    return ""
+
+
+def _codes(settings: Settings, stream: Stream, verdict: StreamVerdict) -> str:
+    now = code_version(stream, settings.flows).hash
+    others = sorted({entry.code for entry in verdict.coverage.entries} - {now})
+    if not others:
+        return ""
+    return f"; batches were written by other code than today's {now}: {', '.join(others[:3])}"
