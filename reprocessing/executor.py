@@ -66,7 +66,10 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
         if (outcome := work.journal.outcome) in ("aborted", "aborting"):
             raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
         if outcome == "planned" and (other := under_way(settings, stream.name)) is not None:
-            raise UsageError(f"plan {other.id} of stream {stream.name} is under way", next_step(other.id, "applying"))
+            raise UsageError(
+                f"plan {other.id} of stream {stream.name} is under way",
+                next_step(other.id, journal_of(settings, other.id).outcome),
+            )
         _same_code(work)
 
     if work.journal.outcome == "published":

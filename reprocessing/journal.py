@@ -100,7 +100,7 @@ def next_step(plan: str, outcome: Outcome) -> str:
     abort = f"give it up: recourse recover abort {plan}"
     return {
         "planned": f"apply it: recourse recover apply {plan}",
-        "applying": f"go on with it: recourse recover resume {plan}",
+        "applying": f"go on with it: recourse recover resume {plan}, or {abort}",
         "waits for confirmation": f"confirm it: recourse recover apply {plan} --yes, or {abort}",
         "refused": f"check again: recourse recover resume {plan}, or {abort}",
         "published": f"take it back: recourse recover undo {plan}",

@@ -16,6 +16,7 @@ from pathlib import Path
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
+from reprocessing.journal import next_step
 from streaming_jobs import savepoints
 from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.files import hard_link
@@ -71,7 +72,9 @@ def fence(settings: Settings, stream: Stream, plan: str, generation: int, *, pas
         commit, _ = newest(sink.path, stream.name)
         if commit is not None and commit.entry is not None and commit.entry.plan != plan:
             other = commit.entry.plan
-            raise PreflightRefused(f"table {sink.name} is fenced by plan {other}", f"resume or abort {other}")
+            raise PreflightRefused(
+                f"table {sink.name} is fenced by plan {other}", next_step(other or "PLAN", "applying")
+            )
 
 
 def fenced_by(settings: Settings, stream: Stream, plan: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reprocessing.history import Batch, History, path
+from reprocessing.journal import next_step
 from reprocessing.plan import SawTable, SawTopic, SawWorld
 from reprocessing.targets import View
 from streaming_jobs import generation as generations
@@ -116,7 +117,7 @@ def refuse_fenced(found: Situation) -> None:
         ):
             raise PreflightRefused(
                 f"the recovery plan {table.entry.plan} of table {table.name} is under way",
-                f"finish it: recourse recover resume {table.entry.plan}, or abort {table.entry.plan}",
+                next_step(table.entry.plan or "PLAN", "applying"),
             )
 
 
