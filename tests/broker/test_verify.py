@@ -99,7 +99,8 @@ def odds_by_hand(records):
 STREAMS = ("plain", "totals", "windows", "parity")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.long
+@pytest.mark.timeout(400)
 def test_streams_that_are_not_shipped_are_verified_while_records_arrive(
     broker: Broker, settings: SettingsFactory, tmp_path: Path
 ) -> None:
