@@ -155,11 +155,13 @@ def observe_all(settings: Settings, streams: Iterable[str]) -> list[Observed]:
 
 def with_lag(settings: Settings, streams: Sequence[Stream], found: Sequence[Observed]) -> list[Observed]:
     """The same with the lag of now where no driver keeps it fresh; waits two seconds at most for a broker."""
-    from streaming_jobs.lag import lag_now
-
     old = {o.stream: o.status for o in found if o.status is not None and not (o.lag_age or _FRESH + 1) <= _FRESH}
+    if not old:
+        return list(found)
+    from streaming_jobs.lag import lag_now  # it loads the Kafka client
+
     before = {name: s.read_up_to for name, s in old.items() if s.read_up_to is not None}
-    lags = lag_now(settings, [stream for stream in streams if stream.name in old], before) if old else {}
+    lags = lag_now(settings, [stream for stream in streams if stream.name in old], before)
     return [
         replace(o, at=max(o.at, lag.at), status=told(o.status, lag))
         if o.status is not None and (lag := lags.get(o.stream)) is not None
