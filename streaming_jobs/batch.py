@@ -312,17 +312,13 @@ class BatchPipeline:
         """
         rows: dict[str, int] = {}
         mixed = []
-        letters = self._stage_letters(spark, entry, staged, path, held)
-        known = self.dead_letters.position
-        if letters is not None or (known is not None and known >= entry.txn):
-            own = replace(entry, table=self.dead_letters.name)
-            found = self._done(self.dead_letters, own)
-            if found is None and letters is not None:
-                letters.commit(replace(own, rows={"written": letters.rows}))
-                rows["dead_letters"] = letters.rows
-            elif found is not None:
-                rows["dead_letters"] = found.rows.get("written", 0)
-                mixed += [self.dead_letters.name] if found.code != entry.code else []
+        own = replace(entry, table=self.dead_letters.name)
+        if (found := self._done(self.dead_letters, own)) is not None:
+            rows["dead_letters"] = found.rows.get("written", 0)
+            mixed += [self.dead_letters.name] if found.code != entry.code else []
+        elif (letters := self._stage_letters(spark, entry, staged, path, held)) is not None:
+            letters.commit(replace(own, rows={"written": letters.rows}))
+            rows["dead_letters"] = letters.rows
         for table, sink in self.deletes.items():
             own, noted = replace(entry, table=sink.name), staged[table].deletes if table in staged else None
             if (found := self._done(sink, own)) is not None:

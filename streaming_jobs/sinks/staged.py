@@ -297,8 +297,7 @@ def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by
 def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int]) -> ParquetAppend:
     generation, number = batch
     folder = sink.path / f"g{generation:04d}"
-    for leftover in folder.glob(f"b{number:09d}-*"):  # of an attempt that died before its commit
-        shutil.rmtree(leftover)
+    _remove_leftovers(sink, folder, f"b{number:09d}-")
     target = folder / f"b{number:09d}-{uuid.uuid4().hex[:8]}"
     partition_by = list(sink.declared.partition_by)
     unheld = _write_parquet(sink, rows, target)
@@ -306,6 +305,17 @@ def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int]) -> Parque
         marker.unlink(missing_ok=True)
     actions, count = add_actions(sink.path, target, partition_by, sink.bounded)
     return ParquetAppend(sink, actions, count, unheld)
+
+
+def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
+    """Remove the files of an attempt that died before its commit; a folder with a live file is none."""
+    if not (attempts := list(folder.glob(f"{prefix}*"))):
+        return
+    sink.refresh()
+    live = {tuple(path.split("/")[:2]) for path in sink.handle.get_add_actions()["path"].to_pylist()}
+    for attempt in attempts:
+        if (folder.name, attempt.name) not in live:
+            shutil.rmtree(attempt)
 
 
 def _write_parquet(sink: DeltaSink, rows: DataFrame, target: Path) -> pa.Table | None:

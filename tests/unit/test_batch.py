@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -27,8 +28,9 @@ from streaming_jobs.pace import Pace
 from streaming_jobs.plan import PlanTraits
 from streaming_jobs.route import Attempts, choose_path
 from streaming_jobs.settings import StreamSettings
+from streaming_jobs.sinks import staged
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
-from streaming_jobs.sinks.staged import ArrowAppend
+from streaming_jobs.sinks.staged import ArrowAppend, ParquetAppend, _parquet
 from streaming_jobs.sources.kafka import Observed
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
@@ -441,6 +443,51 @@ def test_a_batch_killed_anywhere_is_repeated_and_every_row_is_there_once(
     assert newest_entry(disk, PRIMARY).rows == {SECONDARY: 2, "dead_letters": 2, "written": 2}
     assert again.reports[-1].skipped == (point == "primary_committed")
     assert disk.findings() == []
+
+
+def write_as_executors(sink: DeltaSink, rows: pa.Table, target: Path) -> None:
+    """Stands for Spark's writer."""
+    target.mkdir(parents=True)
+    pq.write_table(rows, target / "part-0.parquet")
+
+
+def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_committed(
+    disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_executors(driver: Driver) -> Driver:
+        in_memory = driver.stage_dead_letters
+
+        def staged_files(sink: DeltaSink, *args: Any, batch: tuple[int, int], **options: Any) -> ParquetAppend:
+            return _parquet(sink, in_memory(sink, *args, batch=batch, **options).table, batch)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(batches, "stage_dead_letters", staged_files)
+        driver.bad = 2
+        return driver
+
+    monkeypatch.setattr(staged, "_write_parquet", write_as_executors)
+    first = on_executors(start())
+    monkeypatch.setattr(first.pipeline, "_late", lambda *_: (_ for _ in ()).throw(TransientError("Kafka is away")))
+    with pytest.raises(TransientError):
+        first.run(0)
+    on_executors(start()).run(0)
+    assert DeltaTable(disk.table(DEAD_LETTERS)).to_pyarrow_table().num_rows == 2
+    assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 2
+    assert disk.findings() == []
+
+
+def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = disk.sinks[PRIMARY]
+    rows = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
+
+    monkeypatch.setattr(staged, "_write_parquet", write_as_executors)
+    _parquet(sink, rows, (1, 0))  # type: ignore[arg-type]
+    (died,) = (sink.path / "g0001").iterdir()
+    _parquet(sink, rows, (1, 0)).commit(entry(0))  # type: ignore[arg-type]
+    assert not died.exists()
+    _parquet(sink, rows, (1, 0))  # type: ignore[arg-type]
+    assert numbers(disk, PRIMARY) == [1]
 
 
 def test_a_batch_that_is_in_the_tables_computes_nothing(start: Start) -> None:
