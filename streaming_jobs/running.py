@@ -157,6 +157,11 @@ class RunningStream:
             self.status.state = "stopping"
             log.info("stop requested", stream=self.stream.name)
 
+    def leave_stopped(self) -> None:
+        """A stop was asked for before the start: nothing is started."""
+        self.stop_requested.set()
+        self._stopped()
+
     def beat(self) -> None:
         """A sign of life, with the lag of now: it changes while a batch runs, and before the first one."""
         status = self.status

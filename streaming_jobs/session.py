@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -72,13 +72,16 @@ class Session:
         streams: Sequence[Stream],
         *,
         trigger: str | None = None,
-        respect_stop: bool = False,
+        answers: Mapping[str, stops.Request] | None = None,
+        left_out: Iterable[str] = (),
         record_classes: Path | None = None,
         supervised: bool = False,
         watch: CodeWatch | None = None,
     ) -> None:
         """`record_classes` is a file for the class-data archive that the JVM writes when it ends.
 
+        `answers` are the stop requests, by stream, that this start was made to end. `left_out` are streams of this
+        session that a recovery has stopped.
         One that is `supervised` may end to be started again in its place, with the code of then (`superseded`): after
         a recovery of one of its streams, or when `watch` says that other code is there for one that has failed.
         """
@@ -86,7 +89,7 @@ class Session:
         self.record_classes = record_classes
         self.streams = list(streams)
         self.trigger = trigger
-        self.respect_stop = respect_stop
+        self.answers = dict(answers or {})
         self.stop_all = threading.Event()
         self.running: list[RunningStream] = []
         self.spark: SparkSession | None = None
@@ -94,7 +97,7 @@ class Session:
         self.supervised = supervised
         self.watch = watch
         self.superseded = False
-        self._recovering: set[str] = set()
+        self._recovering = set(left_out)
         self._status_unwritten = False
         self._ends: EndOffsets | None = None
 
@@ -160,8 +163,18 @@ class Session:
                 running.preflight()
             except Exception as error:  # noqa: BLE001 - one stream's trouble leaves the others running
                 running.fail(classify(error))
-            if not self.respect_stop and not running.ended:  # a start with intent that nothing has refused
-                stops.clear(self.settings, running.stream.name)
+            self._answer(running)
+
+    def _answer(self, running: RunningStream) -> None:
+        """End the stop that this start was made to end, if preflight lets the stream try; obey any other one."""
+        name, request = running.stream.name, self.answers.get(running.stream.name)
+        if running.ended:
+            return
+        if request is not None and request.plan is None:
+            stops.clear(self.settings, name, request)
+        if (newer := stops.request(self.settings, name)) is not None:
+            log.warning("the stream is not started: a stop was asked for", stream=name, by=newer.who)
+            running.leave_stopped()
 
     def _start_spark(self, leases: Sequence[Lease]) -> None:
         from streaming_jobs.platform import spark as platform
@@ -222,12 +235,18 @@ class Session:
             running.lease.unlock()
 
     def _look_at_recoveries(self) -> None:
-        """Make way when a recovery that stopped a stream of this session is over."""
-        for running in self.running if self.supervised else ():
-            name = running.stream.name
+        """Make way when a recovery is over that stopped a stream of this session, or had before the session began."""
+        if not self.supervised or self.superseded:
+            return
+        ours = {running.stream.name for running in self.running if not running.left}
+        for name in sorted(self._recovering.union(running.stream.name for running in self.running)):
             if stops.for_recovery(self.settings, name):
                 self._recovering.add(name)
-            elif name in self._recovering and not stops.asked(self.settings, name) and not self.stop_all.is_set():
+            elif name not in self._recovering or self.stop_all.is_set():
+                continue
+            elif stops.asked(self.settings, name):  # somebody wants it to stay stopped
+                self._recovering.discard(name)
+            elif name in ours or holder(self.settings, name) is None:
                 log.info("a recovery is over: the session starts again with the code of now", stream=name)
                 self.superseded = True
 
@@ -311,14 +330,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         collisions.check()
         settings = load(session_options.flags(options), config_file=options.config).settings
+        answers = stops.requests(settings)  # before the flows are loaded, which takes its time
         names = [name for name in options.streams.split(",") if name]
         streams = Topology.of_settings(settings).select(names)
         if options.print_versions:
             print(json.dumps(versions(settings, streams)))
             return 0
-        respect_stop = options.respect_stop or options.again
-        if respect_stop:
-            streams = [s for s in streams if not stops.asked(settings, s.name)]
+        left_out: list[str] = []
+        if options.respect_stop or options.again:
+            left_out = [s.name for s in streams if stops.for_recovery(settings, s.name)]
+            streams = [s for s in streams if s.name not in left_out and not stops.asked(settings, s.name)]
+            answers = {}
             if not streams:
                 log.info("all streams of this session are stopped on purpose")
                 return 0
@@ -332,7 +354,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings,
             streams,
             trigger=options.trigger,
-            respect_stop=respect_stop,
+            answers=answers,
+            left_out=left_out,
             supervised=options.supervised,
             watch=watch,
         )

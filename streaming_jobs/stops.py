@@ -1,12 +1,16 @@
 """The file `<state>/<stream>/stop`: whoever writes it asks the stream's session to stop at a batch border.
 
-While it is there, nothing that works by itself starts the stream. It says who has asked. A start with intent removes it
-once preflight has let the stream start; a recovery removes its own when it is over.
+While it is there, nothing that works by itself starts the stream. It says who has asked. A start with intent removes a
+request that was there when the start was made, once preflight has let the stream start: one that is made later is the
+newer word. A recovery's own is removed by the recovery alone, when it is over.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +23,14 @@ _RECOVERY = "stopped for recovery plan "
 
 @dataclass(frozen=True)
 class Request:
-    """A stop that was asked for: by whom, in words, since when (seconds since 1970), and for which recovery plan."""
+    """A stop that was asked for: by whom, in words, since when (seconds since 1970), and for which recovery plan.
+
+    `file` is the marker's inode and time: the same words asked for again are another request.
+    """
 
     who: str
     since: float
+    file: tuple[int, int] = (0, 0)
 
     @property
     def plan(self) -> str | None:
@@ -42,26 +50,32 @@ def asked(settings: Settings, stream: str) -> bool:
 
 def request(settings: Settings, stream: str) -> Request | None:
     """The stop that was asked for, or None."""
-    path = marker(settings, stream)
     try:
-        return Request(path.read_text(encoding="utf-8").strip(), path.stat().st_mtime)
+        with marker(settings, stream).open(encoding="utf-8") as file:
+            stat = os.fstat(file.fileno())
+            return Request(file.read().strip(), stat.st_mtime, (stat.st_ino, stat.st_mtime_ns))
     except FileNotFoundError:
         return None
 
 
+def requests(settings: Settings) -> dict[str, Request]:
+    """The stops that are asked for now, by stream."""
+    names = [path.parent.name for path in settings.state.glob("*/stop")]
+    return {name: found for name in names if (found := request(settings, name)) is not None}
+
+
 def ask(settings: Settings, stream: str, who: str) -> None:
     """Ask for a stop; it is on disk when this returns."""
-    path = marker(settings, stream)
-    private_folder(path.parent)
-    write_atomic(path, f"{who}\n")
+    with _alone(settings, stream) as path:
+        write_atomic(path, f"{who}\n")
 
 
-def clear(settings: Settings, stream: str) -> None:
-    """Let the stream start again, also after a power cut."""
-    path = marker(settings, stream)
-    if path.exists():
-        path.unlink(missing_ok=True)
-        sync(path.parent)
+def clear(settings: Settings, stream: str, only: Request) -> None:
+    """Let the stream start again, also after a power cut, unless another stop was asked for since that one."""
+    with _alone(settings, stream) as path:
+        if request(settings, stream) == only:
+            path.unlink()
+            sync(path.parent)
 
 
 def for_recovery(settings: Settings, stream: str) -> bool:
@@ -71,14 +85,28 @@ def for_recovery(settings: Settings, stream: str) -> bool:
 
 def ask_for(settings: Settings, stream: str, plan: str) -> None:
     """Ask for a recovery; a request that is there already, whosever it is, stays as it is."""
-    if not asked(settings, stream):
-        ask(settings, stream, f"{_RECOVERY}{plan}")
+    with _alone(settings, stream) as path:
+        if not path.exists():
+            write_atomic(path, f"{_RECOVERY}{plan}\n")
 
 
 def clear_for(settings: Settings, stream: str, plan: str) -> None:
     """Let the stream start again, if it was this recovery that has asked."""
-    if _who(settings, stream) == f"{_RECOVERY}{plan}":
-        clear(settings, stream)
+    found = request(settings, stream)
+    if found is not None and found.plan == plan:
+        clear(settings, stream, found)
+
+
+@contextmanager
+def _alone(settings: Settings, stream: str) -> Iterator[Path]:
+    """The marker, which nobody else writes or removes within the block."""
+    path = marker(settings, stream)
+    descriptor = os.open(private_folder(path.parent), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield path
+    finally:
+        os.close(descriptor)
 
 
 def _who(settings: Settings, stream: str) -> str:

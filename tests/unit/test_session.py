@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from streaming_jobs import session as module
+from streaming_jobs import stops
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, TransientError
 from streaming_jobs.lease import holder, take
 from streaming_jobs.progress import Status, read_status, write_status
@@ -120,8 +121,58 @@ def test_a_start_that_is_refused_leaves_a_stop_on_purpose_as_it_is(
 @pytest.mark.parametrize("respect", [False, True])
 def test_a_start_with_intent_ends_a_stop_on_purpose(home: Settings, respect: bool) -> None:
     path = marker(home)
-    assert Session(home, [plain], respect_stop=respect).run() == 0
+    assert Session(home, [plain], answers={} if respect else stops.requests(home)).run() == 0
     assert path.exists() == respect
+
+
+@pytest.mark.parametrize("before", [None, "asked by recourse streams stop"])
+def test_a_stop_that_is_asked_for_while_a_session_starts_is_obeyed(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """Be it in the same words as one that the start was made to end."""
+    if before is not None:
+        stops.ask(home, "plain", before)
+    session, started = Session(home, [plain, parity], answers=stops.requests(home)), []
+
+    def preflight(running: RunningStream) -> None:
+        if running.stream is plain:
+            stops.ask(home, "plain", "asked by recourse streams stop")
+
+    monkeypatch.setattr(RunningStream, "preflight", preflight)
+    monkeypatch.setattr(
+        Session,
+        "_start_spark",
+        lambda self, _: (
+            started.extend(r.stream.name for r in self.running if not r.ended) or self.running[1]._stopped()
+        ),
+    )
+    assert session.run() == 0
+    assert stops.asked(home, "plain") and state(home, "plain") == "stopped"
+    assert started == ["parity"]
+
+
+def test_a_recovery_that_asks_while_a_session_starts_gets_the_stream(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunningStream, "preflight", lambda r: stops.ask_for(home, r.stream.name, "p-0001"))
+    monkeypatch.setattr(Session, "_start_spark", lambda *_: pytest.fail("there is nothing to start"))
+    assert Session(home, [plain], answers=stops.requests(home)).run() == 0
+    assert stops.for_recovery(home, "plain") and holder(home, "plain") is None
+
+
+def test_a_request_is_ended_by_whoever_has_seen_it_and_no_other_one(home: Settings) -> None:
+    stops.ask(home, "plain", "somebody")
+    first = stops.request(home, "plain")
+    stops.ask(home, "plain", "somebody")
+    assert first is not None
+    stops.clear(home, "plain", first)
+    assert stops.asked(home, "plain")
+    stops.ask_for(home, "plain", "p-0001")
+    stops.clear_for(home, "plain", "p-0001")
+    second = stops.requests(home)["plain"]
+    assert second.who == "somebody" and second != first
+    stops.clear(home, "plain", second)
+    assert stops.requests(home) == {}
 
 
 def test_an_error_of_the_session_itself_is_told_by_each_stream(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,26 +208,78 @@ def test_a_session_makes_way_after_the_recovery_of_one_of_its_streams(home: Sett
     assert session._exit_code() == (0 if supervised else 78), "what failed before is for the next session to find out"
 
 
-@pytest.mark.parametrize("who", ["stopped for recovery plan plain-0001", "by hand"])
-def test_a_start_that_preflight_refuses_leaves_the_marker(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, who: str
+def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_started_when_it_is_over(
+    home: Settings,
 ) -> None:
+    """Unless somebody else runs it by then, or wants it to stay stopped."""
     stop = marker(home)
-    stop.write_text(who)
+    stop.write_text("stopped for recovery plan plain-0001")
+    session = Session(home, [parity], supervised=True, left_out=["plain"])
+    session.run()
+
+    def makes_way() -> bool:
+        session._look_at_recoveries()
+        return session.superseded
+
+    assert not makes_way()
+    stop.unlink()
+    with take(home, "plain", purpose="session"):
+        assert not makes_way(), "another session runs it"
+    assert makes_way()
+    session.superseded = False
+    stop.write_text("by hand")
+    assert not makes_way()
+    stop.unlink()
+    assert not makes_way(), "whoever stopped it starts it"
+
+
+@pytest.mark.parametrize("option", ["--respect-stop", "--again"])
+def test_a_session_is_told_which_of_its_streams_a_recovery_has_stopped(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Made(Session):
+        def __init__(self, settings: Settings, streams: Any, **options: Any) -> None:
+            made.append({"streams": [s.name for s in streams], **options})
+            super().__init__(settings, streams, **options)
+
+    monkeypatch.setattr(module, "Session", Made)
+    monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
+    monkeypatch.setattr(
+        module, "Topology", SimpleNamespace(of_settings=lambda _: SimpleNamespace(select=lambda _: [plain, parity]))
+    )
+    monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    stops.ask_for(home, "plain", "plain-0001")
+    assert module.main(["--streams", "plain,parity", option]) == 0
+    assert (made[0]["streams"], made[0]["left_out"], made[0]["answers"]) == (["parity"], ["plain"], {})
+    stops.clear_for(home, "plain", "plain-0001")
+    stops.ask(home, "plain", "by hand")
+    assert module.main(["--streams", "plain,parity", option]) == 0
+    assert (made[1]["streams"], made[1]["left_out"]) == (["parity"], [])
+
+
+def test_a_start_that_preflight_refuses_leaves_the_marker(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = marker(home)
+    stop.write_text("by hand")
 
     def refused(_: RunningStream) -> None:
         raise PreflightRefused("fenced", "resume it")
 
     with monkeypatch.context() as patched:
         patched.setattr(RunningStream, "preflight", refused)
-        assert Session(home, [plain]).run() == 78
+        assert Session(home, [plain], answers=stops.requests(home)).run() == 78
     assert stop.exists()
     with monkeypatch.context() as patched:
         patched.setattr(RunningStream, "preflight", lambda _: (_ for _ in ()).throw(TransientError("away", "wait")))
-        Session(home, [plain]).run()
+        Session(home, [plain], answers=stops.requests(home)).run()
         assert not stop.exists(), "what may pass is tried again"
-    stop.write_text(who)
-    assert Session(home, [plain]).run() == 0 and not stop.exists()
+    stop.write_text("by hand")
+    assert Session(home, [plain], answers=stops.requests(home)).run() == 0 and not stop.exists()
+    stop.write_text("stopped for recovery plan plain-0001")
+    assert Session(home, [plain], answers=stops.requests(home)).run() == 0
+    assert stop.exists(), "a recovery's request is ended by the recovery"
 
 
 def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(

@@ -19,6 +19,7 @@ from streaming_jobs.code_watch import CodeWatch, versions
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.lease import holder, take
 from streaming_jobs.progress import read_status
+from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
 from tests.driver import until
@@ -168,16 +169,13 @@ sys.exit(session.main())
 """
 
 
-@pytest.mark.timeout(300)
-def test_a_session_goes_on_in_its_process_after_a_recovery_with_the_code_of_now(
-    flow: Path, settings: SettingsFactory
-) -> None:
-    home = settings()
+def without_spark(flow: Path, home: Settings, *options: str) -> subprocess.Popen[str]:
+    """A supervised session of both streams, in a process of its own that starts no Spark."""
     script = flow.with_name("session_without_spark.py")
     script.write_text(WITHOUT_SPARK)
     variables = {"RECOURSE_HOME": str(home.home), "RECOURSE_FLOWS": '["watched_flow"]'}
-    process = subprocess.Popen(
-        [sys.executable, str(script), "--streams", "watched,beside", "--supervised"],
+    return subprocess.Popen(
+        [sys.executable, str(script), "--streams", "watched,beside", "--supervised", *options],
         env={**os.environ, "PYTHONPATH": str(ROOT), "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", **variables},
         cwd=flow.parent,
         stdin=subprocess.PIPE,
@@ -185,6 +183,34 @@ def test_a_session_goes_on_in_its_process_after_a_recovery_with_the_code_of_now(
         stderr=subprocess.DEVNULL,
         text=True,
     )
+
+
+@pytest.mark.timeout(300)
+def test_a_stream_that_a_recovery_had_stopped_when_the_session_began_is_started_after_it(
+    flow: Path, settings: SettingsFactory
+) -> None:
+    home = settings()
+    stops.ask_for(home, "watched", "watched-0001")
+    process = without_spark(flow, home, "--respect-stop")
+    try:
+        until(lambda: (s := read_status(home, "beside")) is not None and s.state == "running", 30, "the session")
+        assert read_status(home, "watched") is None
+        stops.clear_for(home, "watched", "watched-0001")
+        until(lambda: (s := read_status(home, "watched")) is not None and s.state == "running", 20, "the other stream")
+        assert holder(home, "watched") is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.timeout(300)
+def test_a_session_goes_on_in_its_process_after_a_recovery_with_the_code_of_now(
+    flow: Path, settings: SettingsFactory
+) -> None:
+    home = settings()
+    process = without_spark(flow, home)
     assert process.stdin is not None and process.stdout is not None
 
     def state(stream: str) -> str:
