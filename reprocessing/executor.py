@@ -16,6 +16,7 @@ from reprocessing.onward import abort
 from reprocessing.plan import Checks, Plan, folder, load, moved, names
 from reprocessing.planner import make_plan
 from reprocessing.publish import has_published
+from reprocessing.replay import last_entry
 from reprocessing.report import write_report
 from reprocessing.situation import look
 from reprocessing.stages import stages_of
@@ -26,6 +27,7 @@ from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.files import private_folder
 from streaming_jobs.lease import take
+from streaming_jobs.ledger import Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
@@ -224,12 +226,21 @@ def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
         stops.ask_for(work.settings, name, work.plan.id)
         try:
             with take(work.settings, name, purpose=f"recovery {work.plan.id}", wait=patience):
-                mend(work.settings, work.stream)
+                mend(work.settings, work.stream, _reached(work))
                 check()
                 yield
         finally:
             if work.journal.outcome in ("planned", "published", "aborted"):
                 stops.clear_for(work.settings, name, work.plan.id)
+
+
+def _reached(work: Work) -> Txn:
+    """Where the journal, or the stream's record, says that every table is."""
+    journal, plan, generation = work.journal, work.plan, work.record.generation
+    if generation < plan.generation and journal.done("publish") is not None:
+        return last_entry(work.own, work.stream).txn
+    fenced = generation < plan.generation and journal.done("fence") is not None
+    return Txn(plan.generation if fenced else generation, -1)
 
 
 @contextmanager

@@ -160,25 +160,26 @@ class Commit:
     entry: LedgerEntry | None
 
 
-def walk(table: Path) -> Iterator[Commit]:
-    """The commits of a table's log, newest first, as far back as the log is kept and without gaps.
+def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
+    """The commits of a table's log up to a version (None: all), newest first, as far back as it has no gap.
 
     Raises PreflightRefused for one that is damaged.
     """
     log = table / "_delta_log"
     if not log.is_dir():
         return
-    versions = sorted((int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20), reverse=True)
-    for position, version in enumerate(versions):
-        if position and versions[position - 1] != version + 1:
+    found = (int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20)
+    versions = sorted((each for each in found if version is None or each <= version), reverse=True)
+    for position, number in enumerate(versions):
+        if position and versions[position - 1] != number + 1:
             return
         try:
-            commit = _commit(version, log / f"{version:020d}.json")
+            commit = _commit(number, log / f"{number:020d}.json")
         except FileNotFoundError:  # cleaned up since the folder was listed
             return
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise PreflightRefused(
-                f"version {version} in {log} cannot be read: {error}", "put the table's log back from a copy"
+                f"version {number} in {log} cannot be read: {error}", "put the table's log back from a copy"
             ) from error
         yield commit
 
@@ -194,13 +195,13 @@ def entries(table: Path, limit: int) -> list[tuple[Commit, LedgerEntry]]:
     return found
 
 
-def newest(table: Path, stream: str) -> tuple[Commit | None, list[Commit]]:
-    """The stream's newest entry on the table, and the commits after it that change data and are not ours.
+def newest(table: Path, stream: str, version: int | None = None) -> tuple[Commit | None, list[Commit]]:
+    """The stream's newest entry on the table, up to a version, and later commits that change data and are not ours.
 
     Without an entry in the log, None and every such commit that the log still holds.
     """
     foreign: list[Commit] = []
-    for commit in walk(table):
+    for commit in walk(table, version):
         entry = commit.entry
         if entry and entry.stream == stream and entry.kind in ("batch", "fence", "publish"):
             return commit, foreign

@@ -10,32 +10,30 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
 
 import structlog
 
 from streaming_jobs import generation as generations
 from streaming_jobs.checkpoint import Checkpoint
-from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import sync
-from streaming_jobs.generation import StreamRecord
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger import Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import open_sink
 from streaming_jobs.sinks.table_log import log_files
 from streaming_jobs.stream import Stream
+from streaming_jobs.torn_tables import torn_files
 from streaming_jobs.world import all_tables
 
 log = structlog.get_logger()
 
 
-def mend(settings: Settings, stream: Stream) -> list[Path]:
+def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list[Path]:
     """Remove what is torn in the stream's tables and its checkpoint; what that was. The caller holds the lease.
 
-    Raises PreflightRefused for a table whose newest commit has lost files after Spark has noted its batch as done.
+    `reached` is for a recovery: where it has brought the tables for certain; without it, what one was writing stays.
+    Raises PreflightRefused for a table whose newest commit is damaged although something relies on it.
     """
     record = generations.load(settings, stream.name)
     if record is None:
@@ -43,7 +41,9 @@ def mend(settings: Settings, stream: Stream) -> list[Path]:
     checkpoint = generations.checkpoint(settings, stream.name, record.generation)
     gone = list(_torn_entry(checkpoint.folder / "commits"))
     for declared, _ in all_tables(stream):
-        gone += _mend_table(settings.tables / declared.name, record, checkpoint)
+        if (folder := settings.tables / declared.name / "_delta_log").is_dir():
+            gone += _mend_beside(folder)
+    gone += _remove(*torn_files(settings, stream, record, _newest(checkpoint.folder / "commits"), reached))
     primary = open_sink(settings, stream.primary, stream.name)
     at = primary.position if primary is not None else None
     done = at.batch if at is not None and at.generation == record.generation else -1
@@ -81,8 +81,9 @@ def _mend_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
     if planned is None or planned <= done:
         return
     path = checkpoint.folder / "offsets" / str(planned)
-    before = checkpoint.folder / "commits" / str(planned - 1)
-    if not _whole_entry(path) or (planned and committed is not None and planned - 1 == done and not before.exists()):
+    # Spark had noted the batch before that one: no more than one of its notes was being written.
+    lost = planned - 1 == done and planned - 2 == (-1 if committed is None else committed)
+    if not _whole_entry(path) or (planned and lost):
         yield from _remove(path)
 
 
@@ -91,62 +92,13 @@ def _any_empty(checkpoint: Path) -> bool:
     return checkpoint.is_dir() and any(not path.is_file() or not path.stat().st_size for path in paths)
 
 
-def _mend_table(table: Path, record: StreamRecord, checkpoint: Checkpoint) -> Iterator[Path]:
-    folder = table / "_delta_log"
-    if not folder.is_dir():
-        return
-    for file in log_files(folder):
-        if file.kind == "checkpoint" and not _is_parquet(file.path):
-            yield from _remove(file.path)
-    hint = folder / "_last_checkpoint"
-    if hint.exists() and not _points_somewhere(hint):
+def _mend_beside(log: Path) -> Iterator[Path]:
+    """A checkpoint of the log that was cut off, and what names the newest one; both repeat what commits say."""
+    hint = log / "_last_checkpoint"
+    torn = [file.path for file in log_files(log) if file.kind == "checkpoint" and not _is_parquet(file.path)]
+    if torn or (hint.exists() and not _points_somewhere(hint)):
         yield from _remove(hint)
-    committed = _newest(checkpoint.folder / "commits")
-    while commits := [file for file in log_files(folder) if file.kind == "commit"]:
-        newest = max(commits, key=lambda file: file.version)
-        actions = _actions(newest.path)
-        missing = [] if actions is None else _missing(table, actions)
-        if actions is not None and not missing:
-            return
-        if actions is not None and not _unfinished(actions, record, committed):
-            raise PreflightRefused(
-                f"file {missing[0]} of table {table.name}, which version {newest.version} added, is gone or cut off",
-                "put the file back from a copy, or go back to a savepoint (`recourse savepoints list`)",
-            )
-        checkpoint_file = folder / f"{newest.version:020d}.checkpoint.parquet"
-        yield from _remove(newest.path, checkpoint_file, *([hint] if checkpoint_file.exists() else []))
-
-
-def _actions(commit: Path) -> list[tuple[str, Mapping[str, Any]]] | None:
-    """The commit's actions; None when its text was cut off."""
-    try:
-        lines = [json.loads(line) for line in commit.read_bytes().split(b"\n") if line]
-    except ValueError:
-        return None
-    found = [(kind, action) for line in lines for kind, action in line.items()]
-    return found if any(kind == "commitInfo" for kind, _ in found) else None
-
-
-def _missing(table: Path, actions: list[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """The files that the commit adds and that are not there with all their bytes; those of other places are passed."""
-    added = [(str(action["path"]), int(action["size"])) for kind, action in actions if kind == "add"]
-    return [path for path, size in added if "://" not in path and _size(table, path) != size]
-
-
-def _size(table: Path, path: str) -> int | None:
-    for name in (path, unquote(path), unquote(unquote(path))):
-        if (table / name).exists():
-            return (table / name).stat().st_size
-    return None
-
-
-def _unfinished(actions: list[tuple[str, Mapping[str, Any]]], record: StreamRecord, committed: int | None) -> bool:
-    """Whether nothing relies on the commit: it is the stream's own, and not of a batch that Spark has as done."""
-    text = next(action.get("userMetadata") for kind, action in actions if kind == "commitInfo")
-    entry = LedgerEntry.decode(text if isinstance(text, str) else None)
-    if entry is None or entry.stream != record.stream:
-        return False
-    return entry.kind != "batch" or entry.txn > Txn(record.generation, -1 if committed is None else committed)
+    yield from _remove(*torn)
 
 
 def _torn_snapshots(state: Path) -> Iterator[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,9 +25,10 @@ from streaming_jobs import savepoints
 from streaming_jobs.checkpoint import Checkpoint
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.preflight import enforce, verdicts
-from streaming_jobs.settings import Settings
+from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.table_files import on_disk
+from streaming_jobs.sinks.upkeep import Upkeep
 from streaming_jobs.torn import mend
 from streaming_jobs.world import gather
 from tests.unit.life import STREAM, Life, Topics
@@ -305,3 +307,158 @@ def test_a_foreign_commit_is_not_judged(tmp_path: Path, monkeypatch: pytest.Monk
     newest_file(night).unlink()
     with pytest.raises(PreflightRefused, match="is gone or cut off"):
         mend(night.disk.settings, parity)
+
+
+def compacted(night: Night) -> Path:
+    """Two batches, and a compaction of the primary table after them; the file that it has made."""
+    night.disk.open()
+    driver = Driver(night.disk, night.monkeypatch)
+    night.batches(driver, 1)
+    Upkeep(driver.pipeline.primary, TableSettings(), 1).compact()
+    assert len(DeltaTable(night.disk.table(PRIMARY)).file_uris()) == 1
+    return newest_file(night)
+
+
+def test_a_compaction_that_was_cut_off_goes_while_what_it_replaced_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    compacted(night).write_bytes(b"")
+    night.batches(night.start(), 2)
+    assert night.rows(PRIMARY) == [0, 10, 20]
+
+
+def test_a_compaction_that_is_damaged_after_what_it_replaced_was_swept_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    file = compacted(night)
+    for old in set(night.disk.table(PRIMARY).glob("*.parquet")) - {file}:
+        old.unlink()
+    file.write_bytes(b"")
+    before = listing(night.disk.settings)
+    with pytest.raises(PreflightRefused, match=f"file {file.name} of table evens, which version"):
+        mend(night.disk.settings, parity)
+    assert listing(night.disk.settings) == before
+
+
+def listing(settings: Settings) -> dict[Path, bytes]:
+    """Every file of the logs and the checkpoints."""
+    found = [*settings.tables.glob("*/_delta_log/*"), *settings.state.rglob("*")]
+    return {path: path.read_bytes() for path in found if path.is_file()}
+
+
+def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is damaged once the record is in its generation, or the journal has it as done."""
+    plan = planned(life).id
+    with monkeypatch.context() as patched:
+        patched.setattr("reprocessing.stages.Switch.run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            act(life.settings, plan, "resume")
+    published = next(life.table.rglob(f"r-{plan}/**/*.parquet"))
+    content = published.read_bytes()
+    for finished in (False, True):
+        if finished:
+            act(life.settings, plan, "resume")
+        published.unlink()  # the name in staging stays
+        published.write_bytes(b"")
+        before = listing(life.settings)
+        with pytest.raises(PreflightRefused, match="is gone or cut off"):
+            mend(life.settings, STREAM) if finished else act(life.settings, plan, "resume")
+        after = listing(life.settings)
+        assert {path: after.get(path) for path in before if "_delta_log" in path.parts} == {
+            path: text for path, text in before.items() if "_delta_log" in path.parts
+        }
+        published.write_bytes(content)
+    assert life.rows() == RIGHT
+
+
+def test_a_publish_that_was_cut_off_is_made_again(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(life).id
+    with monkeypatch.context() as patched:
+        patched.setattr("reprocessing.publish._refuse_other_content", lambda sink, *_: 1 / (sink.name != "things"))
+        with pytest.raises(ZeroDivisionError):
+            act(life.settings, plan, "resume")
+    log = life.table / "_delta_log"
+    newest_commit = max(log.glob("*.json"))
+    newest_commit.write_bytes(newest_commit.read_bytes()[:100])
+    with pytest.raises(PreflightRefused, match="a recovery was writing it"):
+        mend(life.settings, STREAM)
+    act(life.settings, plan, "resume")
+    assert life.rows() == RIGHT and life.record.generation == 2
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_commit_of_others_without_commit_info_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: bool
+) -> None:
+    """Delta's protocol leaves it to the writer."""
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    table = night.disk.table(PRIMARY)
+    write_deltalake(table, pa.table({"k": ["y"], "n": [7]}), mode="append")
+    commit = max((table / "_delta_log").glob("*.json"))
+    commit.write_text("\n".join(line for line in commit.read_text().split("\n") if not line.startswith('{"commitInfo')))
+    if accepted:
+        record = generations.load(night.disk.settings, parity.name)
+        assert record is not None
+        right = generations.Accepted(PRIMARY, int(commit.stem), "mine", 1.7e9)
+        generations.save(night.disk.settings, replace(record, accepted=(right,)))
+    assert mend(night.disk.settings, parity) == []
+    assert night.rows(PRIMARY) == [0, 7, 10]
+
+
+def test_a_commit_of_ours_that_was_cut_off_between_two_lines_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.disk.plan(2)
+    Driver(night.disk, monkeypatch).run(2, [20, 21])
+    commit = max((night.disk.table(PRIMARY) / "_delta_log").glob("*.json"))
+    commit.write_bytes(commit.read_bytes().split(b"\n")[0] + b"\n")
+    assert mend(night.disk.settings, parity) == [commit]
+    night.batches(night.start(), 2)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_repeats_a_torn_commit_goes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """A checkpoint of a version whose commit is gone is loaded as that version, with its torn files."""
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.disk.plan(2)
+    Driver(night.disk, monkeypatch).run(2, [20, 21])
+    table = DeltaTable(night.disk.table(PRIMARY))
+    table.create_checkpoint()
+    log = night.disk.table(PRIMARY) / "_delta_log"
+    name = f"{table.version():020d}"
+    beside = [log / "_last_checkpoint", log / f".{name}.json.crc", log / f"{name}.checkpoint.parquet"]
+    for path in (beside[1], sum_ := log / f"{name}.crc"):
+        path.write_text("{}")
+    newest_file(night).write_bytes(b"")
+    if killed:  # an older release removed the commit first
+        (log / f"{name}.json").unlink()
+    gone = mend(night.disk.settings, parity)
+    assert gone == [*beside, sum_, *([] if killed else [log / f"{name}.json"])]
+    night.batches(night.start(), 2)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
+
+
+@pytest.mark.parametrize("lost", ["empty", "gone"])
+def test_a_lost_note_on_the_very_first_batch_takes_the_plan_of_the_second_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 0)
+    night.disk.plan(1)
+    note = night.disk.folder / "commits" / "0"
+    note.write_bytes(b"") if lost == "empty" else note.unlink()
+    night.batches(night.start(), 1)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11]
