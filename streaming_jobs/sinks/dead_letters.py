@@ -28,6 +28,7 @@ from streaming_jobs.ledger import OffsetRange
 from streaming_jobs.sinks.delta import DeltaSink
 from streaming_jobs.sinks.refused import DETAILS, REASON_COLUMN, with_bytes
 from streaming_jobs.sinks.staged import ArrowAppend, Staged, stage
+from streaming_jobs.sinks.time_range import without_outside
 from streaming_jobs.sources.kafka import AHEAD
 from streaming_jobs.stream import DeltaTable
 
@@ -59,6 +60,7 @@ SCHEMA = StructType(
     ]
 )
 _RECORD = [field.name for field in SCHEMA.fields[:7]]
+_TIME = _RECORD.index("timestamp")
 _DRIVER_ROWS = 50_000
 
 
@@ -106,6 +108,7 @@ def _judge(source: KafkaSource) -> Callable[[Iterator[pa.RecordBatch]], Iterator
             refused = zip(batch.column("value").to_pylist(), batch.column(AHEAD).to_pylist(), strict=True)
             said = [diagnose(value) if ahead is None else ("event_time_ahead", ahead) for value, ahead in refused]
             columns = [batch.column(name) for name in _RECORD]
+            columns[_TIME] = without_outside(columns[_TIME])
             columns += [pa.array([reason for reason, _ in said]), pa.array([detail for _, detail in said])]
             arrays = [array.cast(field.type) for array, field in zip(columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,12 +1,13 @@
 """Rows that a Delta table cannot hold as they are: they become dead letters, found before anything is written.
 
-| reason            | what                                                                                           |
-|-------------------|------------------------------------------------------------------------------------------------|
-| `not_utf8`        | a text, also inside of a struct, list or map, whose bytes are not UTF-8 (bytes cast to text):  |
-|                   | the Parquet file could not be read, nor the table be merged into or compacted                  |
-| `partition_value` | a text that cannot be a folder's name (255 bytes with the column's name, five for each byte    |
-|                   | that is percent-encoded), or that Delta reads back as null; an empty key, which Delta stores   |
-|                   | as null                                                                                        |
+| reason              | what                                                                                         |
+|---------------------|----------------------------------------------------------------------------------------------|
+| `not_utf8`          | a text, also inside of a struct, list or map, whose bytes are not UTF-8 (bytes cast to       |
+|                     | text): the Parquet file could not be read, nor the table be merged into or compacted         |
+| `time_out_of_range` | a date or time, also inside of those, before the year 1 or after 9999 (see `time_range`)     |
+| `partition_value`   | a text that cannot be a folder's name (255 bytes with the column's name, five for each byte  |
+|                     | that is percent-encoded), or that Delta reads back as null; an empty key, which Delta stores |
+|                     | as null                                                                                      |
 
 The driver's rows are looked at as Arrow, which takes 12 ms for 300,000 of them when all are fine; the executors' by an
 expression in the same pass.
@@ -14,7 +15,7 @@ expression in the same pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -24,15 +25,17 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
+from streaming_jobs.sinks import time_range
 from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 REASON_COLUMN = "__reason"
-NOT_UTF8, PARTITION_VALUE = "not_utf8", "partition_value"
+NOT_UTF8, TIME_OUT_OF_RANGE, PARTITION_VALUE = "not_utf8", "time_out_of_range", "partition_value"
 DETAILS = {
     NOT_UTF8: "a text of the output row is not UTF-8",
+    TIME_OUT_OF_RANGE: "a date or time of the output row is not in the years 1 to 9999",
     PARTITION_VALUE: "a text of the output row cannot name a partition",
 }
 """What a dead letter says in words, by its reason."""
@@ -51,6 +54,9 @@ def split(declared: DeltaTable, schema: StructType, rows: pa.Table) -> tuple[pa.
         wrong.append(_table(rows, bad, NOT_UTF8))
         left = pa.array(sorted(set(range(rows.num_rows)) - set(bad)), pa.int64())
         rows = rows.take(left)
+    if len(outside := time_range.rows_outside(rows)):
+        wrong.append(_table(rows, outside, TIME_OUT_OF_RANGE))
+        rows = rows.take(pc.indices_nonzero(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), outside))))
     for column in _text_partitions(declared, schema):
         known = pc.unique(rows[column]).to_pylist()
         bad_values = [value for value in known if value is not None and not _names_a_folder(declared, column, value)]
@@ -63,8 +69,8 @@ def split(declared: DeltaTable, schema: StructType, rows: pa.Table) -> tuple[pa.
 
 def reason(declared: DeltaTable, schema: StructType) -> Column | None:
     """The same as an expression on Spark's rows, null for those that are fine; None where all are."""
-    each = (_valid(F.col(f"`{field.name}`"), field.dataType) for field in schema.fields)
-    texts = [~valid for valid in each if valid is not None]
+    columns = [(F.col(f"`{field.name}`"), field.dataType) for field in schema.fields]
+    texts, times = (_all(_fine(*c, judge) for c in columns) for judge in (_is_utf8, time_range.in_range))
     said = F.lit(None).cast("string")
     for column in _text_partitions(declared, schema):
         value = F.col(f"`{column}`")
@@ -73,14 +79,15 @@ def reason(declared: DeltaTable, schema: StructType) -> Column | None:
         if column in declared.keys:
             bad = bad | (value == "")
         said = F.when(bad, F.lit(PARTITION_VALUE)).otherwise(said)
-    if not texts:
-        return None
-    return F.when(reduce(lambda a, b: a | b, texts), F.lit(NOT_UTF8)).otherwise(said)
+    for fine, word in ((times, TIME_OUT_OF_RANGE), (texts, NOT_UTF8)):
+        said = said if fine is None else F.when(~fine, F.lit(word)).otherwise(said)
+    return None if texts is None and times is None else said
 
 
 def with_bytes(rows: pa.Table) -> pa.Table:
-    """The rows with bytes in place of text, so that they can be shown whatever they hold."""
-    return rows.cast(pa.schema([(field.name, _bytes(field.type)) for field in rows.schema]))
+    """The rows with bytes in place of text, dates and times, so that they can be shown whatever they hold."""
+    texts = rows.cast(pa.schema([(field.name, _each(field.type, time_range.as_text)) for field in rows.schema]))
+    return texts.cast(pa.schema([(field.name, _each(field.type, _bytes)) for field in texts.schema]))
 
 
 def _names_a_folder(declared: DeltaTable, column: str, value: str) -> bool:
@@ -134,43 +141,54 @@ def _not_utf8(rows: pa.Table) -> list[int]:
     return sorted(bad)
 
 
-def _bytes(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return pa.binary() if pa.types.is_string(kind) else pa.large_binary()
+def _each(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type with every type inside of it that holds values changed."""
     if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _bytes(field.type)) for field in kind])
+        return pa.struct([(field.name, _each(field.type, changed)) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(_bytes(kind.key_type), _bytes(kind.item_type))
-    if pa.types.is_list(kind):
-        return pa.list_(_bytes(kind.value_type))
-    return kind
+        return pa.map_(_each(kind.key_type, changed), _each(kind.item_type, changed))
+    return pa.list_(_each(kind.value_type, changed)) if pa.types.is_list(kind) else changed(kind)
 
 
-def _valid(value: Column, kind: DataType) -> Column | None:
-    """Whether every text in a value is UTF-8, never null; None for a type without text."""
-    valid: Column | None = None
-    if isinstance(kind, StringType):
-        valid = F.is_valid_utf8(value)
-    elif isinstance(kind, StructType):
-        inside = [_valid(value.getField(f.name), f.dataType) for f in kind.fields]
-        each = [one for one in inside if one is not None]
-        valid = reduce(lambda a, b: a & b, each) if each else None
+def _bytes(kind: pa.DataType) -> pa.DataType:
+    return pa.large_binary() if pa.types.is_large_string(kind) else pa.binary() if pa.types.is_string(kind) else kind
+
+
+def _is_utf8(value: Column, kind: DataType) -> Column | None:
+    return F.is_valid_utf8(value) if isinstance(kind, StringType) else None
+
+
+def _fine(value: Column, kind: DataType, judge: Callable[[Column, DataType], Column | None]) -> Column | None:
+    """Whether every value inside of a value is fine, never null; None for a type without any that is judged.
+
+    `judge` tells it of one value, with None for a type that it does not judge and null for a null.
+    """
+    if isinstance(kind, StructType):
+        each = [_fine(value.getField(f.name), f.dataType, judge) for f in kind.fields]
     elif isinstance(kind, ArrayType):
-        valid = _all_valid(value, kind.elementType)
+        each = [_all_fine(value, kind.elementType, judge)]
     elif isinstance(kind, MapType):
-        both = [_all_valid(F.map_keys(value), kind.keyType), _all_valid(F.map_values(value), kind.valueType)]
-        each = [one for one in both if one is not None]
-        valid = reduce(lambda a, b: a & b, each) if each else None
-    return None if valid is None else F.coalesce(valid, F.lit(True))
+        each = [
+            _all_fine(F.map_keys(value), kind.keyType, judge),
+            _all_fine(F.map_values(value), kind.valueType, judge),
+        ]
+    else:
+        each = [judge(value, kind)]
+    return _all(each)
 
 
-def _all_valid(values: Column, kind: DataType) -> Column | None:
-    if _valid(F.lit(None), kind) is None:
+def _all(each: Iterable[Column | None]) -> Column | None:
+    known = [F.coalesce(one, F.lit(True)) for one in each if one is not None]
+    return reduce(lambda a, b: a & b, known) if known else None
+
+
+def _all_fine(values: Column, kind: DataType, judge: Callable[[Column, DataType], Column | None]) -> Column | None:
+    if _fine(F.lit(None), kind, judge) is None:
         return None
 
-    def valid(value: Column) -> Column:
-        known = _valid(value, kind)
+    def fine(value: Column) -> Column:
+        known = _fine(value, kind, judge)
         assert known is not None
         return known
 
-    return F.forall(values, valid)
+    return F.forall(values, fine)

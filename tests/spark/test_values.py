@@ -13,10 +13,19 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks import dead_letters, refused
 from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
 from streaming_jobs.sinks.staged import Staged, stage
 from streaming_jobs.sinks.upkeep import Upkeep
@@ -31,7 +40,15 @@ PATHS = {
     "delta-spark": {"driver": False, "spark_commits": True},
 }
 PLACES = StructType(
-    [StructField(name, kind()) for name, kind in (("id", LongType), ("k", StringType), ("v", StringType))]
+    [
+        StructField("id", LongType()),
+        StructField("k", StringType()),
+        StructField("v", StringType()),
+        StructField("day", DateType()),
+        StructField("at", TimestampType()),
+        StructField("local", TimestampNTZType()),
+        StructField("days", ArrayType(DateType())),
+    ]
 )
 
 
@@ -66,25 +83,52 @@ def letters(staged: Staged) -> list[tuple[str, Any]]:
 
 
 def broken(spark: SparkSession) -> DataFrame:
-    """Six rows, four of them with something that no table can hold."""
+    """Rows of which two can be held; the others have something that no table can hold."""
     made = [
-        (1, b"a", b"fine"),
-        (2, b"\xff", b"key"),
-        (3, b"b", b"\xed\xa0\x80"),
-        (4, ("日" * 17).encode(), b"long"),
-        (5, b"__HIVE_DEFAULT_PARTITION__", b"null"),
-        (6, "日".encode() * 16, b"fits"),
+        (1, b"a", b"fine", "DATE'0001-01-01'"),
+        (2, b"\xff", b"key", "DATE'2024-01-01'"),
+        (3, b"b", b"\xed\xa0\x80", "DATE'2024-01-01'"),
+        (4, ("日" * 17).encode(), b"long", "DATE'2024-01-01'"),
+        (5, b"__HIVE_DEFAULT_PARTITION__", b"null", "DATE'2024-01-01'"),
+        (6, "日".encode() * 16, b"fits", "DATE'9999-12-31'"),
+        *((7 + number, b"a", b"year", f"DATE'{year}-01-01'") for number, year in enumerate(YEARS)),
     ]
-    frame = spark.createDataFrame(made, "id bigint, k binary, v binary")
-    return frame.select("id", F.col("k").cast("string").alias("k"), F.col("v").cast("string").alias("v"))
+    frame = spark.createDataFrame([row[:3] for row in made], "id bigint, k binary, v binary")
+    days = F.expr(f"element_at(array({', '.join(row[3] for row in made)}), cast(id as int))")
+    texts = [F.col("k").cast("string").alias("k"), F.col("v").cast("string").alias("v")]
+    return frame.select("id", *texts, days.alias("day")).withColumns(
+        {
+            "at": F.when(F.col("id") > 6, F.col("day")).cast("timestamp"),
+            "local": F.col("day").cast("timestamp_ntz"),
+            "days": F.array("day"),
+        }
+    )
 
 
-UNHELD = [("not_utf8", 2), ("not_utf8", 3), ("partition_value", 4), ("partition_value", 5)]
+YEARS = ("+10000", "0000", "-0001", "+290000")
+UNHELD = [
+    ("not_utf8", 2),
+    ("not_utf8", 3),
+    ("partition_value", 4),
+    ("partition_value", 5),
+    *(("time_out_of_range", 7 + number) for number in range(len(YEARS))),
+]
+
+
+@pytest.mark.parametrize("column", ["day", "at", "local", "days"])
+def test_a_year_that_python_has_not_is_found_in_every_type_of_time(spark: SparkSession, column: str) -> None:
+    schema = StructType([StructField("id", LongType()), PLACES[column]])
+    reason = refused.reason(Declared("t"), schema)
+    assert reason is not None
+    found = broken(spark).where("id = 1 or id >= 6").select("id", column).withColumn("reason", reason)
+    assert [row["reason"] for row in found.orderBy("id").select("reason").collect()] == [None] * 2 + [
+        "time_out_of_range"
+    ] * len(YEARS)
 
 
 @pytest.mark.parametrize(
     ("path", "keys"),
-    [("executors", ()), ("delta-spark", ()), ("delta-spark", ("id", "k"))],  # tests/unit/test_refused.py has the driver
+    [("driver", ()), ("executors", ()), ("delta-spark", ()), ("delta-spark", ("id", "k"))],
     ids=lambda part: part if isinstance(part, str) else "upsert" if part else "append",
 )
 def test_what_a_table_cannot_hold_is_refused_on_every_path(

@@ -13,6 +13,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     LongType,
@@ -21,6 +22,8 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
     VariantType,
 )
 
@@ -88,6 +91,80 @@ def test_rows_with_bytes_that_are_no_text_are_found_wherever_they_are() -> None:
     assert good.num_rows == fine.num_rows + 2
     good.validate(full=True)
     assert set(bad[REASON_COLUMN].to_pylist()) == {"not_utf8"}
+
+
+OUTSIDE = [2_932_897, -719_163, 2**31 - 1, -(2**31)]
+"""Days since 1970: the years 10000, 0, and the ends of the type."""
+DAY = 86_400_000_000
+TIMES = StructType(
+    [
+        StructField("id", LongType()),
+        StructField("day", DateType()),
+        StructField("at", TimestampType()),
+        StructField("local", TimestampNTZType()),
+        StructField("inside", StructType([StructField("day", DateType())])),
+        StructField("items", ArrayType(TimestampType())),
+        StructField("pairs", MapType(DateType(), TimestampNTZType())),
+    ]
+)
+
+
+def times(days: Sequence[int]) -> pa.Table:
+    """Each of the days in each of seven places, one place a row, and a row of nulls."""
+    fine, rows = 19_723, []
+    at, local = pa.timestamp("us", "UTC"), pa.timestamp("us")
+    for place in range(7):
+        made = [days if place == number else [fine] * len(days) for number in range(7)]
+        micros = [[max(-(2**63), min(day * DAY, 2**63 - 1)) for day in each] for each in made]
+        offsets = pa.array(range(len(days) + 1), pa.int32())
+        dates = [pa.array(each, pa.int32()).cast(pa.date32()) for each in made]
+        rows.append(
+            {
+                "id": pa.array(range(place * len(days), (place + 1) * len(days)), pa.int64()),
+                "day": dates[0],
+                "at": pa.array(micros[1], pa.int64()).cast(at),
+                "local": pa.array(micros[2], pa.int64()).cast(local),
+                "inside": pa.StructArray.from_arrays([dates[3]], ["day"]),
+                "items": pa.ListArray.from_arrays(offsets, pa.array(micros[4], pa.int64()).cast(at)),
+                "pairs": pa.MapArray.from_arrays(offsets, dates[5], pa.array(micros[6], pa.int64()).cast(local)),
+            }
+        )
+    tables = [pa.table(each) for each in rows]
+    nothing = pa.table({name: pa.nulls(1, column.type) for name, column in rows[0].items()})
+    return pa.concat_tables([*tables, nothing])
+
+
+def test_dates_and_times_outside_of_the_calendar_are_found_wherever_they_are() -> None:
+    rows = times(OUTSIDE)
+    good, bad = refused.split(Declared("t"), TIMES, rows)
+    assert good["id"].to_pylist() == [None]
+    assert sorted(bad["id"].to_pylist()) == list(range(7 * len(OUTSIDE)))
+    assert set(bad[REASON_COLUMN].to_pylist()) == {"time_out_of_range"}
+    within = times([-719_162, 2_932_896])
+    assert refused.split(Declared("t"), TIMES, within)[0] is within
+    said = [json.loads(letter["value"]) for letter in letters(bad)]
+    assert [one["day"] for one in said[:2]] == ["10000-01-01", "0000-12-31"]
+
+
+@pytest.mark.parametrize("keys", [(), ("id",)], ids=["append", "upsert"])
+def test_a_year_that_python_has_not_leaves_the_table_readable(settings: SettingsFactory, keys: tuple[str, ...]) -> None:
+    sink = ensure_sink(settings(), Declared("t", keys=keys), STREAM, TIMES, generation=1)
+    rows = pa.concat_tables([times(OUTSIDE).slice(0, 7 * len(OUTSIDE)), times([2_932_896]).slice(0, 7)])
+    staged = (
+        merged(sink, rows.slice(26), by_position=False)
+        if keys
+        else ArrowAppend(sink, *refused.split(sink.declared, sink.schema, rows))
+    )
+    staged.commit(entry(0))
+    assert DeltaTable(sink.path).to_pyarrow_table().num_rows == 7
+    assert staged.null_keys is not None
+    assert {letter["reason"] for letter in letters(staged.null_keys)} == {"time_out_of_range"}
+
+
+def test_a_dead_letter_shows_any_time_that_a_row_without_its_key_has() -> None:
+    said = [json.loads(letter["value"]) for letter in letters(times([0, *OUTSIDE]))]
+    assert [one["day"] for one in said[:3]] == ["1970-01-01", "10000-01-01", "0000-12-31"]
+    assert said[5]["at"] == "1970-01-01 00:00:00.000000Z" and said[6]["at"] == "10000-01-01 00:00:00.000000Z"
 
 
 def test_rows_that_are_all_fine_are_passed_on_as_they_are() -> None:
