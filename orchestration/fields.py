@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ _PART = re.compile(r"[^.\[\]]+")
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which also refuses a key written twice: YAML would silently take the last."""
+    """The safe loader, which also refuses a key written twice (YAML would silently take the last), and names the line
+    of a value that it cannot make."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:
+            found = f"'{node.value}' cannot be read: {error}"
+            raise yaml.constructor.ConstructorError(None, None, found, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -26,6 +37,8 @@ class _Loader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "found unhashable key", key_node.start_mark)
             if key in seen:
                 twice = f"key '{key}' is written twice"
                 raise yaml.constructor.ConstructorError(None, None, twice, key_node.start_mark)
@@ -34,13 +47,16 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """The file's content; raises ConfigurationError with line and column for anything that is not YAML."""
+    """The file's content; raises ConfigurationError, with the line where there is one, for all that cannot be read."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}", "correct its path") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigurationError(f"{place}: {' '.join(str(error).split())}", "correct the place named above") from error
+        what = "is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise ConfigurationError(f"{place}: {what}", "correct the place named above") from error
 
 
 def place(file: Path, path: str) -> str:
@@ -173,6 +189,8 @@ class Section:
     def _scalar(self, key: str, value: Any) -> str:
         if isinstance(value, bool):
             return "true" if value else "false"
+        if isinstance(value, date):
+            raise self._at(key).error(f"'{value}' is a date to YAML", "put it in quotes")
         if not isinstance(value, (str, int, float)):
             raise self._at(key).error("is not a single value")
         return str(value)

@@ -7,6 +7,7 @@ task's `--streams` run in one driver. `docs/dagster.md` shows the format.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,9 @@ FILE_NAME = "databricks.yml"
 ENTRY_POINT = "recourse-session"
 """The wheel's entry point that runs a session; locally `python -m streaming_jobs.session`."""
 
+TAKEN = {"bool", "conf", "config", "context", "dict", "float", "input", "int", "meta", "output", "str", "type"}
+TAKEN |= {"arg_dict", "input_arg_dict", "output_arg_dict", *keyword.kwlist}
+"""Names that Dagster does not give a job."""
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
@@ -179,6 +183,8 @@ _JOB_FIELDS = (
 def _job(key: str, entry: Section) -> Job:
     if not _KEY.fullmatch(key):
         raise entry.error(f"'{key}' is not a job key", "use lower-case letters, digits and '_', a letter first")
+    if key in TAKEN:
+        raise entry.error(f"'{key}' cannot be a job key: Dagster or Python keeps the name", "rename the job")
     if entry.number("max_concurrent_runs", 1) != 1:
         raise entry.error("max_concurrent_runs is not 1", "one driver a stream: leave it out, or write 1")
     parameters = _parameters(entry)
@@ -311,7 +317,10 @@ def _variables(root: Section, target: Section | None) -> dict[str, str]:
 def _included(root: Section, path: Path) -> list[Path]:
     found: list[Path] = []
     for pattern in root.texts("include", []):
-        matches = sorted(p for p in path.parent.glob(pattern) if p.is_file())
+        try:
+            matches = sorted(p for p in path.parent.glob(pattern) if p.is_file())
+        except Exception as error:
+            raise root.error(f"include: '{pattern}' cannot be used: {error}", "name files below its folder") from error
         if not matches:
             raise root.error(f"include: nothing matches '{pattern}'", f"the pattern counts from {path.parent}")
         found += [p for p in matches if p not in found]

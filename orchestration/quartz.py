@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+_LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+"""Days of each month, at most."""
 _NAMED = {12: _MONTHS, 7: _DAYS}
 """Names of the values of the two fields that count from 1 to this."""
 
@@ -26,6 +28,8 @@ def cron_of(quartz: str) -> str:
         raise ValueError("a year cannot be given; leave it out")
     if (day == "?") == (weekday == "?"):
         raise ValueError("exactly one of day-of-month and day-of-week has to be '?'")
+    if day != "?" and min(_values(day, 1, 31)) > max(_LONGEST[number - 1] for number in _values(month, 1, 12)):
+        raise ValueError(f"no month of '{month}' has a day '{day}', so it would never run")
     return " ".join(
         (
             _field(minute, 0, 59),

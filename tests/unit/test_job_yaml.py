@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from dagster._core.definitions.utils import DISALLOWED_NAMES
 
 from orchestration import job_yaml
 from orchestration.job_yaml import Continuous, Schedule
@@ -186,6 +188,50 @@ def test_a_bundle_that_is_not_understood_is_refused(folder: Path, old: str, new:
     assert said in refused(edited(folder, old, new, "databricks.yml"))
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("2026-13-45", "'2026-13-45' cannot be read: month must be in 1..12"),
+        ("!!int many", "'many' cannot be read"),
+        ("!!bool perhaps", "'perhaps' cannot be read"),
+        ("!!timestamp soon", "'soon' cannot be read"),
+        ("{[a, b]: 1}", "found unhashable key"),
+        ("[" * 2000 + "]" * 2000, "is nested too deeply"),
+        ("2026-01-13", "is a date to YAML"),
+    ],
+)
+def test_a_value_that_yaml_cannot_make_is_refused_with_file_and_line(folder: Path, value: str, said: str) -> None:
+    path = edited(folder, "default: 100", f"default: {value}", "databricks.yml")
+    text = refused(path)
+    assert said in text
+    line = next(n for n, written in enumerate(path.read_text().split("\n"), 1) if f"default: {value}" in written)
+    assert text.startswith(f"REC-002 {path}:{line}: " if "nested" not in said else f"REC-002 {path}: ")
+
+
+@pytest.mark.parametrize("pattern", ["", "/etc/j/*.yml", ".", "./", "a**.yml"])
+def test_an_include_that_is_no_pattern_is_refused_with_its_file(folder: Path, pattern: str) -> None:
+    path = edited(folder, "- jobs/*.yml", f"- '{pattern}'", "databricks.yml")
+    assert refused(path).startswith(f"REC-002 {path}: include: '{pattern}' cannot be used")
+
+
+def test_a_file_that_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match=f"{folder}: cannot be read: Is a directory"):
+        job_yaml.load(folder)
+    (folder / "jobs" / "orders.yml").write_bytes(b"name: \xff")
+    assert f"{folder / 'jobs' / 'orders.yml'}: " in refused(folder / "databricks.yml")
+
+
+def test_a_job_is_not_named_as_dagster_names_its_own_things(folder: Path) -> None:
+    """Dagster would refuse all definitions for one such job."""
+    words = sorted(word for word in DISALLOWED_NAMES if re.fullmatch("[a-z][a-z0-9_]*", word))
+    assert {"config", "input", "output", "type", "meta", "class"} <= set(words)
+    original = (folder / "jobs" / "orders.yml").read_text()
+    for word in words:
+        (folder / "jobs" / "orders.yml").write_text(original)
+        text = refused(edited(folder, "    orders:", f"    {word}:"))
+        assert f"orders.yml:4: resources.jobs.{word}: '{word}' cannot be a job key" in text
+
+
 def test_an_unknown_target_is_refused_with_the_known_ones(folder: Path) -> None:
     assert "the targets are: dev, prod" in refused(folder / "databricks.yml", "test")
 
@@ -245,6 +291,9 @@ def test_without_a_bundle_of_ones_own_one_job_runs_all_of_ones_streams() -> None
         ("0 */20 * * * ?", "0,20,40 * * * *"),
         ("0 0 22-1 * * ?", "0 0,1,22,23 * * *"),
         ("0 5 6 ? * *", "5 6 * * *"),
+        ("0 0 3 29 2 ?", "0 3 29 2 *"),
+        ("0 0 3 29-31 2 ?", "0 3 29-31 2 *"),
+        ("0 0 3 31 2,3 ?", "0 3 31 2,3 *"),
     ],
 )
 def test_quartz_becomes_cron(quartz: str, cron: str) -> None:
@@ -269,6 +318,9 @@ def test_quartz_becomes_cron(quartz: str, cron: str) -> None:
         "0 60 3 * * ?",
         "0 0/0 3 * * ?",
         "0 0 3 * * ? 2030",
+        "0 0 3 30 2 ?",
+        "0 0 3 30,31 FEB ?",
+        "0 0 3 31 2,4,6,9,11 ?",
         "",
     ],
 )
