@@ -1,6 +1,7 @@
 """Everything Dagster shows and runs, made from the declared streams and the job YAML. Open this file first.
 
-Loading it starts no JVM and asks no broker. `workspace.yaml` and `recourse up` both load this module.
+Loading it starts no JVM and asks no broker. `workspace.yaml` and `recourse up` both load this module; what it consists
+of is in `location`.
 """
 
 from __future__ import annotations
@@ -10,18 +11,7 @@ from functools import partial
 import dagster as dg
 
 from orchestration import last_good
-from orchestration.executor import session_executor
-from orchestration.health_checks import HealthChecks
-from orchestration.job_yaml import Continuous, Schedule
-from orchestration.sensors import (
-    job_yaml_sensor,
-    keepalive_sensor,
-    retention_sensor,
-    run_failure_alert,
-    stream_alert,
-    watchdog_sensor,
-)
-from orchestration.streams import session_assets, session_job, sessions, topic_assets, unassigned_assets
+from orchestration.location import location
 from orchestration.supervisor import Command, session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
@@ -30,44 +20,9 @@ from streaming_jobs.topology import Topology
 def definitions(settings: Settings, command: Command = session_command) -> dg.Definitions:
     """The code location; raises RecourseError where streams or job YAML cannot be used."""
     topology = Topology.of_settings(settings)
-    make = partial(sessions, topology=topology, settings=settings, command=command)
-    all_sessions = last_good.use(settings, topology, make)
+    make = partial(location, topology=topology, settings=settings, command=command)
     fault = partial(last_good.fault, settings, topology, make)
-    assets = {session.job.key: session_assets(session) for session in all_sessions}
-    keepalives = [
-        keepalive_sensor(session, running=settings.dagster.keepalive and not session.job.trigger.paused)
-        for session in all_sessions
-        if isinstance(session.job.trigger, Continuous)
-    ]
-    schedules = [
-        dg.ScheduleDefinition(
-            name=f"schedule_{session.job.key}",
-            job_name=session.job.key,
-            cron_schedule=session.job.trigger.cron,
-            execution_timezone=session.job.trigger.timezone,
-            default_status=dg.DefaultScheduleStatus["STOPPED" if session.job.trigger.paused else "RUNNING"],
-            description=f"Quartz: {session.job.trigger.quartz}",
-        )
-        for session in all_sessions
-        if isinstance(session.job.trigger, Schedule)
-    ]
-    health = HealthChecks(list(topology.streams.values()), all_sessions, settings, fault)
-    return dg.Definitions(
-        asset_checks=health.definitions(),
-        assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
-        jobs=[session_job(session, assets[session.job.key]) for session in all_sessions],
-        schedules=schedules,
-        sensors=[
-            *keepalives,
-            watchdog_sensor(all_sessions),
-            run_failure_alert(all_sessions),
-            stream_alert(list(topology.streams.values()), settings),
-            health.sensor(),
-            job_yaml_sensor(fault),
-            retention_sensor(all_sessions, settings),
-        ],
-        executor=session_executor,  # a run worker and its driver, no process between them
-    )
+    return last_good.use(settings, topology, partial(make, fault=fault))
 
 
 defs = definitions(Settings.load())

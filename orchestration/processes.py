@@ -20,7 +20,7 @@ import dagster as dg
 import psutil
 import structlog
 
-from orchestration import job_yaml
+from orchestration import last_good
 from orchestration.client import DagsterClient
 from orchestration.dagster_home import (
     CODE_SERVER_HOST,
@@ -33,11 +33,13 @@ from orchestration.dagster_home import (
 )
 from orchestration.decisions import IN_PROGRESS
 from orchestration.driver import BoundedLog
+from orchestration.location import location
 from orchestration.supervisor import GRACE, PARENT_VARIABLE, identity
 from orchestration.tags import KIND_TAG, STOPPED_BY_TAG
 from orchestration.tether import tethered
 from streaming_jobs.errors import ConfigurationError, SetupError, TransientError
 from streaming_jobs.settings import Settings
+from streaming_jobs.topology import Topology
 
 log = structlog.get_logger()
 
@@ -163,7 +165,8 @@ class DagsterProcesses:
                 "end what uses it, or take another: --port 0",
             )
         # A person is there to correct it: the last good definitions are for reloads.
-        job_yaml.load(job_yaml.find(self.settings), self.settings.target)
+        topology = Topology.of_settings(self.settings)
+        last_good.made_of_now(self.settings, topology, lambda bundle: location(bundle, topology, self.settings))
         home = prepare(self.settings)
         port = port or free_port(host)
         server_port = code_server_port(home)

@@ -33,7 +33,7 @@ def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
 def check_jobs(settings: Settings) -> Check:
     """Whether Dagster can use the job YAML and the streams that it names."""
     from orchestration import last_good
-    from orchestration.streams import sessions
+    from orchestration.location import location
     from streaming_jobs.errors import RecourseError
     from streaming_jobs.platform.doctor import Check
     from streaming_jobs.topology import Topology
@@ -42,7 +42,7 @@ def check_jobs(settings: Settings) -> Check:
         topology = Topology.load(settings.flows)
     except RecourseError as error:
         return Check("job YAML", False, f"the streams cannot be loaded: {error.found}", error.next_step)
-    fault = last_good.fault(settings, topology, lambda bundle: sessions(bundle, topology, settings))
+    fault = last_good.fault(settings, topology, lambda bundle: location(bundle, topology, settings))
     if fault is None:
         return Check("job YAML", True, "names streams that are declared")
     return Check("job YAML", False, fault.found, fault.next_step)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from functools import partial
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
-from orchestration import last_good
+from orchestration import job_yaml, last_good
 from orchestration.cli.doctor import check_jobs
+from orchestration.definitions import definitions
 from orchestration.fields import place
+from orchestration.health_checks import HealthChecks, check_key
 from orchestration.job_yaml import Bundle, Continuous, Job, Parameter, Schedule, Task
+from orchestration.processes import DagsterProcesses
+from orchestration.streams import sessions
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.progress import Status, write_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
 from tests.dagster.conftest import ROOT
@@ -73,3 +84,121 @@ def test_a_field_that_is_not_there_is_placed_at_the_one_above() -> None:
     shop = next(n for n, text in enumerate(lines, 1) if text.startswith("    shop:"))
     assert place(FAKES, "resources.jobs.shop.schedule") == f"{FAKES}:{shop}"
     assert place(FAKES, "nothing") == str(FAKES)
+
+
+DATE = ("default: 100", "default: 2026-13-45")
+"""A slip of the pen that YAML takes for a date."""
+NAME = ("    shop:", "    config:")
+"""A job key that Dagster keeps for itself."""
+
+
+def edit(settings: Settings, change: tuple[str, str]) -> None:
+    assert settings.jobs is not None
+    text = FAKES.read_text()
+    assert change[0] in text
+    settings.jobs.write_text(text.replace(*change))
+
+
+def test_a_job_yaml_of_any_kind_of_fault_costs_no_verdict_and_no_definitions(settings: Settings) -> None:
+    topology = Topology.load(settings.flows)
+    definitions(settings)
+    edit(settings, DATE)
+    now = time.time()
+    write_status(
+        settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now)
+    )  # its driver is dead
+    fault = partial(last_good.fault, settings, topology, partial(sessions, topology=topology, settings=settings))
+    checks = HealthChecks(list(topology.streams.values()), [], settings, fault)
+    found = checks.verdicts(dg.DagsterInstance.ephemeral(), now)
+    assert found[check_key("orders")].mark == "red: dead"
+    assert "'2026-13-45' cannot be read" in found[check_key("customers")].text
+    assert "'2026-13-45' cannot be read" in check_jobs(settings).found
+    assert definitions(settings).resolve_job_def("shop").run_config
+
+
+def test_what_nobody_has_foreseen_is_a_fault_that_says_what_it_was(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(settings)
+
+    def broken(*_: object) -> Bundle:
+        raise RuntimeError("nobody thought of this")
+
+    monkeypatch.setattr(job_yaml, "load", broken)
+    found = last_good.fault(settings, Topology.load(settings.flows), lambda bundle: bundle)
+    assert found is not None and "RuntimeError: nobody thought of this" in found.found
+    assert used(settings).name == "shop"
+
+
+def test_what_dagster_refuses_does_not_replace_the_last_good_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        job_yaml, "TAKEN", frozenset(), raising=False
+    )  # as for a rule of Dagster's that is not known here
+    definitions(settings)
+    kept = last_good.path(settings).read_text()
+    edit(settings, NAME)
+    assert definitions(settings).resolve_job_def("shop").run_config
+    assert last_good.path(settings).read_text() == kept
+    assert '"config" is not a valid name in Dagster' in check_jobs(settings).found
+    with pytest.raises(ConfigurationError, match='"config" is not a valid name'):
+        DagsterProcesses(settings).start()
+
+
+def test_a_kept_copy_that_dagster_refuses_leaves_what_is_wrong_now(settings: Settings) -> None:
+    definitions(settings)
+    kept = last_good.path(settings)
+    kept.write_text(kept.read_text().replace('"key": "shop"', '"key": "config"'))
+    edit(settings, DATE)
+    with pytest.raises(ConfigurationError, match="2026-13-45"):
+        definitions(settings)
+
+
+@pytest.fixture
+def elsewhere(settings: Settings, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a project with its own databricks.yml, in which the home has been used; it is the current folder."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "databricks.yml").write_text(FAKES.read_text())
+    monkeypatch.chdir(folder)
+    own = settings.model_copy(update={"jobs": None})
+    definitions(own)
+    return folder
+
+
+def test_a_job_yaml_of_ones_own_that_is_gone_is_not_replaced_by_the_shipped_one(
+    settings: Settings, elsewhere: Path
+) -> None:
+    own = settings.model_copy(update={"jobs": None})
+    kept = last_good.path(own).read_text()
+    (elsewhere / "databricks.yml").rename(elsewhere / "moved.yml")
+    assert definitions(own).resolve_job_def("shop").run_config == {"ops": {"shop_session": {"config": {"rate": 100}}}}
+    assert last_good.path(own).read_text() == kept
+    found = check_jobs(own)
+    assert found.ok is False
+    assert str(elsewhere / "databricks.yml") in found.found
+    assert str(last_good.path(own)) in found.fix
+    with pytest.raises(ConfigurationError, match="which comes with Recourse"):
+        DagsterProcesses(own).start()
+    last_good.path(own).unlink()  # as the fault says
+    assert definitions(own).resolve_job_def("streams")
+    assert check_jobs(own).ok
+    definitions(settings)
+    value = json.loads(last_good.path(own).read_text())
+    last_good.path(own).write_text(json.dumps({key: item for key, item in value.items() if key != "shipped"}))
+    assert check_jobs(own).ok is False  # a copy of an older version, which did not say whose it is
+
+
+def test_the_shipped_job_yaml_of_another_place_is_still_the_shipped_one(
+    settings: Settings, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recourse was installed anew, for another Python; and what the setting names is always what is meant."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    shipped = settings.model_copy(update={"jobs": None})
+    definitions(shipped)
+    kept = last_good.path(shipped)
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "file": "/before/orchestration/bundle/databricks.yml"}))
+    assert check_jobs(shipped).ok
+    definitions(settings)
+    assert check_jobs(shipped).ok is False
+    assert check_jobs(settings.model_copy(update={"jobs": job_yaml.find(shipped)})).ok

@@ -1,0 +1,75 @@
+"""The code location made from one bundle: all assets, jobs, schedules, sensors and checks, as Dagster accepts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import dagster as dg
+
+from orchestration.executor import session_executor
+from orchestration.health_checks import HealthChecks
+from orchestration.job_yaml import Bundle, Continuous, Schedule
+from orchestration.last_good import Fault
+from orchestration.sensors import (
+    job_yaml_sensor,
+    keepalive_sensor,
+    retention_sensor,
+    run_failure_alert,
+    stream_alert,
+    watchdog_sensor,
+)
+from orchestration.streams import session_assets, session_job, sessions, topic_assets, unassigned_assets
+from orchestration.supervisor import Command, session_command
+from streaming_jobs.settings import Settings
+from streaming_jobs.topology import Topology
+
+
+def location(
+    bundle: Bundle,
+    topology: Topology,
+    settings: Settings,
+    command: Command = session_command,
+    fault: Callable[[], Fault | None] = lambda: None,
+) -> dg.Definitions:
+    """The definitions of a bundle; raises ConfigurationError, or Dagster's own error for what Dagster refuses.
+
+    `fault` says, at each tick of the sensors that tell it, what is wrong with the job YAML of then.
+    """
+    all_sessions = sessions(bundle, topology, settings, command)
+    assets = {session.job.key: session_assets(session) for session in all_sessions}
+    keepalives = [
+        keepalive_sensor(session, running=settings.dagster.keepalive and not session.job.trigger.paused)
+        for session in all_sessions
+        if isinstance(session.job.trigger, Continuous)
+    ]
+    schedules = [
+        dg.ScheduleDefinition(
+            name=f"schedule_{session.job.key}",
+            job_name=session.job.key,
+            cron_schedule=session.job.trigger.cron,
+            execution_timezone=session.job.trigger.timezone,
+            default_status=dg.DefaultScheduleStatus["STOPPED" if session.job.trigger.paused else "RUNNING"],
+            description=f"Quartz: {session.job.trigger.quartz}",
+        )
+        for session in all_sessions
+        if isinstance(session.job.trigger, Schedule)
+    ]
+    health = HealthChecks(list(topology.streams.values()), all_sessions, settings, fault)
+    made = dg.Definitions(
+        asset_checks=health.definitions(),
+        assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
+        jobs=[session_job(session, assets[session.job.key]) for session in all_sessions],
+        schedules=schedules,
+        sensors=[
+            *keepalives,
+            watchdog_sensor(all_sessions),
+            run_failure_alert(all_sessions),
+            stream_alert(list(topology.streams.values()), settings),
+            health.sensor(),
+            job_yaml_sensor(fault),
+            retention_sensor(all_sessions, settings),
+        ],
+        executor=session_executor,  # a run worker and its driver, no process between them
+    )
+    dg.Definitions.validate_loadable(made)  # Dagster resolves jobs and names late: only now it has refused nothing
+    return made
