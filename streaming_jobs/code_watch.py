@@ -1,7 +1,8 @@
 """Whether the code and the settings on disk are others than those a session runs, told by a process that loads them.
 
 The session asks only while one of its streams has failed: a file that changed is a hint, and a fresh process
-(`--print-versions`) says what a session started now would run. Code that cannot be loaded is not taken up.
+(`--print-versions`) says what a session started now would run. Its answer holds until a file changes again, whichever
+stream fails meanwhile. Code that cannot be loaded is not taken up.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +27,7 @@ from streaming_jobs.stream import Stream
 log = structlog.get_logger()
 
 SETTINGS = "settings"
+_ANSWER = "versions on disk"
 _LOOK_EVERY = 5.0
 _DEADLINE = 120.0
 
@@ -35,11 +38,16 @@ def versions(settings: Settings, streams: Iterable[Stream]) -> dict[str, str]:
     return {**found, SETTINGS: hashlib.sha256(settings.model_dump_json().encode()).hexdigest()[:12]}
 
 
+def as_line(found: Mapping[str, str]) -> str:
+    """The `versions` as `--print-versions` prints them: a line of its own, whatever the user's code prints too."""
+    return f"\n{json.dumps({_ANSWER: found})}\n"
+
+
 class CodeWatch:
     """Looks now and then at the files behind a session's streams. `close` ends a process that still loads them."""
 
     def __init__(self, command: Sequence[str], settings: Settings, streams: Sequence[Stream], config: Path) -> None:
-        """`command` prints the `versions` of what is on disk, as JSON in its last line; `config` may not be there."""
+        """`command` prints the `versions` of what is on disk (`as_line`); `config` may not be there."""
         self._command = list(command)
         self._flows = tuple(settings.flows)
         self._config = config
@@ -47,22 +55,21 @@ class CodeWatch:
         self._files = self._seen()
         self._looked_at = time.monotonic()
         self._asked: tuple[subprocess.Popen[bytes], IO[bytes], float] | None = None
+        self._found: Mapping[str, str] = self._running
 
     def newer(self, streams: Iterable[str]) -> bool:
         """Whether these streams, or the settings, would be others in a session started now. Does not wait."""
         if self._asked is not None:
-            return self._answer(streams)
-        if time.monotonic() - self._looked_at < _LOOK_EVERY:
+            self._collect()
+        elif time.monotonic() - self._looked_at >= _LOOK_EVERY:
+            self._looked_at = time.monotonic()
+            if (files := self._seen()) != self._files:
+                self._ask(files)
+        if self._asked is not None:  # what was found before is out of date
             return False
-        self._looked_at = time.monotonic()
-        if (files := self._seen()) != self._files:
-            self._files = files
-            output = tempfile.TemporaryFile()  # noqa: SIM115 - `_answer` or `close` closes it
-            process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL
-            )
-            self._asked = process, output, time.monotonic() + _DEADLINE
-        return False
+        return any(
+            self._found.get(key) != self._running.get(key) for key in (SETTINGS, *(f"stream {s}" for s in streams))
+        )
 
     def close(self) -> None:
         """End what still runs."""
@@ -73,22 +80,41 @@ class CodeWatch:
             output.close()
             self._asked = None
 
-    def _answer(self, streams: Iterable[str]) -> bool:
+    def _ask(self, files: dict[str, tuple[int, int]]) -> None:
+        """Start the process that tells; one that cannot be started now is tried again at the next look."""
+        try:
+            output = tempfile.TemporaryFile()  # noqa: SIM115 - `_collect` or `close` closes it
+            try:
+                process = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL
+                )
+            except BaseException:
+                output.close()
+                raise
+        except OSError as error:  # no memory, no descriptor, no space: no reason to end streams that run
+            log.warning("the code on disk has changed and could not be looked at yet", reason=str(error))
+            self._found = self._running
+            return
+        self._files = files
+        self._asked = process, output, time.monotonic() + _DEADLINE
+
+    def _collect(self) -> None:
+        """Take the answer, if it is there. Without a usable one the session keeps the code that it has."""
         assert self._asked is not None
         process, output, deadline = self._asked
         if process.poll() is None:
             if time.monotonic() > deadline:
                 self.close()
+                self._found = self._running
                 self._files = {}  # asked again at the next look
-            return False
+            return
         output.seek(0)
-        text = output.read().decode(errors="replace").strip()
+        found = _answer(output.read().decode(errors="replace"))
         self.close()
-        if process.returncode != 0:
+        if process.returncode != 0 or found is None:
             log.warning("the code on disk has changed and cannot be loaded; the session keeps the code that it has")
-            return False
-        found: Mapping[str, str] = json.loads(text.rpartition("\n")[2])
-        return any(found.get(key) != self._running.get(key) for key in (SETTINGS, *(f"stream {s}" for s in streams)))
+            found = None
+        self._found = found if found is not None else self._running
 
     def _seen(self) -> dict[str, tuple[int, int]]:
         """Time and size of each file behind the packages that declare streams, and of the configuration file."""
@@ -107,3 +133,13 @@ class CodeWatch:
             else:
                 found[str(path)] = (stat.st_mtime_ns, stat.st_size)
         return found
+
+
+def _answer(text: str) -> Mapping[str, str] | None:
+    """The versions in what the process printed; None if it has not said them."""
+    for line in reversed(text.splitlines()):
+        with suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, dict) and isinstance(said.get(_ANSWER), dict):
+                return dict(said[_ANSWER])
+    return None

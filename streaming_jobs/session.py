@@ -15,7 +15,6 @@ that failed needs a person.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -33,7 +32,7 @@ import structlog
 
 from streaming_jobs import collisions, session_options, stops, successor
 from streaming_jobs.assembly import Connection
-from streaming_jobs.code_watch import CodeWatch, versions
+from streaming_jobs.code_watch import CodeWatch, as_line, versions
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError
 from streaming_jobs.failures import classify
 from streaming_jobs.first_status import first_status
@@ -334,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = [name for name in options.streams.split(",") if name]
         streams = Topology.of_settings(settings).select(names)
         if options.print_versions:
-            print(json.dumps(versions(settings, streams)))
+            print(as_line(versions(settings, streams)), end="")
             return 0
         left_out: list[str] = []
         if options.respect_stop or options.again:

@@ -141,8 +141,53 @@ def test_other_code_is_noticed_for_its_stream_only_and_code_that_does_not_load_i
         flow.write_text(FLOW.replace('return t.select("n")', 'return t.select("n",  "n")', 1))
         assert verdict(watch, "watched")
         assert versions(home, streams)["stream watched"] == watch._running["stream watched"]
+        assert watch.newer(["watched"]), "also if it was not acted on: somebody may have run it elsewhere meanwhile"
+        assert not watch.newer(["beside"])
+        flow.write_text(FLOW.replace('return t.select("n")', 'return t.select("n", "n")'))
+        assert not verdict(watch), "neither of them has failed yet"
+        assert watch.newer(["beside"]), "it fails later, and its file is as it was then"
+        flow.write_text(FLOW.replace('return t.select("n")', "return ("))
+        assert not verdict(watch, "watched", "beside"), "what was found before is not there any more"
+        flow.write_text(FLOW)
+        assert not verdict(watch, "watched", "beside"), "the code that runs"
     finally:
         watch.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("more", "taken"),
+    [
+        ('print("half a line", end=""); import atexit; atexit.register(print, "bye")', True),
+        ("import os; os._exit(0)", False),
+        ('import sys; print("[1]"); sys.stdout.flush(); import os; os.close(1)', False),
+    ],
+)
+def test_what_the_code_prints_by_itself_ends_no_session(
+    flow: Path, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, more: str, taken: bool
+) -> None:
+    monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
+    home = settings()
+    command = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
+    watch = CodeWatch(command, home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+    try:
+        other = FLOW.replace('return t.select("n")', 'return t.select("n", "n")', 1)
+        flow.write_text(f"{other}\n{more}\n")
+        assert verdict(watch, "watched") == taken
+    finally:
+        watch.close()
+
+
+def test_a_process_that_cannot_be_started_ends_no_session(
+    flow: Path, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
+    home = settings()
+    watch = CodeWatch(["/nowhere"], home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+    monkeypatch.setattr("streaming_jobs.code_watch._LOOK_EVERY", 0)
+    flow.write_text(f"# a comment\n{FLOW}")
+    assert not watch.newer(["watched"])
+    assert watch._seen() != watch._files, "it is asked again at the next look"
 
 
 WITHOUT_SPARK = """
