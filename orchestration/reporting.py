@@ -108,7 +108,8 @@ class _Told:
     materialized_at: float = float("-inf")
     materialized_batch: int | None = None
     dead_letters: int | None = None
-    failed: bool = False
+    failed_since: float | None = None
+    """Which session's failure was told, by its `started_at`: a session that starts itself again keeps its run."""
 
 
 @dataclass
@@ -152,8 +153,10 @@ class Reporter:
         return status.state in AT_WORK and not silent and (status.lag_at or status.committed_at) is not None
 
     def _say_failed(self, status: Status, told: _Told) -> None:
-        if status.state == "failed" and not told.failed:
-            told.failed = True
+        if status.state != "failed":
+            told.failed_since = None
+        elif told.failed_since != status.started_at:
+            told.failed_since = status.started_at
             self.log_error(failure_text(status))
 
     def _say(self, stream: Stream, status: Status, told: _Told) -> None:

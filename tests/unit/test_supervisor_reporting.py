@@ -152,6 +152,17 @@ def test_a_failed_stream_is_told_once(desk: Desk) -> None:
     assert desk.errors == ["stream orders failed: REC-022 records are gone\n  next: see the docs"]
 
 
+def test_a_second_failure_is_told_again_also_when_the_session_began_anew_in_between(desk: Desk) -> None:
+    """A session that starts itself again keeps its run, and with it the reporter."""
+    error = {"code": "REC-022", "found": "records are gone"}
+    desk.tell(0, state="failed", error=error)
+    desk.tell(1, state="running")
+    desk.tell(2, state="failed", error=error)
+    desk.tell(3, state="failed", error=error, started_at=WALL + 3)
+    desk.tell(4, state="failed", error=error, started_at=WALL + 3)
+    assert len(desk.errors) == 3
+
+
 def test_only_what_is_worth_a_plot_is_a_number() -> None:
     found = figures(replace(STATUS, watermark_delay_s=407_621_212.0), WALL)
     plotted = {key for key, value in found.items() if isinstance(value, (dg.IntMetadataValue, dg.FloatMetadataValue))}
