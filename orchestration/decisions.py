@@ -61,7 +61,7 @@ class Wait:
 def keepalive(seen: JobSeen, now: float) -> Start | Wait:
     """Whether a continuous job's session is to be started now."""
     runs = without_duplicates(seen.runs)
-    newest = runs[0] if runs else None
+    newest = newest_session(seen.runs)
     if in_progress := [run for run in runs if run.status in IN_PROGRESS]:
         return Wait(_in_progress(seen.runs[0], in_progress))
     if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
@@ -91,6 +91,11 @@ def without_duplicates(runs: Sequence[RunSeen]) -> list[RunSeen]:
     A run that was cancelled before it began while there was no other is a stop: it would have been the session.
     """
     return [run for run in runs if not (run.status == "CANCELED" and run.started is None and _another(run, runs))]
+
+
+def newest_session(runs: Sequence[RunSeen]) -> RunSeen | None:
+    """The run by which a job is judged: the newest that is no cancelled duplicate."""
+    return next(iter(without_duplicates(runs)), None)
 
 
 def _another(queued: RunSeen, runs: Sequence[RunSeen]) -> bool:
@@ -186,13 +191,12 @@ def presumed_dead(seen: SessionSeen, now: float, *, stale_after: float, patience
 
 @dataclass(frozen=True)
 class StreamSeen:
-    """A stream's last word and whether somebody holds its lease."""
+    """A stream's last word; `silent`: what its health says if a session of it lives and says nothing, else empty."""
 
     stream: str
     state: str
     started_at: float
-    heartbeat: float
-    held: bool
+    silent: str = ""
     error: Mapping[str, str] | None = None
 
 
@@ -205,14 +209,13 @@ class Alert:
     text: str
 
 
-def alert_of(seen: StreamSeen, now: float, *, stale_after: float) -> Alert | None:
-    """The stream's trouble: it failed, or its driver lives and says nothing."""
+def alert_of(seen: StreamSeen) -> Alert | None:
+    """The stream's trouble: it failed, or its session lives and says nothing."""
     error = seen.error or {}
     if seen.state == "failed" or error.get("lasting") == "true":  # its quick tries are used up
         found = f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
         key = f"failed {seen.started_at:.0f} {error.get('code', '')}"
         return Alert(seen.stream, key, f"stream {seen.stream} failed: {found}")
-    if seen.held and seen.state != "stopped" and now - seen.heartbeat > stale_after:
-        text = f"stream {seen.stream}: its driver lives but has said nothing for {now - seen.heartbeat:.0f} s"
-        return Alert(seen.stream, f"silent {seen.started_at:.0f}", text)
+    if seen.silent:
+        return Alert(seen.stream, f"silent {seen.started_at:.0f}", f"stream {seen.stream} is silent: {seen.silent}")
     return None

@@ -23,6 +23,7 @@ from orchestration.decisions import (
     alert_of,
     gave_up,
     keepalive,
+    newest_session,
     presumed_dead,
 )
 from orchestration.events import delete_older
@@ -34,6 +35,7 @@ from orchestration.supervisor import Session, lives
 from orchestration.tags import FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs import stops
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.health import Limits, judge, look
 from streaming_jobs.lease import Owner, holder
 from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
@@ -139,12 +141,10 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         told: dict[str, str] = json.loads(context.cursor or "{}")
-        now, stale_after = time.time(), settings.dagster.stale_after.total_seconds()
-        found = {s.name: _stream(settings, s.name) for s in streams}
-        alerts = {name: alert_of(seen, now, stale_after=stale_after) for name, seen in found.items() if seen}
+        alerts = {s.name: alert_of(_stream(settings, s.name)) for s in streams}
         events: list[dg.AssetObservation] = []
         for stream in streams:
-            alert = alerts.get(stream.name)
+            alert = alerts[stream.name]
             if alert is None or told.get(stream.name) == alert.key:
                 continue
             log.error("stream alert", stream=stream.name, found=alert.text)
@@ -193,10 +193,10 @@ def retention_sensor(sessions: Sequence[Session], settings: Settings) -> dg.Sens
         instance, deleted = context.instance, 0
         limit = datetime.now(UTC) - settings.dagster.keep_runs
         for session in sessions:
-            newest = {run.run_id for run in session_runs(instance, session)[:1]}
+            newest = newest_session(session_runs(instance, session))
             over = dg.RunsFilter(job_name=session.job.key, statuses=FINISHED, updated_before=limit)
             for run in instance.get_runs(over, limit=DELETE_AT_ONCE, ascending=True):
-                if run.run_id not in newest:
+                if newest is None or run.run_id != newest.run_id:
                     delete_run(instance, run.run_id)
                     deleted += 1
         events = delete_older(instance, limit)
@@ -242,20 +242,21 @@ def _holders(session: Session) -> dict[str, str]:
 
 def _fingerprint(session: Session, runs: Sequence[RunSeen]) -> str:
     """The present fingerprint where it decides, from the settings as they are now."""
-    if not runs or not gave_up(runs[0], runs[0].tags.get(FINGERPRINT_TAG, "")):
+    newest = newest_session(runs)
+    then = newest.tags.get(FINGERPRINT_TAG, "") if newest else ""
+    if newest is None or not gave_up(newest, then):
         return ""
     try:
         return fingerprint(session.job, session.streams, Settings.load(), session.job.arguments())
     except ConfigurationError:  # the next session would refuse it as well
-        return runs[0].tags.get(FINGERPRINT_TAG, "")
+        return then
 
 
-def _stream(settings: Settings, name: str) -> StreamSeen | None:
-    status = read_status(settings, name)
-    if status is None:
-        return None
-    held = holder(settings, name) is not None
-    return StreamSeen(name, status.state, status.started_at, status.heartbeat, held, status.error)
+def _stream(settings: Settings, name: str) -> StreamSeen:
+    seen = look(settings, name)
+    silent = (r.text for r in judge(seen, Limits.of(settings, name)).reasons if r.word == "silent")
+    status = seen.status or Status(name)
+    return StreamSeen(name, status.state, status.started_at, next(silent, ""), status.error)
 
 
 def _session_of(run: dg.DagsterRun, sessions: Iterable[Session]) -> Session | None:

@@ -255,6 +255,24 @@ def test_keepalive_gives_up_until_code_settings_or_decisions_change(
     assert isinstance(verdict, dg.RunRequest) or f"run {run_id[:8]} ended" in str(verdict)
 
 
+def failed_beside_a_cancelled_duplicate(ticks: Ticks, **tags: str) -> tuple[str, str]:
+    """A session that failed after a second launch of its job was cancelled in the queue."""
+    failed = ticks.run(dg.DagsterRunStatus.STARTING, **tags)
+    ticks.happened(failed, dg.DagsterEventType.RUN_START)
+    duplicate = ticks.run(dg.DagsterRunStatus.QUEUED)
+    ticks.instance.report_run_canceled(ticks.instance.get_run_by_id(duplicate))
+    ticks.instance.report_run_failed(ticks.instance.get_run_by_id(failed))
+    return failed, duplicate
+
+
+def test_a_cancelled_duplicate_does_not_start_again_what_was_given_up(ticks: Ticks) -> None:
+    session = own_session(ticks.settings)
+    mark = fingerprint(session.job, session.streams, ticks.settings, session.job.arguments())
+    tags = {FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark}
+    failed, _ = failed_beside_a_cancelled_duplicate(ticks, **tags)
+    assert f"gave up: run {failed[:8]}" in str(ticks.tick("keepalive_shop"))
+
+
 def test_cancelling_queued_duplicates_does_not_switch_keepalive_off(ticks: Ticks) -> None:
     session = ticks.run(dg.DagsterRunStatus.STARTING)
     ticks.happened(session, dg.DagsterEventType.RUN_START)
@@ -341,6 +359,15 @@ def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settin
         assert not file.exists()
 
 
+def test_the_run_that_decides_stays_and_not_a_cancelled_duplicate_of_it(shop: Settings) -> None:
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
+        ticks = Ticks(short, instance)
+        failed, _ = failed_beside_a_cancelled_duplicate(ticks)
+        assert "1 old runs deleted" in str(ticks.tick("retention"))
+        assert [run.run_id for run in instance.get_runs()] == [failed]
+
+
 def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> None:
     session = own_session(ticks.settings)
     tables = ("orders", "orders_dead_letters", "customers", "customers_dead_letters")
@@ -417,3 +444,32 @@ def test_a_stream_that_fails_in_a_session_is_alerted_once(ticks: Ticks) -> None:
     second = ticks.tick("stream_failure", first.cursor)
     assert isinstance(second, dg.SensorResult)
     assert not second.asset_events
+
+
+SILENT = 300
+"""Seconds since the heartbeat; longer than `dagster.stale_after`."""
+
+
+@pytest.mark.parametrize(
+    ("purpose", "alerted"), [("session", True), ("recovery orders-0001", False), ("savepoint", False)]
+)
+def test_only_a_session_that_says_nothing_is_silent_not_who_recovers_a_killed_one(
+    ticks: Ticks, purpose: str, alerted: bool
+) -> None:
+    long_ago = time.time() - SILENT
+    write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=long_ago, heartbeat=long_ago))
+    lease = acquire(ticks.settings, "orders", purpose=purpose)
+    result = ticks.tick("stream_failure")
+    lease.release()
+    assert isinstance(result, dg.SensorResult)
+    assert bool(result.asset_events) is alerted
+
+
+def test_a_session_that_has_just_begun_is_not_silent_because_of_the_one_before(ticks: Ticks) -> None:
+    long_ago = time.time() - SILENT
+    write_status(ticks.settings, Status("orders", "running", 1, started_at=long_ago, heartbeat=long_ago))
+    lease = acquire(ticks.settings, "orders", purpose="session")
+    result = ticks.tick("stream_failure")
+    lease.release()
+    assert isinstance(result, dg.SensorResult)
+    assert not result.asset_events
