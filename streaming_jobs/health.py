@@ -11,15 +11,17 @@
 | silent | has a driver that lives and has not written the status for `dagster.stale_after` |
 | failed | was given up after an error |
 | failing | has failed and is tried again, or has failed several times in a row |
-| stuck | has unread records and has not finished a batch for `stream.stuck_after` |
-| late | has not read what came to its topics before `stream.late_after` |
+| stuck | has unread records and has not finished a batch for `stream.stuck_after`, or has been starting for that long |
+| late | has not read what came to its topics before `stream.late_after`; not with the trigger `available-now` |
 | blind | has not seen the end of its topics for `dagster.stale_after`: no broker answers |
 
-Stopped on purpose, being recovered and never started are notes.
+Stopped on purpose, being recovered and never started are notes. A stamp that lies ahead was made before the clock was
+set back: it counts as old, since a driver that lives makes new ones.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +38,8 @@ ENDED = ("stopped", "failed")
 """States that a session writes as its last word."""
 
 _RECOVERY = "recovery "
+_AHEAD = 5.0
+"""Seconds that a stamp may lie ahead of the look at it."""
 
 Word = Literal["dead", "not_running", "silent", "failed", "failing", "stuck", "late", "blind"]
 
@@ -165,8 +169,8 @@ def state_of(seen: Seen, stale_after: float) -> str:
     if seen.lives == "jvm":
         return "dead"
     if seen.status is None or seen.status.pid != seen.session.pid:
-        return "silent" if seen.at - seen.session.since > stale_after else "starting"
-    if seen.status.state not in ENDED and seen.at - seen.status.heartbeat > stale_after:
+        return "silent" if _age(seen.at, seen.session.since) > stale_after else "starting"
+    if seen.status.state not in ENDED and _age(seen.at, seen.status.heartbeat) > stale_after:
         return "silent"
     return seen.status.state
 
@@ -194,19 +198,22 @@ def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
         yield Reason("failing", f"it failed and is tried again{when}: {_error(status)}")
     elif status.failures > 1:
         yield Reason("failing", f"it failed {status.failures} times in a row and was started again each time")
+    patience = max(limits.stuck_after, 2 * status.batch_every_s)
+    begun = min(max(status.started_at, status.begun_at or 0.0), now)
+    hangs = bool(limits.stuck_after and begun and status.state == "starting" and now - begun > patience)
+    if hangs:
+        yield Reason("stuck", f"it has been starting for {_span(now - begun)} and has not read anything yet")
     if status.lag_at is None:
         return
-    if now - status.lag_at > limits.stale_after:
-        yield Reason(
-            "blind", f"the end of its topics was last seen {_span(now - status.lag_at)} ago: no broker answers"
-        )
+    if _age(now, max(status.lag_at, status.started_at)) > limits.stale_after:  # a new session has not looked yet
+        yield Reason("blind", f"the end of its topics was last seen {_when(now, status.lag_at)}: no broker answers")
         return
     lag = status.lag_records or 0
-    progress = max(status.committed_at or 0.0, status.started_at)
-    patience = max(limits.stuck_after, 2 * status.batch_every_s)
-    if limits.stuck_after and lag and status.started_at and now - progress > patience:
+    progress = min(max(status.committed_at or 0.0, status.started_at), now)
+    if limits.stuck_after and lag and status.started_at and not hangs and now - progress > patience:
         yield Reason("stuck", f"no batch was finished for {_span(now - progress)}, with {lag:,} records unread")
-    if limits.late_after and lag and (status.lag_s or 0.0) > limits.late_after + status.batch_every_s:
+    keeps_pace = status.trigger != "available-now"  # such a session catches up with the time since the last one
+    if limits.late_after and lag and keeps_pace and (status.lag_s or 0.0) > limits.late_after + status.batch_every_s:
         yield Reason("late", f"{lag:,} records are unread, the oldest for up to {_span(status.lag_s or 0.0)}")
 
 
@@ -234,7 +241,16 @@ def _since(request: stops.Request | None) -> str:
 
 
 def _ago(seen: Seen, status: Status | None) -> str:
-    return f"; its last sign of life was {_span(seen.at - status.heartbeat)} ago" if status and status.heartbeat else ""
+    return f"; its last sign of life was {_when(seen.at, status.heartbeat)}" if status and status.heartbeat else ""
+
+
+def _age(now: float, stamp: float) -> float:
+    return now - stamp if stamp <= now + _AHEAD else math.inf
+
+
+def _when(now: float, stamp: float) -> str:
+    age = _age(now, stamp)
+    return f"{_span(age)} ago" if math.isfinite(age) else "before the clock was set back"
 
 
 def _span(seconds: float) -> str:

@@ -5,7 +5,8 @@
 
 Seconds need no record timestamps, which may be years away from now: each look at the topics is remembered until the
 stream has come past what it saw. After a start they count on from the moment that the status file of before names; a
-stream that has never been at an end counts from the first look at it, so the figure is then a lower bound.
+stream that has never been at an end counts from the first look at it, so the figure is then a lower bound. So it is
+after the clock was set back.
 
 A session looks every two seconds in a thread of its own (`EndOffsets`), so that the figure holds in a long batch too.
 Where no driver runs, `lag_now` looks once.
@@ -75,6 +76,10 @@ class LagClock:
 
     def measure(self, position: TopicOffsets, ends: Ends) -> Lag:
         """The lag at `ends.at` of a stream that has read up to `position`."""
+        while self._looks and self._looks[-1].at > ends.at:  # seen before the clock was set back
+            self._looks.pop()
+        if self.read_up_to is not None:
+            self.read_up_to = min(self.read_up_to, ends.at)
         # Far behind for long, looks come seldom: half a percent of the lag apart, so a day is some thousand of them.
         apart = (ends.at - self._looks[0].at) / _LOOKS if self._looks else 0.0
         if not self._looks or ends.at - self._looks[-1].at > apart:

@@ -38,9 +38,12 @@ class Status:
     """The last batch that is in the tables, also of a session before this one."""
     heartbeat: float = 0.0
     started_at: float = 0.0
+    begun_at: float | None = None
+    """When this session began the query, or after a failure began it again."""
     committed_at: float | None = None
     batch_ms: int | None = None
     batch_records: int | None = None
+    trigger: str = ""
     batch_every_s: float = 0.0
     """Seconds that the trigger leaves between two batches."""
     progress_at: float | None = None
@@ -82,6 +85,13 @@ class Status:
     """Why the stream failed, while it is failed or waits for its next try."""
     last_error: dict[str, str] | None = None
     """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
+
+    def not_ahead(self, now: float) -> None:
+        """What was stamped later than now, before the clock was set back, counts from now on."""
+        self.started_at = min(self.started_at, now)
+        for name in ("begun_at", "committed_at", "progress_at"):
+            if (stamp := getattr(self, name)) is not None:
+                setattr(self, name, min(stamp, now))
 
     def tell(self, error: dict[str, str]) -> None:
         """Say why the stream failed."""

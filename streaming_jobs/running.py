@@ -70,6 +70,8 @@ class RunningStream:
     _restart_at: float | None = None
     _topics_checked: float = 0.0
     _seen_batch: int = -1
+    _has_run: bool = False
+    """Whether a batch was done in this session; the status knows of batches before it too."""
     _newest_record: int | None = None
     _warned: dict[str, str] = field(default_factory=dict)
 
@@ -77,18 +79,13 @@ class RunningStream:
         self.own = self.settings.for_stream(self.stream.name)
         self.retries = Retries(self.own.max_restarts)
         loaded_code(self.stream, self.settings.flows)  # before its file can change
-        self.status.batch_every_s = self._interval()
+        self.status.trigger, self.status.batch_every_s = self._trigger, self._interval()
         self._lag = LagClock(self.status.read_up_to)
 
     @property
     def ended(self) -> bool:
         """Whether the stream is over in this session."""
         return self.status.state in ("stopped", "failed")
-
-    @property
-    def _has_run(self) -> bool:
-        """Whether a batch was done in this session; the status knows of batches before it too."""
-        return (self.status.committed_at or 0.0) > self.status.started_at
 
     @property
     def gave_up(self) -> bool:
@@ -114,6 +111,7 @@ class RunningStream:
     def start(self, spark: SparkSession) -> None:
         """Start the query, or record why not; a passing fault is tried again later by `poll`."""
         self._restart_at = None
+        self.status.begun_at = time.time()
         try:
             self._start(spark)
         except Exception as error:  # noqa: BLE001 - every failure becomes one of ours, and is shown
@@ -166,6 +164,7 @@ class RunningStream:
         """A sign of life, with the lag of now: it changes while a batch runs, and before the first one."""
         status = self.status
         status.heartbeat = time.time()
+        status.not_ahead(status.heartbeat)
         status.failures = self.retries.failures
         if self.query is None:
             status.input_rows_per_s = status.processed_rows_per_s = None
@@ -275,6 +274,7 @@ class RunningStream:
 
     def _report(self, done: BatchReport) -> None:
         self.retries.batch_done()
+        self._has_run = True
         status = self.status
         status.batch, status.batch_ms, status.batch_records = done.batch, done.milliseconds, done.records
         status.path, status.committer = done.path, done.committer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 
-import psutil
 import pytest
 
 from streaming_jobs import stops
@@ -67,7 +67,21 @@ NEVER = Seen("orders", NOW, None)
         (seen(lag_s=601.0), ["late"]),
         (seen(lag_s=601.0, lag_records=0), []),
         (seen(lag_s=601.0, batch_every_s=3600.0), []),
+        (seen(lag_s=601.0, trigger="available-now"), []),
+        (seen(committed_at=NOW - 301, trigger="available-now"), ["stuck"]),
+        (seen(state="starting", lag_at=None, started_at=NOW - 299), []),
+        (seen(state="starting", lag_at=None, started_at=NOW - 301), ["stuck"]),
+        (seen(state="starting", lag_at=None, started_at=NOW - 301, begun_at=NOW - 299), []),
+        (seen(state="starting", lag_at=None, started_at=NOW - 301, batch_every_s=3600.0), []),
+        (seen(state="starting", committed_at=None, started_at=NOW - 301, lag_records=0), ["stuck"]),
+        (seen(state="starting", committed_at=None, started_at=NOW - 301), ["stuck"]),
         (seen(lag_at=NOW - 61), ["blind"]),
+        (seen(lag_at=NOW - 80_000, started_at=NOW - 3), []),
+        (seen(lag_at=NOW - 80_000, started_at=NOW - 61), ["blind"]),
+        (seen(lag_at=NOW + 3600), ["blind"]),
+        (seen(heartbeat=NOW + 3600), ["silent"]),
+        (seen(heartbeat=NOW + 2, lag_at=NOW + 2), []),
+        (seen(owner=replace(OWNER, pid=18, since=NOW + 3600)), ["silent"]),
         (seen(lag_at=None, lag_records=None), []),
         (seen(owner=None, state="stopped"), []),
         (NEVER, []),
@@ -90,7 +104,15 @@ def test_what_should_run_and_does_not_is_red_unless_it_was_stopped_on_purpose() 
     assert not judge(seen(owner=None, state="stopped", stop=RECOVERY), Limits(), should_run=True).red
 
 
+def test_a_stamp_of_before_the_clock_was_set_back_is_told_as_that() -> None:
+    (silent,) = judge(seen(heartbeat=NOW + 3600), Limits()).reasons
+    assert silent.text.endswith("; its last sign of life was before the clock was set back")
+    (blind,) = judge(seen(lag_at=NOW + 3600), Limits()).reasons
+    assert "was last seen before the clock was set back" in blind.text
+
+
 def test_a_bound_of_zero_is_no_bound() -> None:
+    assert not judge(seen(state="starting", lag_at=None, started_at=NOW - 9999), Limits(60, 0, 0)).red
     assert not judge(seen(committed_at=NOW - 9999, lag_s=9999.0), Limits(60, 0, 0)).red
 
 
@@ -107,8 +129,7 @@ def test_the_verdict_is_taken_from_files_alone(settings: SettingsFactory) -> Non
     assert health(home, "orders").verdict == "never started"
     lease = acquire(home, "orders", purpose="session", wait=1.0)
     try:
-        me = psutil.Process()
-        beat = replace(WELL, pid=os.getpid(), heartbeat=me.create_time() + 1e9, lag_at=None)
+        beat = replace(WELL, pid=os.getpid(), heartbeat=time.time(), lag_at=None)
         write_status(home, beat)
         assert health(home, "orders").verdict == "well"
     finally:

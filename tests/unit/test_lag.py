@@ -61,6 +61,16 @@ def test_a_stream_far_behind_for_long_keeps_a_bounded_number_of_looks() -> None:
     assert clock.measure(upto(15_000), at(20_000.0, 20_001)).seconds == pytest.approx(5_000, abs=100)
 
 
+def test_after_the_clock_was_set_back_seconds_count_from_then_on() -> None:
+    clock = LagClock(read_up_to=10_000.0)
+    assert clock.measure(upto(0), at(10_002.0, 9)).seconds == 2.0
+    assert clock.measure(upto(0), at(6_400.0, 9)).seconds == 0.0
+    assert clock.measure(upto(0), at(6_500.0, 9)).seconds == 100.0
+    read = clock.measure(upto(9), at(6_600.0, 20))
+    assert (read.seconds, read.read_up_to) == (100.0, 6_500.0)
+    assert clock.measure(upto(20), at(6_700.0, 20)).read_up_to == 6_700.0
+
+
 class Broker:
     """Answers until it is away."""
 

@@ -871,6 +871,23 @@ def test_a_batch_of_an_earlier_session_makes_no_stream_idle_before_its_first_one
     assert running.status.state == "starting"
 
 
+def test_after_the_clock_was_set_back_ages_are_counted_from_then_on(make: Make, clock: Clock) -> None:
+    running = make()
+    status = running.status
+    status.started_at = status.committed_at = status.progress_at = clock.now + 3600
+    running.beat()
+    assert (status.started_at, status.committed_at, status.progress_at) == (clock.now,) * 3
+    assert status.begun_at is None
+    clock.now += 400
+    running.beat()
+    assert status.heartbeat - status.started_at == 400, "a stream that hangs since is found"
+
+
+def test_the_status_names_the_trigger_of_the_session(make: Make) -> None:
+    assert make().status.trigger == "continuous"
+    assert make(trigger="available-now").status.trigger == "available-now"
+
+
 def test_a_ledger_file_that_cannot_be_read_costs_a_figure_and_no_stream(settings: SettingsFactory) -> None:
     disk = Disk(settings()).open().run(0)
     (disk.ledger_file.folder / "2020-01-01.jsonl.gz").write_bytes(b"\x1f\x8b cut off")
