@@ -24,7 +24,7 @@ from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest, walk
 from streaming_jobs.savepoints import Savepoint
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks import bounds
+from streaming_jobs.sinks import bounds, raw_paths
 from streaming_jobs.sinks.delta import DeltaSink, open_sink
 from streaming_jobs.sinks.table_files import TableFile, on_disk, table_files
 from streaming_jobs.stream import Stream
@@ -188,6 +188,7 @@ def _publish(sink: DeltaSink, content: Content, entry: LedgerEntry, place: str) 
         return Published(sink.name, version or sink.handle.version(), 0, 0, len(content.files), 0.0)
     _widen(sink, content)
     _narrow(sink, content)
+    raw_paths.rename(sink, entry.generation)
     live = table_files(sink.path, sink.handle.version())
     here = dict(zip(_inodes(sink.path, live), live, strict=True))
     adds: list[AddAction | RemoveAction] = []

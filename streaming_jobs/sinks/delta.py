@@ -24,7 +24,7 @@ from streaming_jobs.failures import classify
 from streaming_jobs.files import private_folder, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, walk
 from streaming_jobs.settings import Settings, TableSettings
-from streaming_jobs.sinks import bounds
+from streaming_jobs.sinks import bounds, raw_paths
 from streaming_jobs.sinks.durable import sync_commits
 from streaming_jobs.sinks.order import is_position
 from streaming_jobs.stream import DeltaTable as Declared
@@ -276,6 +276,8 @@ def ensure_sink(
         sink._read_schema()
     bounded = bounds.wanted(sink.handle, sink.schema, declared.partition_by, _sought(declared))
     _apply_properties(sink, {**_properties(settings.table, declared), bounds.PROPERTY: bounded}, generation)
+    if declared.partition_by and sink.direct:
+        raw_paths.rename(sink, generation)
     sink.sync()
     return sink
 
