@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 _DAY = 86_400.0
 _AGING = ("time", "code")
+_Inode = tuple[int, int]
 
 
 def expired(kept: Sequence[Savepoint], rule: SavepointSettings, now: float) -> list[Savepoint]:
@@ -39,10 +42,10 @@ def too_large(kept: Sequence[Savepoint], folders: Mapping[str, Iterable[Path]], 
     `folders` are where each savepoint's files lie, by its name. A file is held by savepoints alone when all of its
     names are theirs. Those taken on purpose, those of recoveries and the newest one stay, whatever they hold.
     """
-    size: dict[int, int] = {}
-    names: dict[int, int] = {}
+    size: dict[_Inode, int] = {}
+    names: dict[_Inode, int] = {}
     mine = {name: _links(places, size, names) for name, places in folders.items()}
-    ours: Counter[int] = Counter()
+    ours: Counter[_Inode] = Counter()
     for links in mine.values():
         ours.update(links)
     alone = sum(size[inode] for inode, count in ours.items() if count == names[inode])
@@ -63,12 +66,25 @@ def _aging(kept: Sequence[Savepoint]) -> list[Savepoint]:
     return [s for s in sorted(kept, key=lambda s: s.taken_at) if s.reason in _AGING]
 
 
-def _links(places: Iterable[Path], size: dict[int, int], names: dict[int, int]) -> Counter[int]:
-    found: Counter[int] = Counter()
+def files_below(places: Iterable[Path]) -> Iterator[os.stat_result]:
+    """What the system says of every file below these folders; what goes meanwhile is passed over."""
     for place in places:
-        for path in place.rglob("*"):
-            status = path.stat()
-            if path.is_file():
-                found[status.st_ino] += 1
-                size[status.st_ino], names[status.st_ino] = status.st_size, status.st_nlink
+        for folder, _, names in os.walk(place, onerror=_unless_gone):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    yield Path(folder, name).stat()
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _links(places: Iterable[Path], size: dict[_Inode, int], names: dict[_Inode, int]) -> Counter[_Inode]:
+    """How often each file lies there. State and tables may be on two file systems, each with numbers of its own."""
+    found: Counter[_Inode] = Counter()
+    for status in files_below(places):
+        inode = (status.st_dev, status.st_ino)
+        found[inode] += 1
+        size[inode], names[inode] = status.st_size, status.st_nlink
     return found

@@ -32,7 +32,7 @@ from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
 from streaming_jobs.files import hard_link, private_folder, sync, sync_files, write_json
 from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import OffsetRange, Txn, walk
-from streaming_jobs.savepoint_bounds import expired, too_large
+from streaming_jobs.savepoint_bounds import expired, files_below, too_large
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.table_files import TableFile, on_disk, table_files
 
@@ -191,8 +191,7 @@ def prune(settings: Settings, stream: str) -> list[str]:
     if settings.savepoint.max_mb:
         left = [s for s in kept if s.id not in gone]
         gone += [s.id for s in beyond(settings, left, settings.savepoint.max_mb * _MB)]
-    whole = {s.id for s in kept}
-    begun = [path for path in folder(settings, stream).glob("g*-b*") if path.name not in whole]
+    begun = (p for p in folder(settings, stream).glob("g*-b*") if p.name not in {s.id for s in kept})
     gone += [path.name for path in begun if time.time() - path.stat().st_mtime > _DAY / 24]
     for name in gone:
         drop(settings, stream, name)
@@ -206,7 +205,7 @@ def beyond(settings: Settings, kept: Sequence[Savepoint], max_bytes: int) -> lis
 
 def cost(settings: Settings, savepoint: Savepoint) -> Cost:
     """What it occupies on disk."""
-    found = [file.stat() for place in _places(settings, savepoint) for file in place.rglob("*") if file.is_file()]
+    found = list(files_below(_places(settings, savepoint)))
     return Cost(len(found), sum(f.st_size for f in found), sum(f.st_size for f in found if f.st_nlink == 1))
 
 
@@ -235,14 +234,16 @@ class Keeper:
 
 def try_take(settings: Settings, record: StreamRecord, batch: int, reason: Reason, note: str = "") -> Savepoint | None:
     """Take one, and drop what is past its age; the stream goes on without it, so a failure is told in the log."""
+    taken = None
     try:
         taken = take(settings, record, batch, reason, note)
         prune(settings, record.stream)
         generations.prune(settings, record, settings.savepoint.keep_generations)
     except (OSError, RecourseError, DeltaError, ValueError, KeyError) as error:
-        log.warning("no savepoint was taken", stream=record.stream, batch=batch, reason=str(error)[:300])
-        return None
-    log.info("savepoint", stream=record.stream, savepoint=taken.id, reason=reason)
+        what = "no savepoint was taken" if taken is None else "old savepoints and generations stay for now"
+        log.warning(what, stream=record.stream, batch=batch, reason=str(error)[:300])
+    if taken is not None:
+        log.info("savepoint", stream=record.stream, savepoint=taken.id, reason=reason)
     return taken
 
 

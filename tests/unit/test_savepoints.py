@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import zipfile
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from stat import S_ISREG
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -305,6 +308,63 @@ def test_what_the_table_still_holds_costs_no_savepoint_its_life(life: Life) -> N
     own = sum(path.stat().st_size for path in places if path.is_file())
     assert savepoints.beyond(life.settings, taken, own) == []
     assert savepoints.beyond(life.settings, taken, own - 1) == taken[:1]
+
+
+def test_files_with_the_same_number_on_two_file_systems_are_two_files(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """State and tables may lie on two, and each numbers its files by itself."""
+    taken = [savepoints.take(life.settings, life.record, number, "time") for number in (3, 4)]
+    numbers: dict[Path, int] = {}
+    stat = Path.stat
+
+    def numbered(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = stat(path, follow_symlinks=follow_symlinks)
+        if not S_ISREG(found.st_mode):
+            return found
+        state = path.is_relative_to(life.settings.state)
+        place = numbers.setdefault(path, sum(each.is_relative_to(life.settings.state) == state for each in numbers))
+        return os.stat_result((found.st_mode, place, 1 if state else 2, 1, 0, 0, 1000, 0, 0, 0))
+
+    monkeypatch.setattr(Path, "stat", numbered)
+    files = sum(savepoints.cost(life.settings, savepoint).files for savepoint in taken)
+    assert savepoints.beyond(life.settings, taken, files * 1000 - 1) == taken[:1]
+
+
+def test_what_goes_while_it_is_measured_costs_no_savepoint(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`recourse savepoints drop` by hand."""
+    old = savepoints.take(life.settings, life.record, 3, "time")
+    links = savepoints.links(life.settings, STREAM.name, "things", old.id)
+    stat = Path.stat
+
+    def dropped(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.suffix == ".parquet" and path.is_relative_to(links):
+            shutil.rmtree(links)
+            monkeypatch.setattr(Path, "stat", stat)
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    take = savepoints.take
+
+    def taking(*arguments: Any) -> Savepoint:
+        taken = take(*arguments)
+        monkeypatch.setattr(Path, "stat", dropped)
+        return taken
+
+    monkeypatch.setattr(savepoints, "take", taking)
+    taken = savepoints.try_take(life.settings, life.record, 5, "time")
+    assert not links.exists() and taken is not None
+    assert taken in savepoints.savepoints(life.settings, STREAM.name)
+
+
+def test_a_savepoint_that_was_taken_is_told_even_if_no_old_one_could_go(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("read-only")
+
+    monkeypatch.setattr(savepoints, "prune", fails)
+    taken = savepoints.try_take(life.settings, life.record, 5, "time")
+    assert taken is not None and taken.batch == 5
 
 
 def test_with_a_savepoint_old_checkpoints_go_and_an_undo_still_has_what_it_needs(life: Life) -> None:
