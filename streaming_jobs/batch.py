@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-_FULL = 0.9
-"""Part of the most that a batch may read of a topic: Spark shares it out among partitions and rounds down."""
-
-
 class StopAtBorder(Exception):
     """Raised at the top of a batch when a stop is asked for: the one graceful way to end a query."""
 
@@ -205,12 +201,19 @@ class BatchPipeline:
             upkeep.after_commit()
 
     def _pause(self, batch: int, started: float) -> None:
-        """Wait while few records come; whoever asks for a stop ends the wait."""
+        """Wait while few records come; whoever asks for a stop ends the wait.
+
+        Here, before Spark writes `commits/N`: the next batch is then planned after the wait and takes all that came
+        meanwhile. Were it planned before, a record that comes in the wait would wait for a second one. A kill in the
+        wait costs a look at the ledger, which says that the batch is done.
+        """
         if self.pace is not None and not self.stop.is_set():
             ranges = self._ranges(batch)
             share = self.settings.max_offsets_per_trigger // len(ranges)
             seconds = self.pace.after(sum(r.records for r in ranges), started)
-            if not any(r.records >= share * _FULL for r in ranges):  # else more is waiting, however small the batch is
+            # Spark shares the most that a batch may read out among partitions and rounds each part down: from there on
+            # more is waiting, however small the batch is.
+            if not any(r.records >= max(share - len(r.end), 1) for r in ranges):
                 self.stop.wait(seconds)
 
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:

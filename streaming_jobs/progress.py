@@ -49,6 +49,7 @@ class Status:
     progress_at: float | None = None
     input_rows_per_s: float | None = None
     processed_rows_per_s: float | None = None
+    """Of the last batch that read records: `batch_records` by `batch_ms`, without the pause after it."""
     lag_at: float | None = None
     """When the end of the topics was last compared with the position."""
     lag_records: int | None = None
@@ -118,10 +119,14 @@ def read_status(settings: Settings, stream: str) -> Status | None:
 
 
 def update(status: Status, progress: dict[str, Any]) -> None:
-    """Take over the figures of one of Spark's progress reports (`StreamingQueryProgress`)."""
+    """Take over the figures of one of Spark's progress reports (`StreamingQueryProgress`).
+
+    Not the records that a batch got done a second: Spark counts the pause after it (`pace.py`) as part of it.
+    """
     status.progress_at = time.time()
     status.input_rows_per_s = _number(progress.get("inputRowsPerSecond"))
-    status.processed_rows_per_s = _number(progress.get("processedRowsPerSecond"))
+    if "addBatch" not in (progress.get("durationMs") or {}):  # an idle moment
+        status.processed_rows_per_s = _number(progress.get("processedRowsPerSecond"))
     watermark = (progress.get("eventTime") or {}).get("watermark")
     if watermark and not watermark.startswith("1970-01-01T00:00:00"):
         at = moment(watermark)

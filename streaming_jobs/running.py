@@ -283,6 +283,8 @@ class RunningStream:
         status.totals = (status.totals or Totals(status.started_at)).plus(done.entry)
         self._newest_record = done.newest_record if done.newest_record is not None else self._newest_record
         if not done.skipped:
+            if done.records:
+                status.processed_rows_per_s = round(done.records * 1000 / max(done.milliseconds, 1), 1)
             status.rows_written += done.rows
             status.dead_letters += done.dead_letters
             status.late_rows += done.late

@@ -771,9 +771,15 @@ def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: S
     driver.pipeline.settings = StreamSettings(max_offsets_per_trigger=16)  # a batch here reads 15 offsets
     driver.run(2)
     assert len(waits) == 1, "a batch that is full says that more is waiting"
+    driver.pipeline.settings = StreamSettings(max_offsets_per_trigger=17)
+    driver.run(3)
+    assert len(waits) == 1, "so does one that is full but for what each of its two partitions was rounded down by"
+    driver.pipeline.settings = StreamSettings(max_offsets_per_trigger=18)
+    driver.run(4)
+    assert len(waits) == 2
     driver = start()
     driver.pipeline.pace = Pace(timedelta(seconds=60))
     driver.pipeline.report = lambda _: driver.pipeline.stop.set()
     began = time.monotonic()
-    driver.run(3)
+    driver.run(5)
     assert time.monotonic() - began < 30

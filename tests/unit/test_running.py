@@ -116,7 +116,7 @@ def updated(**changes: Any) -> Status:
 
 def test_rates_state_and_watermark_are_taken_from_sparks_report() -> None:
     status = updated()
-    assert (status.input_rows_per_s, status.processed_rows_per_s) == (2000.0, 4000.0)
+    assert status.input_rows_per_s == 2000.0
     assert (status.state_rows, status.state_mb) == (5, 1.0)
     assert status.watermark == "2013-01-01T05:00:00.000Z"
 
@@ -821,11 +821,29 @@ def test_lag_is_the_one_of_now_while_a_batch_runs_and_before_the_first_one(make:
     assert running.status.lag_partitions == {TOPIC: {"0": 47_000, "1": 50}}
 
 
+def test_the_rate_of_a_batch_leaves_the_pause_after_it_out(make: Make) -> None:
+    """Spark counts the two seconds that the stream waits at a trickle as part of the batch."""
+    running = make()
+    reports = running.query.reports  # type: ignore[union-attr]
+    running._report(reported(7))  # 15 records in 120 ms
+    reports.append(progress(7, processedRowsPerSecond=7.1))
+    running.refresh_status()
+    assert running.status.processed_rows_per_s == 125.0
+    running._report(reported(8, milliseconds=1, skipped=True))
+    running._report(replace(reported(9), entry=replace(reported(9).entry, offsets=())))
+    running.refresh_status()
+    assert running.status.processed_rows_per_s == 125.0, "neither a repetition nor a batch without records has one"
+    reports.append(progress(10, ran=False, processedRowsPerSecond=0.0))
+    running.refresh_status()
+    assert running.status.processed_rows_per_s == 0.0, "nothing comes"
+
+
 def test_a_stream_between_two_tries_has_no_rates(make: Make) -> None:
     running = make()
     running.query.reports.append(progress())  # type: ignore[union-attr]
+    running._report(reported(7))
     running.refresh_status()
-    assert running.status.processed_rows_per_s == 4000.0
+    assert running.status.processed_rows_per_s == 125.0
     running.query = None
     running.refresh_status()
     assert (running.status.input_rows_per_s, running.status.processed_rows_per_s) == (None, None)
