@@ -51,10 +51,10 @@ def begin(settings: Settings, stream: Stream, *, generation: int) -> None:
 
 
 def remembered(sink: DeltaSink, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """The remembered deletes of the rows' keys, in the rows' types. Files are read one after the other, keys first."""
+    """The remembered deletes of the rows' keys, in the rows' types, nullable. Files are read one after the other."""
     keys = sink.declared.keys
-    wanted = pa.schema([rows.schema.field(column) for column in columns])
-    if not sink.handle.get_add_actions().num_rows:
+    wanted = pa.schema([rows.schema.field(column).with_nullable(True) for column in columns])
+    if not rows.num_rows or not sink.handle.get_add_actions().num_rows:
         return wanted.empty_table()
     found = []
     # Without a filter, so that no file is passed over by its statistics.
@@ -75,7 +75,7 @@ def split(rows: pa.Table, sink: DeltaSink, order: Order) -> tuple[pa.Table, pa.T
     columns = list(dict.fromkeys([*keys, *order.all]))
     kept = remembered(sink, rows, columns)
     number = kept.num_rows
-    both = pa.concat_tables([kept, rows.select(columns)])
+    both = pa.concat_tables([kept, rows.select(columns).cast(kept.schema)])
     by_order = sorted_by(both, order.all)
     ranks = np.empty(both.num_rows, np.int64)
     ranks[by_order] = np.arange(both.num_rows)

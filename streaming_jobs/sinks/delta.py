@@ -241,7 +241,8 @@ def ensure_sink(
     contract = _contract(declared, output)
     sink = open_sink(settings, declared, stream)
     if sink is None:
-        checked_new_partitions(declared.name, contract, declared.partition_by)
+        if generation == 1:  # the tables of a later one are a recovery's: they take the place of a table that is there
+            checked_new_partitions(declared.name, contract, declared.partition_by)
         path = private_folder(settings.tables) / declared.name
         entry = _entry("schema", stream, declared.name, generation, "table made")
         DeltaTable.create(

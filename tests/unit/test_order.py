@@ -213,6 +213,32 @@ def test_rows_without_a_key_stay_as_the_function_returned_them(settings: Setting
     assert set(staged.null_keys.column_names) == {*COLUMNS, "__topic", "__partition", "__offset", DELETE_COLUMN}
 
 
+def not_null(rows: pa.Table) -> pa.Table:
+    """As Spark brings columns that the function has made never null."""
+    fields = [field.with_nullable(field.name not in ("k", "at", "n")) for field in rows.schema]
+    return pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
+
+
+def test_a_column_that_is_no_longer_nullable_meets_the_deletes_remembered_of_it(settings: SettingsFactory) -> None:
+    tables = Tables.make(settings())
+    tables.upsert(arrow([(0, Event(1, 5.0, None, True, 0))], by_position=False), by_position=False)
+    for number, at in enumerate((5.0, 4.0, 6.0), 1):
+        rows = arrow([(number, Event(1, at, 0, False, 0)), (number, Event(2, at, 0, False, 0))], by_position=False)
+        tables.upsert(not_null(rows), by_position=False)
+    assert len(tables.shown()) == 2
+
+
+def test_a_batch_without_rows_reads_no_remembered_deletes(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = Tables.make(settings())
+    rows = arrow([(0, Event(1, 5.0, None, True, 0))], by_position=True)
+    tables.upsert(rows, by_position=True)
+    monkeypatch.setattr(DeltaTable, "to_pyarrow_dataset", None)
+    staged = merged(tables.sink, rows.slice(0, 0), tables.kept, by_position=True)
+    assert staged.rows == 0 and staged.deletes is not None and staged.deletes.rows == 0
+
+
 def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFactory) -> None:
     """A remembered delete of (1, b) and one of (2, a) are none of (1, a)."""
     declared = Declared("rows", keys=["k", "p"], order_by=["at"], delete_when="gone", partition_by=["p"])

@@ -281,3 +281,9 @@ def test_a_partition_column_that_would_come_back_otherwise_is_refused(
     schema = StructType([StructField("n", LongType()), StructField("c", kind)])
     with pytest.raises(UsageError, match="cannot be partitioned by 'c'"):
         ensure_sink(settings(), Declared("t", partition_by=["c"]), STREAM, schema, generation=1)
+
+
+def test_a_recovery_may_rebuild_a_table_of_before_that_is_partitioned_by_decimals(settings: SettingsFactory) -> None:
+    schema = StructType([StructField("n", LongType()), StructField("c", DecimalType(9, 2))])
+    sink = ensure_sink(settings(), Declared("t", partition_by=["c"]), STREAM, schema, generation=2)
+    assert sink.handle.metadata().partition_columns == ["c"]
