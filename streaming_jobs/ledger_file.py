@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -108,7 +109,9 @@ class LedgerFile:
     def after(self, stream: str, txn: Txn | None, *, at_most: int) -> list[LedgerLine]:
         """The lines of later batches than `txn`, newest first, `at_most` so many; of a batch written twice only one."""
         found: dict[Txn, RawLine] = {}
-        for lines in (self._tail(stream), *self.days(stream)):
+        for lines in itertools.chain(
+            [self._tail(stream)], self.days(stream)
+        ):  # whole days only where that is too short
             for line in reversed(lines):
                 if len(found) == at_most or (txn is not None and line.txn <= txn):
                     return [raw.read() for raw in found.values()]

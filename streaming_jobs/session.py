@@ -361,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop = session.stop_all
         for number in successor.STOP_SIGNALS:
             signal.signal(number, lambda *_: stop.set())
-        successor.take_signals()
+        successor.take_signals(stop)
         if options.supervised:
             threading.Thread(target=_watch_stdin, args=(stop,), daemon=True).start()
         code = session.run()

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -25,18 +26,31 @@ log = structlog.get_logger()
 AGAIN = "--again"
 """Option of a session that follows on another in its process."""
 
+_SIGNALS = "_SIGNALS_OF_THE_SESSION_BEFORE"
+"""Names the descriptor that a session leaves to the next one: what came to its process after its last look."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def start(stop: threading.Event) -> None:
     """Replace this process by its next session; returns only if a stop was asked for meanwhile."""
-    # A signal between here and the next session's handlers waits; it would end the process in the middle of its start.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    # A signal between here and the next session's handlers must neither end the process in the middle of its start nor
+    # get lost. To this thread it waits. The kernel then gives it to another one (Kafka's, Arrow's, the one that reads
+    # standard input), and the mask of those cannot be set from here; but whichever takes it writes it to the pipe.
+    left, written = os.pipe()
+    os.set_blocking(written, False)
+    before = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # runs the handlers of what has come so far
     if stop.is_set():
-        take_signals()
+        signal.set_wakeup_fd(before)
+        os.close(written)
+        os.close(left)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return
     sys.stdout.flush()
     sys.stderr.flush()
+    os.set_inheritable(left, True)
+    os.environ[_SIGNALS] = str(left)
     os.execv(sys.executable, command(sys.orig_argv))  # noqa: S606 - the command of this very process
 
 
@@ -45,9 +59,14 @@ def command(arguments: Sequence[str]) -> list[str]:
     return [*arguments, *([] if AGAIN in arguments else [AGAIN])]
 
 
-def take_signals() -> None:
-    """Let signals come that waited since the session before."""
+def take_signals(stop: threading.Event) -> None:
+    """Let signals come that waited since the session before, and take those that it saw too late."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    left = os.environ.pop(_SIGNALS, None)
+    if left is not None:
+        with suppress(OSError), os.fdopen(int(left), "rb") as file:  # its other end was closed by the start
+            if set(STOP_SIGNALS).intersection(file.read()):
+                stop.set()
 
 
 def free(settings: Settings, streams: Sequence[Stream]) -> list[Stream]:

@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streaming_jobs import ledger_file
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, app_id, entries, newest, walk
 from streaming_jobs.ledger_file import LedgerFile
@@ -206,6 +207,22 @@ def test_a_new_day_compresses_the_days_before_and_drops_those_past_the_retention
     assert sorted(f.name for f in kept.folder.iterdir()) == [five_days_ago, name]
     (kept.folder / name).unlink()
     assert kept.newest(STREAM) == (entry(0), {PRIMARY: 1})
+
+
+def test_the_newest_lines_are_found_without_reading_whole_days(
+    kept: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.append(entry(0), {PRIMARY: 1})
+    file = next(kept.folder.glob("*.jsonl"))
+    line = file.read_text()
+    file.write_text("".join(line.replace('"b":0,', f'"b":{batch},') for batch in range(2_000)))
+    read: list[bytes] = []
+    texts = ledger_file._texts
+    monkeypatch.setattr(ledger_file, "_texts", lambda path: (read.append(text) or text for text in texts(path)))
+    assert [found.entry.batch for found in kept.after(STREAM, Txn(1, 1_997), at_most=200_000)] == [1_999, 1_998]
+    assert read == []
+    assert len(kept.after(STREAM, Txn(1, 99), at_most=200_000)) == 1_900, "what lies before the last lines is found too"
+    assert len(read) == 2_000
 
 
 def test_the_only_day_stays_however_old(kept: LedgerFile) -> None:

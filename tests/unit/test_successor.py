@@ -36,18 +36,26 @@ if successor.AGAIN in sys.argv:
     time.sleep(1)
 for number in successor.STOP_SIGNALS:
     signal.signal(number, lambda *_: stop.set())
-successor.take_signals()
+successor.take_signals(stop)
 if successor.AGAIN in sys.argv:
-    stop.wait(20)
+    stop.wait(3 if LATE else 20)
     print("asked to stop:", stop.is_set(), "input:", sys.stdin.readline(), flush=True)
     sys.exit(7)
+if LATE:
+    threading.Thread(target=os.read, args=(0, 1), daemon=True).start()
+    replace = os.execv
+    def late(*command):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        replace(*command)
+    os.execv = late
 successor.start(stop)
 """
 
 
 def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(tmp_path: Path) -> None:
     script = tmp_path / "session.py"
-    script.write_text(SESSION)
+    script.write_text(f"LATE = False\n{SESSION}")
     process = subprocess.Popen(
         [sys.executable, str(script), "--streams", "a"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -63,6 +71,28 @@ def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(tmp_pat
         process.stdin.write("still open\n")
         process.stdin.close()
         assert process.stdout.read() == "asked to stop: True input: still open\n\n"
+        assert process.wait(30) == 7
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_stop_after_the_last_look_is_not_lost_whichever_thread_takes_it(tmp_path: Path) -> None:
+    script = tmp_path / "session.py"
+    script.write_text(f"LATE = True\n{SESSION}")
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        lines = [process.stdout.readline() for _ in range(2)]
+        assert lines == [f"{process.pid} []\n", f"{process.pid} ['--again']\n"]
+        process.stdin.close()
+        assert process.stdout.read() == "asked to stop: True input: \n"
         assert process.wait(30) == 7
     finally:
         process.kill()
