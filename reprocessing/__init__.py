@@ -12,6 +12,7 @@ explainer.py  the plan in words, read off the stages
 stages.py     what applying a plan does, one small class a stage; executor and explainer walk the same list
 workshop.py   the folders and staging tables that a replay works on
 replay.py     an ordinary session on them
+border.py     the moment of the replay that is compared: where the published tables end
 audit.py      rules, and the difference between rebuilt and published rows
 publish.py    fence, and the one commit a table that replaces the rows
 onward.py     going on without a replay: abort, and skipping ahead

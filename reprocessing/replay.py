@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from reprocessing.border import at_the_border, border_of
 from reprocessing.conditions import refuse_unaskable
 from reprocessing.work import Work
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
@@ -22,7 +23,7 @@ def replay(work: Work) -> Mapping[str, Any]:
     Raises PermanentError or TransientError as the session's own failure was.
     """
     began = time.monotonic()
-    session = Session(work.own, [work.stream], trigger="available-now")
+    session = Session(work.own, [work.stream], trigger="available-now", replan=border_of(work))
     over = threading.Event()
     refused: list[UsageError] = []
     watcher = threading.Thread(target=_watch, args=(session, work, over, refused), daemon=True)
@@ -53,7 +54,12 @@ def replay(work: Work) -> Mapping[str, Any]:
                     f"the replay ended at {reached}, before where the stream was, {kept}",
                     f"records are missing from topic {topic}; abort: recourse recover abort {work.plan.id}",
                 )
-    return {"batch": last.batch, "seconds": round(time.monotonic() - began, 1), "records": _replayed(work, reached)}
+    return {
+        "batch": last.batch,
+        "seconds": round(time.monotonic() - began, 1),
+        "records": _replayed(work, reached),
+        "since": at_the_border(work, reached),
+    }
 
 
 def _watch(session: Session, work: Work, over: threading.Event, refused: list[UsageError]) -> None:

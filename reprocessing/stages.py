@@ -30,7 +30,8 @@ from typing import Any, ClassVar, Protocol
 
 from reprocessing import workshop
 from reprocessing.audit import compare
-from reprocessing.conditions import broken
+from reprocessing.border import kept_table
+from reprocessing.conditions import broken, counted
 from reprocessing.journal import NOT_CONFIRMED, next_step
 from reprocessing.onward import skip
 from reprocessing.plan import Plan, moved, staging
@@ -177,15 +178,21 @@ class Audit:
         """What it will do."""
         rules = "".join(f"; every row: {rule}" for rule in plan.checks.rules)
         bound = "" if plan.checks.max_changed is None else f"; at most {plan.checks.max_changed:.1%} of the rows change"
-        return f"compare staging with the published tables{rules}{bound}"
+        return f"compare staging with the published tables, as of where these end in the topics{rules}{bound}"
 
     def run(self, work: Work) -> Found:
         """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
         plan, staged = work.plan, staging(work.settings, work.plan.id)
         refuse_foreign(work.settings, work.stream, work.record)
         bad = broken(staged / work.stream.primary.name, plan.checks.rules)
+        work.talk.tell(_as_of(work))
         work.differences = [
-            compare(declared.name, work.settings.tables / declared.name, staged / declared.name, declared.keys)
+            compare(
+                declared.name,
+                work.settings.tables / declared.name,
+                kept_table(work, declared.name) or staged / declared.name,
+                declared.keys,
+            )
             for declared, role in all_tables(work.stream)
             if role != "deletes"  # they follow from the rows, and are as old as the batches that noted them
         ]
@@ -332,6 +339,21 @@ def stages_of(plan: Plan) -> tuple[Stage, ...]:
 def _ask(work: Work) -> None:
     if not work.talk.confirm(work):
         raise AuditRefused(NOT_CONFIRMED, next_step(work.plan.id, "waits for confirmation"))
+
+
+def _as_of(work: Work) -> str:
+    """Which moment of the replay is compared with the published tables."""
+    since = work.found("replay").get("since", 0)
+    if since is None:
+        return (
+            "  the replay has no batch that ends where the published tables do: what came since shows as a difference"
+        )
+    if not since:
+        return "  compared where the published tables end"
+    came = counted(since, "record")
+    return (
+        f"  compared where the published tables end; {came} that came since {'is' if since == 1 else 'are'} rebuilt too"
+    )
 
 
 def _tables(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs import generation as generations
 from streaming_jobs import output_plans, savepoints
-from streaming_jobs.batch import BatchPipeline, BatchReport
+from streaming_jobs.batch import BatchPipeline, BatchReport, Replan
 from streaming_jobs.code_version import loaded_code
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
@@ -121,6 +121,7 @@ class Assembly:
     stop: threading.Event
     before_commit: Callable[[StreamRecord], None]
     report: Callable[[BatchReport], None]
+    replan: Replan | None = None
 
     @property
     def own(self) -> StreamSettings:
@@ -326,6 +327,7 @@ class Assembly:
             before_commit=lambda: self.before_commit(record),
             report=self.report,
             between=Keeper(self.settings, record).after,
+            replan=self.replan,
             query=handle,
             pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
         )

@@ -20,7 +20,7 @@ from streaming_jobs.checkpoint import Checkpoint
 from streaming_jobs.checkpoint_sync import CheckpointSync
 from streaming_jobs.crash import crash_point
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, newest
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
 from streaming_jobs.ledger_file import LedgerFile
 from streaming_jobs.pace import Pace
 from streaming_jobs.plan import PlanTraits
@@ -42,6 +42,13 @@ log = structlog.get_logger()
 
 class StopAtBorder(Exception):
     """Raised at the top of a batch when a stop is asked for: the one graceful way to end a query."""
+
+
+class Replan(Protocol):
+    """Asked before each batch, once Spark has planned it and nothing of it is done."""
+
+    def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
+        """Whether the batch's entry was written anew: the query then begins again, with the batch as it says now."""
 
 
 class Query(Protocol):
@@ -119,10 +126,12 @@ class BatchPipeline:
     report: Callable[[BatchReport], None]
     between: Callable[[int], None]
     deletes: Mapping[str, DeltaSink] = field(default_factory=dict)
+    replan: Replan | None = None
     query: Query | None = None
     pace: Pace | None = None
     failure: BaseException | None = None
     stopped_at_border: bool = False
+    replanned: bool = False
     in_batch: bool = False
     unfinished: LedgerEntry | None = None
     """What the batch at work, or the one that failed, reads."""
@@ -140,6 +149,7 @@ class BatchPipeline:
             crash_point("batch_committed", self.stream.name, batch - 1)
             if self.stop.is_set():
                 raise StopAtBorder
+            self._replan(batch)
             self.between(batch - 1)
             started = time.monotonic()
             self._run(frame, batch)
@@ -153,6 +163,16 @@ class BatchPipeline:
             raise
         finally:
             self.in_batch = False
+
+    def _replan(self, batch: int) -> None:
+        """Ask whether the batch is to end elsewhere, unless a table has it already; end the query if so."""
+        txn = Txn(self.generation, batch)
+        tables = (self.primary, *self.secondary, self.dead_letters, *self.deletes.values())
+        if self.replan is None or any((at := table.position) is not None and at >= txn for table in tables):
+            return
+        if self.replan(self.checkpoint, batch):
+            self.replanned = True
+            raise StopAtBorder
 
     def _run(self, frame: DataFrame, batch: int) -> None:
         began = time.monotonic()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs.assembly import Assembly, Connection
-from streaming_jobs.batch import BatchPipeline, BatchReport
+from streaming_jobs.batch import BatchPipeline, BatchReport, Replan
 from streaming_jobs.checkpoint import TopicOffsets
 from streaming_jobs.code_version import loaded_code
 from streaming_jobs.durations import parse_duration
@@ -58,6 +58,7 @@ class RunningStream:
     own: StreamSettings = field(init=False)
     stop_requested: threading.Event = field(default_factory=threading.Event)
     ends: EndOffsets | None = None
+    replan: Replan | None = None
     query: StreamingQuery | None = None
     pipeline: BatchPipeline | None = None
     left: bool = False
@@ -239,6 +240,7 @@ class RunningStream:
             stop=self.stop_requested,
             before_commit=self._check_topics,
             report=self._report,
+            replan=self.replan,
         )
         ready = assembly.assemble(spark, world)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.stream.name)
@@ -343,7 +345,9 @@ class RunningStream:
         failure: BaseException | None = pipeline.failure or query.exception()
         # A stop interrupts what runs, and that can look like any failure; one that needs a person is never hidden.
         stopped = self.stop_requested.is_set() and not isinstance(failure, PermanentError)
-        if failure is None or pipeline.stopped_at_border or stopped:
+        if pipeline.replanned and not self.stop_requested.is_set():
+            self._restart_at = time.monotonic()
+        elif failure is None or pipeline.stopped_at_border or stopped:
             self._stopped()
         else:
             self.fail(self._explained(classify(failure, where=named(pipeline.unfinished))))

@@ -32,6 +32,7 @@ import structlog
 
 from streaming_jobs import collisions, session_options, stops, successor
 from streaming_jobs.assembly import Connection
+from streaming_jobs.batch import Replan
 from streaming_jobs.code_watch import CodeWatch, as_line, versions
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError
 from streaming_jobs.failures import classify
@@ -76,6 +77,7 @@ class Session:
         record_classes: Path | None = None,
         supervised: bool = False,
         watch: CodeWatch | None = None,
+        replan: Replan | None = None,
     ) -> None:
         """`record_classes` is a file for the class-data archive that the JVM writes when it ends.
 
@@ -95,6 +97,7 @@ class Session:
         self.jvm: subprocess.Popen[bytes] | None = None
         self.supervised = supervised
         self.watch = watch
+        self.replan = replan
         self.superseded = False
         self._recovering = set(left_out)
         self._status_unwritten = False
@@ -147,7 +150,8 @@ class Session:
         for stream, lease in zip(self.streams, leases, strict=True):
             status = first_status(self.settings, stream.name)
             self._write_status(status)
-            self.running.append(RunningStream(stream, self.settings, None, lease, self.trigger, status))
+            running = RunningStream(stream, self.settings, None, lease, self.trigger, status, replan=self.replan)
+            self.running.append(running)
         bootstrap = bootstrap_servers(self.settings)
         kafka = self.settings.kafka
         connection = Connection(

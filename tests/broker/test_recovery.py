@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from streaming_jobs.platform.broker import Broker
 from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.stock import movements
 from streaming_jobs.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.topology import Topology
 from tests.broker.small_disk import small_disk
@@ -409,6 +411,32 @@ def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story,
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         session.wait()
+
+
+def test_records_that_came_meanwhile_are_no_difference(story: Story) -> None:
+    """Every product moves again after the stream has stopped: the differences are those of the bug all the same."""
+    published = {row["product"]: row for row in story.rows("inventory")}
+    right = movements.inventory(story.all)
+    wrong = {
+        product
+        for product, row in published.items()
+        if (row["quantity"], row["movements"], row["last_at"].astimezone(UTC)) != right[product]
+    }
+    plan = story.plan()
+    story.feed(story.all[: COUNT // 4])
+    died = run(story, "recover", "apply", plan, "--yes", crash="staged:2")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    story.recourse("recover", "resume", plan, "--yes")
+    done = {
+        line["stage"]: line["found"]
+        for line in json.loads(run(story, "recover", "show", plan, "--output", "json").stdout)["journal"]
+        if line["state"] == "done"
+    }
+    found = next(d for d in done["audit"]["differences"] if d["table"] == "inventory")
+    assert done["replay"]["since"] >= COUNT // 4
+    assert (found["changed"], found["only_old"], found["only_new"]) == (len(wrong), 0, 0)
+    assert int(found["totals"]["quantity"][1]) == sum(quantity for quantity, _, _ in right.values())
+    assert sum(row["movements"] for row in story.rows("inventory")) == COUNT + done["replay"]["since"]
 
 
 @pytest.mark.long

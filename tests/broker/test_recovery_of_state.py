@@ -133,6 +133,28 @@ def test_windows_and_deduplication_go_on_from_the_savepoints_state(home: Home, s
     assert home.rows(stream) == never_rewound
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stream", ["minutes", "distinct_readings"])
+def test_records_that_came_meanwhile_are_no_difference_under_a_watermark(home: Home, stream: str) -> None:
+    """The same code replays what it wrote, in other batches; the watermark goes on with what came since."""
+    home.send(0, 450)
+    home.read(stream)
+    savepoint = json.loads(home("savepoints", "create", stream, "--output", "json"))["savepoint"]
+    home.send(450, 900)
+    home.read(stream)
+    published = home.rows(stream)
+    plan = home.plan(stream, "--savepoint", savepoint)
+    home.send(900, 1300)
+    home("recover", "apply", plan["id"], "--yes")
+    lines = json.loads(home("recover", "show", plan["id"], "--output", "json"))["journal"]
+    done = {line["stage"]: line["found"] for line in lines if line["state"] == "done"}
+    found = next(d for d in done["audit"]["differences"] if d["table"] == stream)
+    assert done["replay"]["since"] >= 400 and found["new_rows"] == found["old_rows"] == len(published)
+    assert (found["changed"], found["only_old"], found["only_new"]) == (0, 0, 0)
+    assert len(home.rows(stream)) > len(published), "and it is rebuilt to the topic's end"
+
+
 @pytest.mark.timeout(300)
 def test_a_partitioned_table_is_rebuilt_over_a_compaction_with_a_new_column(home: Home) -> None:
     line = 'select("place", "id", "at")\n'

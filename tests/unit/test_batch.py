@@ -601,6 +601,24 @@ def test_a_stop_is_obeyed_before_any_side_effect(disk: Disk, start: Start) -> No
     assert commits_of(disk, PRIMARY) == 0
 
 
+def test_a_batch_that_is_to_end_elsewhere_is_not_begun(disk: Disk, start: Start) -> None:
+    driver, asked = start(), []
+    driver.pipeline.replan = lambda _, batch: asked.append(batch) or len(asked) == 1
+    with pytest.raises(StopAtBorder):
+        driver.run(0)
+    assert driver.pipeline.replanned and driver.pipeline.failure is None and commits_of(disk, PRIMARY) == 0
+    driver.run(0)
+    assert asked == [0, 0] and numbers(disk, PRIMARY) == [2, 4]
+
+
+def test_a_batch_that_a_table_has_already_ends_where_it_ended(disk: Disk, start: Start) -> None:
+    start().run(0)
+    again = start()
+    again.pipeline.replan = lambda *_: pytest.fail("it was asked")
+    again.run(0)
+    assert numbers(disk, PRIMARY) == [2, 4]
+
+
 def test_a_stop_that_comes_inside_a_batch_lets_it_end(disk: Disk, start: Start) -> None:
     driver = start()
     driver.pipeline.before_commit = driver.pipeline.stop.set

@@ -382,7 +382,7 @@ def make(settings: SettingsFactory) -> Make:
 
 def quiet() -> Any:
     """A pipeline between two batches."""
-    return SimpleNamespace(in_batch=False, failure=None, stopped_at_border=False, unfinished=None)
+    return SimpleNamespace(in_batch=False, failure=None, stopped_at_border=False, replanned=False, unfinished=None)
 
 
 def reported(batch: int, note: str | None = None, **changes: Any) -> BatchReport:
@@ -493,6 +493,14 @@ def test_the_end_of_a_finite_run_is_a_stop_and_no_failure(make: Make) -> None:
 def test_a_stop_at_the_border_is_a_stop_and_no_failure(make: Make) -> None:
     stopped = ended(make(), stopped_at_border=True, failure=StopAtBorder())
     assert (stopped.status.state, stopped.status.error) == ("stopped", None)
+
+
+def test_a_query_that_has_to_begin_again_is_no_stop_and_no_failure(make: Make) -> None:
+    again = ended(make(), stopped_at_border=True, replanned=True, failure=None)
+    assert not again.ended and again.status.error is None and again.query is None
+    again.request_stop()
+    again.poll(None)  # type: ignore[arg-type]
+    assert again.status.state == "stopped"
 
 
 @pytest.mark.parametrize(
