@@ -17,6 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from streaming_jobs.errors import UsageError
+from streaming_jobs.spelling import counted
 
 _SAMPLE = 3
 _COLUMNS = 6
@@ -50,11 +51,6 @@ class Broken:
             why = f"for {self.null:,} it is null (unknown), for {self.rows - self.null:,} false"
         shown = "; ".join(", ".join(f"{n} {_short(v)}" for n, v in row.items()) for row in self.sample)
         return f"{counted(self.rows, 'row')} {'breaks' if self.rows == 1 else 'break'} the rule {rule}: {why} ({shown})"
-
-
-def counted(number: int, what: str) -> str:
-    """`1 row`, `2 rows`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def bad_rows(table: DeltaTable, condition: str, *, now: DeltaTable | None = None) -> int:

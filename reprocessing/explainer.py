@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from reprocessing.plan import Plan
 from reprocessing.stages import stages_of
 from reprocessing.targets import instant_words
+from streaming_jobs.spelling import counted
 
 _COMMITS = 2
 """What a plan adds to each table's log: the fence, and the publish."""
@@ -29,10 +30,10 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"  starts from  {at}"
     yield f"  state        {_state(plan)}"
     for table in plan.saw.tables:
-        files = "1 file" if table.files == 1 else f"{table.files:,} files"
         becomes = "keeps its rows" if plan.skips else "restored"
         versions = f"version {table.version}, afterwards {table.version + _COMMITS} or later"
-        yield f"  table        {table.name} ({table.mode}, {files}, {_size(table.size)}): {becomes}; {versions}"
+        held = f"{table.mode}, {counted(table.files, 'file')}, {_size(table.size)}"
+        yield f"  table        {table.name} ({held}): {becomes}; {versions}"
     yield "  downstream   no declared stream reads these tables; other readers see one commit that changes rows"
     yield from (f"  note         {note}" for note in plan.notes)
 
@@ -66,7 +67,8 @@ def _replayed(plan: Plan) -> Iterator[str]:
     size = "" if plan.size is None else f", about {_size(plan.size)}"
     time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
     time = time if plan.records else "for Spark's start"
-    yield f"  {plan.records:,} records{size} to replay; the stream stands still {time}, its tables stay readable"
+    records = counted(plan.records, "record")
+    yield f"  {records}{size} to replay; the stream stands still {time}, its tables stay readable"
 
 
 def _skipped(plan: Plan) -> Iterator[str]:
@@ -75,7 +77,8 @@ def _skipped(plan: Plan) -> Iterator[str]:
     for topic, partition, begin, end in plan.skipped():
         total += end - begin
         yield f"  {topic:<24} {partition:>9} {begin:>10,} {end:>10,} {end - begin:>10,}"
-    yield f"  {total:,} records are never read; the stream stands still for seconds, its tables stay readable"
+    left = f"{counted(total, 'record')} {'is' if total == 1 else 'are'}"
+    yield f"  {left} never read; the stream stands still for seconds, its tables stay readable"
 
 
 def _steps(plan: Plan) -> Iterator[str]:

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Protocol
 from reprocessing import workshop
 from reprocessing.audit import compare
 from reprocessing.border import kept_table
-from reprocessing.conditions import broken, counted
+from reprocessing.conditions import broken
 from reprocessing.journal import NOT_CONFIRMED, next_step
 from reprocessing.onward import skip
 from reprocessing.plan import Plan, moved, staging
@@ -44,6 +44,7 @@ from streaming_jobs import output_plans, savepoints
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.files import sync
 from streaming_jobs.sinks import deletes
+from streaming_jobs.spelling import counted
 from streaming_jobs.world import all_tables, ledger_file
 
 Found = Mapping[str, Any]
@@ -160,7 +161,7 @@ class Replay:
     def explain(self, plan: Plan) -> str:
         """What it will do."""
         seconds = "" if plan.seconds is None else f", about {plan.seconds:,.0f} s at the stream's own pace"
-        return f"replay {plan.records:,} records with code {plan.saw.code[0]} into staging tables{seconds}"
+        return f"replay {counted(plan.records, 'record')} with code {plan.saw.code[0]} into staging tables{seconds}"
 
     def run(self, work: Work) -> Found:
         """Run to the topic's end."""
@@ -251,7 +252,7 @@ class Confirm:
     def explain(self, plan: Plan) -> str:
         """What it will do."""
         records = sum(end - begin for _, _, begin, end in plan.skipped())
-        return f"ask whether these {records:,} records may be left out"
+        return f"ask whether {'this one record' if records == 1 else f'these {records:,} records'} may be left out"
 
     def run(self, work: Work) -> Found:
         """Ask; raises AuditRefused."""

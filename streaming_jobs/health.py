@@ -33,6 +33,7 @@ from streaming_jobs.durations import format_duration
 from streaming_jobs.lease import Owner, holder
 from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
+from streaming_jobs.spelling import counted
 
 ENDED = ("stopped", "failed")
 """States that a session writes as its last word."""
@@ -209,12 +210,13 @@ def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
         yield Reason("blind", f"the end of its topics was last seen {_when(now, status.lag_at)}: no broker answers")
         return
     lag = status.lag_records or 0
+    unread = f"{counted(lag, 'record')} unread"
     progress = min(max(status.committed_at or 0.0, status.started_at), now)
     if limits.stuck_after and lag and status.started_at and not hangs and now - progress > patience:
-        yield Reason("stuck", f"no batch was finished for {_span(now - progress)}, with {lag:,} records unread")
+        yield Reason("stuck", f"no batch was finished for {_span(now - progress)}, with {unread}")
     keeps_pace = status.trigger != "available-now"  # such a session catches up with the time since the last one
     if limits.late_after and lag and keeps_pace and (status.lag_s or 0.0) > limits.late_after + status.batch_every_s:
-        yield Reason("late", f"{lag:,} records are unread, the oldest for up to {_span(status.lag_s or 0.0)}")
+        yield Reason("late", f"{unread}, the oldest for up to {_span(status.lag_s or 0.0)}")
 
 
 def _dead(seen: Seen) -> bool:

@@ -24,6 +24,7 @@ from streaming_jobs.preflight import enforce, verdicts
 from streaming_jobs.progress import Status, late_rows, moment, update
 from streaming_jobs.retries import Retries
 from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.spelling import counted
 from streaming_jobs.stream import Stream
 from streaming_jobs.surroundings import World, start_over
 from streaming_jobs.torn import mend
@@ -221,8 +222,8 @@ class RunningStream:
             )
         if status.late_rows:
             said["late"] = (
-                f"{status.late_rows:,} records since this session began were behind the watermark in batches that "
-                "dropped such rows; a longer lateness keeps them"
+                f"behind the watermark, in batches that dropped such rows: {counted(status.late_rows, 'record')} since "
+                "this session began; a longer lateness keeps them"
             )
         for kind, text in said.items():
             if kind not in self._warned:

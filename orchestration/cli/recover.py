@@ -13,6 +13,7 @@ import typer
 from orchestration.cli.invocation import Invocation, invocation
 from orchestration.cli.output import Output, OutputOption, log_to_stderr, print_json, print_table, say, show
 from streaming_jobs.errors import UsageError
+from streaming_jobs.spelling import counted
 
 if TYPE_CHECKING:
     from reprocessing.plan import Plan
@@ -310,7 +311,7 @@ def _words(difference: Any) -> str:
     d = difference
     totals = "".join(f"; sum of {c}: {o} -> {n}" for c, (o, n) in d.totals.items() if o != n)
     words = _counts(d.corrected, d.new, d.gone)
-    return f"  {d.table}: {d.old_rows:,} rows published, {d.new_rows:,} rebuilt; {words}{totals}"
+    return f"  {d.table}: {counted(d.old_rows, 'row')} published, {d.new_rows:,} rebuilt; {words}{totals}"
 
 
 def _counts(corrected: int, new: int, gone: int) -> str:
