@@ -180,9 +180,9 @@ class Story:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """A table's rows."""
-        from deltalake import DeltaTable
+        from streaming_jobs.table_rows import rows
 
-        return list(DeltaTable(self.settings.tables / table).to_pyarrow_table().to_pylist())
+        return list(rows(self.settings.tables / table).to_pylist())
 
     def recourse(self, *arguments: str, quiet: bool = False) -> str:
         """Run a command as a person would; what it prints is shown, unless `quiet`. Raises when it fails."""

@@ -18,10 +18,10 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from numpy.typing import NDArray
 
+from streaming_jobs import table_rows
 from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.flights import dataset
 from streaming_jobs.flights.content import TOPIC, rank
@@ -175,7 +175,7 @@ def _dead_letters(settings: Settings, stream: Stream) -> TableCheck | None:
 
 def _read(settings: Settings, table: str) -> pd.DataFrame | None:
     try:
-        rows = DeltaTable(str(settings.tables / table)).to_pyarrow_table()
+        rows = table_rows.rows(settings.tables / table)
     except TableNotFoundError:
         return None
     return as_frame(rows)

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs import table_rows
 from streaming_jobs.proof.beside import Beside, Output
 from streaming_jobs.proof.letters import Refusals, compare_letters
 from streaming_jobs.proof.lineage import Batch, Coverage
@@ -108,7 +109,7 @@ def _table(judged: Judged, table: Table) -> int:
     letters = table.name == judged.subject.dead_letters
     output = None if letters or not table.counted else _Made.of(judged, table.name)
     columns = [*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]
-    rows = handle.to_pyarrow_table(columns=columns or [handle.schema().fields[0].name])
+    rows = table_rows.rows(judged.tables / table.name, version, columns or [handle.schema().fields[0].name])
     _foreign(judged, table)
     if not table.keys:
         _counts(judged, table, rows.num_rows)
@@ -297,9 +298,7 @@ def _refused(judged: Judged) -> Packed:
     version = version_of(judged, judged.subject.dead_letters)
     if version is None:
         return packed([], [])
-    rows = DeltaTable(judged.tables / judged.subject.dead_letters, version=version).to_pyarrow_table(
-        columns=list(LETTERS)
-    )
+    rows = table_rows.rows(judged.tables / judged.subject.dead_letters, version, LETTERS)
     rows = rows.filter(pc.and_(pc.equal(rows["topic"], judged.subject.topic), pc.is_valid(rows["offset"])))
     return packed(rows["partition"], rows["offset"])
 

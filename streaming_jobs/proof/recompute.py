@@ -19,8 +19,8 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
+from streaming_jobs import table_rows
 from streaming_jobs.code_version import code_version
 from streaming_jobs.plan import analysed
 from streaming_jobs.proof.beside import Beside
@@ -113,7 +113,7 @@ def _table(settings: Settings, stream: Stream, name: str, frame: DataFrame, verd
     expected = staged.table
     if DELETE_COLUMN in expected.column_names:
         expected = expected.filter(pc.invert(pc.fill_null(expected[DELETE_COLUMN], False)))
-    found = DeltaTable(folder, version=version).to_pyarrow_table()
+    found = table_rows.rows(folder, version)
     columns = [column for column in found.column_names if column in expected.column_names]
     left = [column for column in found.column_names if column not in columns]
     difference = compare(expected.select(columns), found.select(columns), _TOLERANCE)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs import table_rows
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.proof.letters import Refusals
 from streaming_jobs.proof.lineage import Batch
@@ -68,7 +68,7 @@ def compare_truth(
     giving = _Giving(stream, spans, sources, refusals, refused)
     try:
         result = truth.function(**giving.arguments(truth))
-        found = DeltaTable(table, version=version).to_pyarrow_table()
+        found = table_rows.rows(table, version)
         expected = _expected(result, found.schema, truth)
     except NotComparable as error:
         return told("not compared", error.found)

@@ -31,6 +31,7 @@ from streaming_jobs.sinks.order import (
     without_order,
 )
 from streaming_jobs.stream import DELETED_AT_COLUMN, POSITION_COLUMN, DeltaTable, Stream, checked_order
+from streaming_jobs.table_rows import dataset
 
 _DELETED_AT = T.StructField(DELETED_AT_COLUMN, T.TimestampType(), True, {"comment": "when the delete was noted"})
 
@@ -58,7 +59,7 @@ def remembered(sink: DeltaSink, rows: pa.Table, columns: Sequence[str]) -> pa.Ta
         return wanted.empty_table()
     found = []
     # Without a filter, so that no file is passed over by its statistics.
-    for batch in sink.handle.to_pyarrow_dataset().to_batches(columns=list(columns)):
+    for batch in dataset(sink.handle, sink.path).to_batches(columns=list(columns)):
         part = pa.Table.from_batches([batch]).cast(wanted)
         for key in keys:
             part = part.filter(pc.is_in(part[key], value_set=rows[key].combine_chunks()))
