@@ -281,6 +281,10 @@ class BatchPipeline:
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, Staged]:
         """The rows of every table that has not got this batch yet. One sink's function is in the plan already."""
+        if self.traits.stateful and path == "executor" and self.primary.declared.mode == "append":
+            # Rows that no table can hold take a second pass, and the state may not be computed twice.
+            held.callback(frame.unpersist)
+            frame = frame.persist()
         frames = {self.primary.name: frame}
         if len(self.stream.sinks) > 1:
             held.callback(frame.unpersist)

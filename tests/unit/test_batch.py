@@ -49,6 +49,7 @@ from tests.unit.worlds import (
     entry,
     offsets,
     parity,
+    plain,
 )
 
 PLAIN = PlanTraits(stateful=False, multiplies=False)
@@ -690,6 +691,18 @@ def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_exec
     assert large.reports[-1].path == "driver"
     large.run(1)
     assert large.reports[-1].path == "driver"
+
+
+def test_the_state_of_a_batch_on_the_executors_is_computed_once(start: Start) -> None:
+    driver = start()
+    driver.pipeline.stream, driver.pipeline.secondary = plain, []
+    driver.pipeline.settings = StreamSettings(path="executor")
+    driver.run(0)
+    assert "persist" not in driver.log
+    driver.pipeline.traits = STATE
+    driver.run(1)
+    assert driver.log.index("persist") < driver.log.index(f"stage {PRIMARY}", driver.log.index("persist"))
+    assert driver.log.count("persist") == driver.log.count("unpersist") == 1
 
 
 def test_any_other_failure_of_staging_goes_up_as_it_is(large: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
