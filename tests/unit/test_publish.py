@@ -38,10 +38,12 @@ from reprocessing.publish import Content, content_of, contents_of, fence, misfit
 from streaming_jobs import generation as generations
 from streaming_jobs import savepoints
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused, UsageError
+from streaming_jobs.files import hard_link
 from streaming_jobs.generation import Accepted
 from streaming_jobs.ledger import CodeVersion, Txn, newest
 from streaming_jobs.preflight import verdicts
-from streaming_jobs.sinks.table_files import on_disk
+from streaming_jobs.sinks import raw_paths
+from streaming_jobs.sinks.table_files import on_disk, table_files
 from streaming_jobs.world import ledger_file
 from tests.unit.life import STREAM, TOPIC, TOPIC_ID, Life
 
@@ -316,6 +318,24 @@ def test_a_savepoint_from_before_an_accepted_change_is_not_what_an_abort_goes_ba
     assert again.tables[0].version > kept.tables[0].version
     savepoints.keep_for_recovery(life.settings, again)
     assert savepoints.savepoints(life.settings, STREAM.name)[0].reason == "recovery"
+
+
+def test_files_with_unencoded_paths_go_when_others_replace_them(life: Life) -> None:
+    handle = DeltaTable(life.table)
+    actions: list[Mapping[str, object]] = [{"commitInfo": {"operation": "OPTIMIZE"}}]
+    for path, file in table_files(life.table, handle.version()).items():
+        if file.partition["place"] == "über:all":
+            name = f"place=über/{Path(path).name}"  # as delta-spark writes it into the log
+            hard_link(on_disk(life.table, path), life.table / name)
+            actions += raw_paths._actions(replace(file, path=path), name, 1)
+    (life.table / "_delta_log" / f"{handle.version() + 1:020d}.json").write_text(
+        "\n".join(json.dumps(action, ensure_ascii=False) for action in actions), encoding="utf-8"
+    )
+    assert len(actions) > 1
+    plan = planned(life)
+    rebuilt(life, plan)
+    published(life, plan)
+    assert life.rows() == list(range(60))
 
 
 def test_files_of_another_schema_do_not_fit(life: Life, tmp_path: Path) -> None:
