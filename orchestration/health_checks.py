@@ -14,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from orchestration.decisions import should_run
+from orchestration.decisions import RunSeen, should_run
 from orchestration.events import NO_RUN, not_being_made
 from orchestration.job_yaml import Continuous
 from orchestration.last_good import Fault
@@ -22,6 +22,7 @@ from orchestration.reporting import table_key
 from orchestration.runs import session_runs
 from orchestration.supervisor import Session
 from streaming_jobs.health import Health, health
+from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 
@@ -162,21 +163,37 @@ class HealthChecks:
         return {check_key(sink.name): stream.name for stream in self.streams for sink in stream.sinks.values()}
 
     def _should_run(self, instance: dg.DagsterInstance, now: float) -> set[str]:
-        """Streams that keepalive keeps running: one that ended and is not started again is red as well."""
+        """Streams that keepalive keeps running: one that ended and is not started again is red as well.
+
+        So is one that ended while the session of its job goes on with the others.
+        """
         if not self.settings.dagster.keepalive:
             return set()
         patience = self.settings.dagster.stale_after.total_seconds()
-        jobs = [session for session in self.sessions if _continuous(session)]
-        return {
-            name
-            for session in jobs
-            if should_run(session_runs(instance, session), now, patience=patience)
-            for name in session.job.streams
-        }
+        found: set[str] = set()
+        for session in self.sessions:
+            if not _continuous(session):
+                continue
+            runs, streams = session_runs(instance, session), session.job.streams
+            if should_run(runs, now, patience=patience):
+                found.update(streams)
+            else:  # a session that starts itself again needs the time that it is given to stop
+                longer = patience + session.patience
+                statuses = {name: read_status(self.settings, name) for name in streams}
+                found.update(name for name, at in statuses.items() if left_behind(runs, at, now, patience=longer))
+        return found
 
 
 def _continuous(session: Session) -> bool:
     return isinstance(session.job.trigger, Continuous) and not session.job.trigger.paused
+
+
+def left_behind(runs: Sequence[RunSeen], status: Status | None, now: float, *, patience: float) -> bool:
+    """Whether a stream ended more than `patience` seconds ago while a session of its continuous job is at work."""
+    session = next((run for run in runs if run.status == "STARTED"), None)
+    if session is None or session.started is None or status is None or status.trigger == "available-now":
+        return False
+    return status.state == "stopped" and now - max(session.started, status.heartbeat) > patience
 
 
 def to_tell(

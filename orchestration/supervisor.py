@@ -161,6 +161,9 @@ def run_session(context: Context, session: Session, values: Mapping[str, object]
     arguments = [*chosen, "--supervised"]
     if by_itself(context.run.tags):
         arguments.append("--respect-stop")
+    elif (record := context.instance.get_run_record_by_id(context.run.run_id)) is not None:
+        # A stop since then is the newer word. Dagster's time is in whole seconds, rounded down.
+        arguments += ["--asked-at", f"{record.create_timestamp.timestamp() + 1:.3f}"]
     session.log.write(_mark(context, session))
     driver = Driver(session.command(arguments), {"RECOURSE_RUN_ID": context.run.run_id}, session.log)
     tell = partial(report_without_run, context.instance)

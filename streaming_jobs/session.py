@@ -333,7 +333,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         collisions.check()
         settings = load(session_options.flags(options), config_file=options.config).settings
-        answers = stops.requests(settings)  # before the flows are loaded, which takes its time
+        # Before the flows are loaded, which takes its time; whoever started this process may know when it was asked to.
+        answers = stops.requests(settings)
+        if options.asked_at is not None:
+            now = time.time()  # a time that lies ahead is one of before the clock was set back
+            answers = {n: request for n, request in answers.items() if not options.asked_at < request.since <= now}
         names = [name for name in options.streams.split(",") if name]
         streams = Topology.of_settings(settings).select(names)
         if options.print_versions:

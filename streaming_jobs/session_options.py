@@ -20,6 +20,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
     parser.add_argument("--supervised", action="store_true", help="stop when standard input ends")
     parser.add_argument("--respect-stop", action="store_true", help="leave out streams that were stopped on purpose")
+    parser.add_argument("--asked-at", type=float, metavar="SECONDS", help="when this start was asked for, since 1970")
     parser.add_argument("--print-versions", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(successor.AGAIN, action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -28,10 +28,19 @@ class Terminal(BoundedLog):
 
 
 def session_driver(
-    streams: Sequence[str], environment: Mapping[str, str], log: BoundedLog, *, trigger: str | None = None
+    streams: Sequence[str],
+    environment: Mapping[str, str],
+    log: BoundedLog,
+    *,
+    trigger: str | None = None,
+    asked_at: float | None = None,
 ) -> Driver:
-    """The driver, not yet started, of a session with these streams; settings travel in its environment."""
+    """The driver, not yet started, of a session with these streams; settings travel in its environment.
+
+    Stops that were asked for after `asked_at` (seconds since 1970; its start) are obeyed.
+    """
     command = [sys.executable, "-m", "streaming_jobs.session", "--streams", ",".join(streams), "--supervised"]
+    command += ["--asked-at", f"{asked_at:.3f}"] if asked_at is not None else []
     return Driver([*command, "--trigger", trigger] if trigger else command, environment, log)
 
 

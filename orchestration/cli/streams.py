@@ -82,11 +82,12 @@ def run(
     from orchestration.cli.children import Terminal, attend, session_driver
     from orchestration.cli.kafka import broker_for_command
 
+    asked_at = time.time()
     log_to_stderr()
     call = invocation(context)
     selected = call.names(names)
     with broker_for_command(call.settings):
-        driver = session_driver(selected, call.environment(), Terminal(), trigger=trigger)
+        driver = session_driver(selected, call.environment(), Terminal(), trigger=trigger, asked_at=asked_at)
         driver.start()
         code = attend(driver, _patience(call.settings, selected), say)
     raise typer.Exit(code if code >= 0 else FAILED)

@@ -15,7 +15,7 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 
 from orchestration import job_yaml
 from orchestration.dagster_home import prepare
-from orchestration.decisions import IN_PROGRESS
+from orchestration.decisions import IN_PROGRESS, RunSeen
 from orchestration.definitions import definitions
 from orchestration.fingerprint import fingerprint
 from orchestration.reporting import table_key, topic_key
@@ -406,6 +406,16 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
     lease = acquire(ticks.settings, "orders", purpose="session")
     assert look(ticks) == {"orders": (True, "well")}
     lease.release()
+    stops.ask(ticks.settings, "orders", "asked by an operator")
+    assert look(ticks) == {"orders": (False, "stopped")}
+
+
+def test_a_stream_that_ended_while_its_session_goes_on_is_red(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
+    long_ago = time.time() - 2000
+    session = RunSeen("r", "STARTED", created=long_ago, started=long_ago)
+    monkeypatch.setattr("orchestration.health_checks.session_runs", lambda *_: [session])
+    write_status(ticks.settings, Status("orders", "stopped", 7, heartbeat=long_ago, trigger="continuous"))
+    assert look(ticks) == {"orders": (False, "red: not_running")}
     stops.ask(ticks.settings, "orders", "asked by an operator")
     assert look(ticks) == {"orders": (False, "stopped")}
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import dagster as dg
@@ -319,9 +320,12 @@ def test_parameters_of_the_run_reach_the_driver_and_a_sensor_s_run_respects_a_st
     job = definitions(shop, fake_command).resolve_job_def("shop")
     (shop.home / "exit").write_text("0")
     config = {"ops": {"shop_session": {"config": {"rate": 7}}}}
+    before = time.time()
     assert execute(job, instance, run_config=config).is_success
     assert execute(job, instance, tags={"dagster/sensor_name": "keepalive_shop"}).is_success
     by_person, by_sensor = (s["arguments"] for s in starts(shop))
+    asked_at = float(by_person[by_person.index("--asked-at") + 1])
+    assert before <= asked_at < time.time() + 1 and "--asked-at" not in by_sensor
     assert "stream.max_offsets_per_trigger=7" in by_person
     assert "--respect-stop" not in by_person
     assert "stream.max_offsets_per_trigger=100" in by_sensor

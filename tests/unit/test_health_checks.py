@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 from orchestration.dagster_home import prepare
 from orchestration.decisions import RunSeen, should_run
 from orchestration.events import delete_older, not_being_made, report_without_run
-from orchestration.health_checks import AGAIN_AFTER, Verdict, check_key, to_tell, verdict
+from orchestration.health_checks import AGAIN_AFTER, Verdict, check_key, left_behind, to_tell, verdict
 from orchestration.tags import STOPPED_BY_TAG
 from streaming_jobs.health import Health, Reason
+from streaming_jobs.progress import Status
 from streaming_jobs.settings import Settings
 
 NOW = 1_000_000.0
@@ -75,6 +77,31 @@ def run(status: str, *, ago: float, **tags: str) -> RunSeen:
 )
 def test_a_stream_should_run_when_keepalive_had_the_time_to_start_it(runs: list[RunSeen], expected: bool) -> None:
     assert should_run(runs, NOW, patience=60) is expected
+
+
+STOPPED = Status("orders", "stopped", 7, heartbeat=NOW - 200, trigger="continuous")
+
+
+@pytest.mark.parametrize(
+    ("status", "started", "expected"),
+    [
+        (STOPPED, NOW - 800, True),
+        (STOPPED, NOW - 50, False),
+        (replace(STOPPED, heartbeat=NOW - 50), NOW - 800, False),
+        (replace(STOPPED, state="running"), NOW - 800, False),
+        (replace(STOPPED, state="failed"), NOW - 800, False),
+        (replace(STOPPED, trigger="available-now"), NOW - 800, False),
+        (None, NOW - 800, False),
+        (STOPPED, None, False),
+    ],
+)
+def test_a_stream_that_ended_while_its_session_goes_on_is_left_behind(
+    status: Status | None, started: float | None, expected: bool
+) -> None:
+    session = RunSeen("r", "STARTED", created=NOW - 900, started=started)
+    queued = RunSeen("q", "QUEUED", created=NOW - 10)
+    assert left_behind([queued, session], status, NOW, patience=100) is expected
+    assert not left_behind([replace(session, status="SUCCESS")], status, NOW, patience=100), "should_run tells"
 
 
 @pytest.fixture

@@ -151,6 +151,21 @@ def test_a_stop_that_is_asked_for_while_a_session_starts_is_obeyed(
     assert started == ["parity"]
 
 
+@pytest.mark.parametrize(("asked_at", "obeyed"), [(None, False), (0.0, True), (9e9, False)])
+def test_a_stop_of_before_the_process_and_after_its_start_was_asked_for_is_obeyed(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, asked_at: float | None, obeyed: bool
+) -> None:
+    monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
+    monkeypatch.setattr(
+        module, "Topology", SimpleNamespace(of_settings=lambda _: SimpleNamespace(select=lambda _: [plain]))
+    )
+    monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    stops.ask(home, "plain", "asked by recourse streams stop")
+    assert module.main(["--streams", "plain", *([] if asked_at is None else ["--asked-at", str(asked_at)])]) == 0
+    assert stops.asked(home, "plain") == obeyed
+
+
 def test_a_recovery_that_asks_while_a_session_starts_gets_the_stream(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--streams")
     parser.add_argument("--supervised", action="store_true")
     parser.add_argument("--respect-stop", action="store_true")
+    parser.add_argument("--asked-at", type=float)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--trigger")
     options = parser.parse_args()
