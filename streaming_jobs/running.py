@@ -206,11 +206,11 @@ class RunningStream:
                 self._seen_batch = report.batchId
                 self.status.late_rows_dropped += late_rows(json.loads(report.json))
         update(self.status, json.loads(newest.json))
-        self._look_at_event_times()
+        self._take_warnings()
         return True
 
-    def _look_at_event_times(self) -> None:
-        """Warn of a watermark that has run ahead of the records' own timestamps, and of rows dropped behind it."""
+    def _take_warnings(self) -> None:
+        """Warn of a watermark ahead of the records' own timestamps, of rows dropped behind it, of upkeep put off."""
         status, name = self.status, self.stream.name
         at = moment(status.watermark) if status.watermark else None
         status.watermark_ahead_s = max(at - self._newest_record / 1e6, 0.0) if at and self._newest_record else 0.0
@@ -228,6 +228,9 @@ class RunningStream:
         for kind, text in said.items():
             if kind not in self._warned:
                 log.warning(text, stream=name)
+        if self.pipeline is not None:
+            for upkeep in self.pipeline.upkeep:
+                said |= {f"{upkeep.sink.name}: {what}": text for what, text in upkeep.put_off.items()}
         status.warnings = [w for w in status.warnings if w not in self._warned.values()] + list(said.values())
         self._warned = said
 

@@ -1,14 +1,15 @@
 """What keeps a table quick and its disk bounded: compaction, removal of unlisted files, a short log.
 
 All of it runs in the stream's driver between two batches, so nothing else writes the table meanwhile. Its commits
-change no rows and say so in their ledger entry. A commit of somebody else that comes first ends the attempt; the
-next one comes by itself. What preflight reads stays in the log: the stream's newest entry and all commits after it.
+change no rows and say so in their ledger entry. The batch is committed by then, so nothing here ends the stream: a
+commit of somebody else that comes first, a full disk or a damaged log put the work off, which is told, and the next
+attempt comes by itself. What preflight reads stays in the log: the stream's newest entry and all commits after it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -16,6 +17,7 @@ import structlog
 from deltalake import CommitProperties
 from deltalake.exceptions import DeltaError
 
+from streaming_jobs.errors import RecourseError
 from streaming_jobs.files import sync_files
 from streaming_jobs.ledger import LedgerEntry, newest
 from streaming_jobs.settings import TableSettings
@@ -65,6 +67,8 @@ class Upkeep:
     settings: TableSettings
     generation: int
     forgets: timedelta | None = None
+    put_off: Mapping[str, str] = field(default_factory=dict)
+    """What did not succeed when it was tried last, each in a sentence with the reason."""
     _commits: int = 0
     _removed_bytes: int = 0
     _sweep_at: float = field(default_factory=lambda: time.monotonic() + _SWEEP_EVERY)
@@ -86,8 +90,8 @@ class Upkeep:
         if self.forgets is not None and time.monotonic() >= self._forget_at:
             self.forget(self.forgets)
             self._forget_at = time.monotonic() + max(_SWEEP_EVERY, self.forgets.total_seconds() * _SWEEP_SHARE)
-        if self.settings.compact_after_files and self.sink.direct and (size := self.compaction_size()):
-            self.compact(size)
+        if self.settings.compact_after_files and self.sink.direct:
+            self._or_put_off("compaction", self._compact_crowded)
         if time.monotonic() >= self._sweep_at:
             began = time.monotonic()
             self.remove_unlisted()
@@ -108,23 +112,29 @@ class Upkeep:
             target=self.settings.target_file_mb << 20,
         )
 
-    def compact(self, size: int | None = None) -> None:
-        """Rewrite files below `size` bytes (the target size of files, if left out) into larger ones, the same rows."""
+    def compact(self, size: int | None = None) -> int:
+        """Rewrite files below `size` bytes (the target size of files, if left out) into larger ones, the same rows.
+
+        Returns how many files went.
+        """
+        return self._or_put_off("compaction", lambda: self._compact(size or self.settings.target_file_mb << 20))
+
+    def _compact_crowded(self) -> int:
+        size = self.compaction_size()
+        return self._compact(size) if size else 0
+
+    def _compact(self, size: int) -> int:
         began = time.monotonic()
-        try:
-            self.sink.refresh()
-            metrics = self.sink.handle.optimize.compact(
-                target_size=size or self.settings.target_file_mb << 20,
-                writer_properties=bounds.writer_properties(self.sink.schema, "ZSTD"),
-                commit_properties=CommitProperties(
-                    custom_metadata={"userMetadata": self._entry("compaction").encode()}, max_commit_retries=0
-                ),
-            )
-            self.sink.refresh()
-            self.sink.sync()
-        except (DeltaError, OSError) as error:  # the rows are safe; a disk that is full now may not be next time
-            log.warning("compaction put off", table=self.sink.name, reason=str(error))
-            return
+        self.sink.refresh()
+        metrics = self.sink.handle.optimize.compact(
+            target_size=size,
+            writer_properties=bounds.writer_properties(self.sink.schema, "ZSTD"),
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": self._entry("compaction").encode()}, max_commit_retries=0
+            ),
+        )
+        self.sink.refresh()
+        self.sink.sync()
         log.info(
             "compacted",
             table=self.sink.name,
@@ -132,28 +142,28 @@ class Upkeep:
             files_after=metrics["numFilesAdded"],
             seconds=round(time.monotonic() - began, 2),
         )
+        return int(metrics["numFilesRemoved"])
 
     def shorten_log(self) -> int:
         """Delete what is past its retention from the table's log; how many files that were.
 
         Oldest first, so that the log has no gap wherever a kill ends it.
         """
-        try:
-            place, _ = newest(self.sink.path, self.sink.stream)
-            gone = expired(
-                log_files(self.sink.path / "_delta_log"),
-                now=time.time(),
-                retention=self.settings.log_retention,
-                versions=self.settings.log_versions,
-                needed=0 if place is None else place.version,
-            )
-            if gone:
-                self._sync_checkpoints()
-            for path in gone:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("shortening the log put off", table=self.sink.name, reason=str(error))
-            return 0
+        return self._or_put_off("shortening the log", self._shorten_log)
+
+    def _shorten_log(self) -> int:
+        place, _ = newest(self.sink.path, self.sink.stream)
+        gone = expired(
+            log_files(self.sink.path / "_delta_log"),
+            now=time.time(),
+            retention=self.settings.log_retention,
+            versions=self.settings.log_versions,
+            needed=0 if place is None else place.version,
+        )
+        if gone:
+            self._sync_checkpoints()
+        for path in gone:
+            path.unlink(missing_ok=True)
         return len(gone)
 
     def remove_unlisted(self) -> int:
@@ -162,21 +172,18 @@ class Upkeep:
         Only for tables that deltalake may write: of others it may not know every file, deletion vectors for one.
         Nothing is committed: a table that rests has a log that rests.
         """
-        if not self.sink.direct:
-            return 0
+        return self._or_put_off("removing unlisted files", self._remove_unlisted) if self.sink.direct else 0
+
+    def _remove_unlisted(self) -> int:
         now = time.time()
         kept = self.settings.deleted_file_retention
-        try:
-            self.sink.refresh()
-            live = self.sink.handle.get_add_actions()["path"].to_pylist()
-            files = unlisted.find(self.sink.path, live)
-            gone = unlisted.due(files, now=now, retention=kept, max_bytes=self.settings.deleted_files_max_mb << 20)
-            for file in gone:
-                file.path.unlink(missing_ok=True)
-            unlisted.remove_empty_folders(self.sink.path, before=now - kept.total_seconds())
-        except (DeltaError, OSError, ValueError) as error:
-            log.warning("removing unlisted files put off", table=self.sink.name, reason=str(error))
-            return 0
+        self.sink.refresh()
+        live = self.sink.handle.get_add_actions()["path"].to_pylist()
+        files = unlisted.find(self.sink.path, live)
+        gone = unlisted.due(files, now=now, retention=kept, max_bytes=self.settings.deleted_files_max_mb << 20)
+        for file in gone:
+            file.path.unlink(missing_ok=True)
+        unlisted.remove_empty_folders(self.sink.path, before=now - kept.total_seconds())
         if gone:
             log.info("removed unlisted files", table=self.sink.name, files=len(gone), of=len(files))
         return len(gone)
@@ -188,14 +195,26 @@ class Upkeep:
 
     def forget(self, kept: timedelta) -> int:
         """Remove deletes that were noted longer ago than `kept`; how many that were."""
-        try:
-            gone = deletes.forget(self.sink, kept, self.generation)
-        except (DeltaError, OSError) as error:
-            log.warning("removing old deletes put off", table=self.sink.name, reason=str(error))
-            return 0
+        gone = self._or_put_off("removing old deletes", lambda: deletes.forget(self.sink, kept, self.generation))
         if gone:
             log.info("removed old deletes", table=self.sink.name, rows=gone)
         return gone
+
+    def _or_put_off(self, what: str, work: Callable[[], int]) -> int:
+        """What the work returns; 0 if it has to be put off.
+
+        The one place that decides which faults end no stream: all that a table, its log or its disk can raise.
+        """
+        others = {each: said for each, said in self.put_off.items() if each != what}
+        try:
+            done = work()
+        except (RecourseError, DeltaError, ValueError, OSError) as error:
+            said = f"{what} of table {self.sink.name} was put off: {str(error)[:300]}"
+            log.warning(said, table=self.sink.name)
+            self.put_off = {**others, what: said}
+            return 0
+        self.put_off = others
+        return done
 
     def _entry(self, note: str) -> LedgerEntry:
         return LedgerEntry("upkeep", self.sink.stream, self.sink.name, self.generation, -1, note=note)

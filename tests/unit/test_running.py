@@ -382,7 +382,8 @@ def make(settings: SettingsFactory) -> Make:
 
 def quiet() -> Any:
     """A pipeline between two batches."""
-    return SimpleNamespace(in_batch=False, failure=None, stopped_at_border=False, replanned=False, unfinished=None)
+    states = {"in_batch": False, "failure": None, "stopped_at_border": False, "replanned": False, "unfinished": None}
+    return SimpleNamespace(**states, upkeep=())
 
 
 def reported(batch: int, note: str | None = None, **changes: Any) -> BatchReport:
@@ -827,6 +828,19 @@ def test_lag_is_the_one_of_now_while_a_batch_runs_and_before_the_first_one(make:
     running.refresh_status()
     assert running.status.lag_records == 47_050
     assert running.status.lag_partitions == {TOPIC: {"0": 47_000, "1": 50}}
+
+
+def test_upkeep_that_was_put_off_is_a_warning_until_it_succeeds(make: Make) -> None:
+    running = make()
+    running.query.reports.append(progress(7))  # type: ignore[union-attr]
+    upkeep = SimpleNamespace(sink=SimpleNamespace(name="evens"), put_off={"compaction": "compaction was put off: full"})
+    running.pipeline.upkeep = [upkeep]  # type: ignore[union-attr]
+    running.refresh_status()
+    running.refresh_status()
+    assert running.status.warnings == ["compaction was put off: full"]
+    upkeep.put_off = {}
+    running.refresh_status()
+    assert running.status.warnings == []
 
 
 def test_the_rate_of_a_batch_leaves_the_pause_after_it_out(make: Make) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from streaming_jobs.errors import Fenced
 from streaming_jobs.ledger import LedgerEntry, newest, walk
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks import unlisted
@@ -126,3 +129,51 @@ def test_merges_that_rewrite_a_table_are_cleaned_up_by_bytes_and_not_by_commits(
     assert upserts.removed_bytes > 10 << 20
     assert most <= 2.5 * (1 << 20) + 600_000, f"{most / 2**20:.1f} MB of files that no version lists"
     assert DeltaTable(upserts.path).to_pyarrow_table().num_rows == 8
+
+
+@pytest.mark.parametrize("text", [b"", b"null"], ids=["empty", "no action"])
+def test_a_damaged_log_puts_upkeep_off_and_ends_no_stream(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    """The batch is committed by then. What was put off is told until it succeeds."""
+    upkeep = Upkeep(sink, TableSettings(), 1)
+    for batch in range(49):
+        append(sink, batch)
+        upkeep.after_commit()
+    append(sink, 49)
+    damaged = logs(sink)[-1]
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"{" + text)
+    upkeep.after_commit()
+    assert "shortening the log of table t was put off: REC-021 version 50 in" in upkeep.put_off["shortening the log"]
+    damaged.write_bytes(content)
+    upkeep.shorten_log()
+    assert upkeep.put_off == {}
+
+
+@pytest.mark.parametrize("error", [DeltaError("kernel"), ValueError("no such column"), OSError("full"), Fenced("on")])
+def test_no_step_of_upkeep_ends_the_stream_or_keeps_the_others_from_their_work(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    upkeep = Upkeep(sink, TableSettings(), 1, forgets=timedelta(days=1))
+    upkeep._sweep_at = 0.0
+    monkeypatch.setattr(upkeep, "compaction_size", fails)
+    monkeypatch.setattr("streaming_jobs.sinks.deletes.forget", fails)
+    monkeypatch.setattr("streaming_jobs.sinks.unlisted.find", fails)
+    monkeypatch.setattr("streaming_jobs.sinks.upkeep.expired", fails)
+    for batch in range(50):
+        append(sink, batch)
+        upkeep.after_commit()
+    assert set(upkeep.put_off) == {
+        "compaction",
+        "removing old deletes",
+        "removing unlisted files",
+        "shortening the log",
+    }
+    monkeypatch.undo()
+    upkeep.shorten_log()
+    upkeep.remove_unlisted()
+    assert set(upkeep.put_off) == {"compaction", "removing old deletes"}
