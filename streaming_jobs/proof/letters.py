@@ -14,7 +14,8 @@ from streaming_jobs.proof.subject import Comparison
 from streaming_jobs.proof.topic import RawRecord
 
 TOMBSTONE = "tombstone"
-_OF_ROWS = "null_key"
+OF_ROWS = frozenset({"null_key", "not_utf8", "time_out_of_range", "partition_value"})
+"""Reasons of output rows, of which a record may have several; the others are of records, once each."""
 _SHOWN = 5
 
 
@@ -60,7 +61,7 @@ def compare_letters(
     for topic, known in covered.items():
         mine = [row for row in rows.to_pylist() if row["topic"] == topic and row["offset"] is not None]
         letters = {place_of(row["partition"], row["offset"]): row["reason"] for row in mine}
-        single = [place_of(r["partition"], r["offset"]) for r in mine if r["reason"] != _OF_ROWS]
+        single = [place_of(r["partition"], r["offset"]) for r in mine if r["reason"] not in OF_ROWS]
         unique, counts = np.unique(np.array(single, dtype=np.int64), return_counts=True)
         due = {place: why for place, why in refusals.found.get(topic, {}).items() if _in(place, known)}
         here = {place: why for place, why in letters.items() if _in(place, known)}

@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 
 from streaming_jobs import table_rows
 from streaming_jobs.errors import RecourseError, UsageError
-from streaming_jobs.proof.letters import Refusals
+from streaming_jobs.proof.letters import OF_ROWS, Refusals
 from streaming_jobs.proof.lineage import Batch
 from streaming_jobs.proof.multiset import compare
 from streaming_jobs.proof.rules import place_of
@@ -212,9 +212,9 @@ def _of_rows(result: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
 
 
 def refused_whole(letters: pa.Table) -> dict[str, frozenset[int]]:
-    """By topic the places of dead letters that are records; a row without its key comes from a record that was read."""
+    """By topic the places of dead letters that are records; an output row comes from a record that was read."""
     found: dict[str, set[int]] = {}
     for row in letters.to_pylist():
-        if row["reason"] != "null_key" and row["offset"] is not None:
+        if row["reason"] not in OF_ROWS and row["offset"] is not None:
             found.setdefault(row["topic"], set()).add(place_of(row["partition"], row["offset"]))
     return {topic: frozenset(places) for topic, places in found.items()}
