@@ -40,7 +40,7 @@ def figures(status: Status, now: float) -> dict[str, dg.MetadataValue]:
         "recovery_number": dg.MetadataValue.text(str(status.generation)),
         "rows_since_session_start": dg.MetadataValue.int(status.rows_written),
         "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
-        "late_rows_since_session_start": dg.MetadataValue.int(status.late_rows_dropped),
+        "late_rows_since_session_start": dg.MetadataValue.int(status.late_rows),
     }
     found |= _last_batch(status)
     if _fresh(status.progress_at, now):

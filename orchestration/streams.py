@@ -75,7 +75,7 @@ def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[Se
 
 
 def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.AssetSpec]:
-    """The stream's tables, that of its dead letters last."""
+    """The stream's tables, that of its dead letters last, which is in a group of its own."""
     from streaming_jobs.sinks.dead_letters import SCHEMA
 
     letters = DeltaTable(
@@ -88,7 +88,7 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
         dg.AssetSpec(
             table_key(table.name),
             deps=[topic_key(topic.name) for topic in stream.sources.values()],
-            group_name=group,
+            group_name=group if table is not letters else f"{group}_dead_letters",
             kinds={"spark", "deltalake"},
             description=table.description or stream.description or f"Written by stream {stream.name}",
             owners=owners(table.owners or stream.owners),

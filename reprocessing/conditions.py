@@ -1,7 +1,9 @@
 """Conditions that a person has written, asked of a Delta table: how many rows, which ones, and what is wrong with them.
 
-DataFusion reads the table through deltalake, without Spark. What it says of a condition that it cannot ask is put
-into words that name the unknown column or function first, and another name only if that is near it.
+DataFusion reads the table through deltalake, without Spark. Rows are counted by a filter of the aggregate, not of the
+scan: a scan passes over files by their statistics, and those that were written before may be wrong (decimals). What it
+says of a condition that it cannot ask is put into words that name the unknown column or function first, and another
+name only if that is near it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Broken:
         else:
             why = f"for {self.null:,} it is null (unknown), for {self.rows - self.null:,} false"
         shown = "; ".join(", ".join(f"{n} {_short(v)}" for n, v in row.items()) for row in self.sample)
-        return f"{counted(self.rows, 'row')} {'breaks' if self.rows == 1 else 'break'} the rule {rule}: {why} ({shown})"
+        return f"{counted(self.rows, 'row', 'breaks', 'break')} the rule {rule}: {why} ({shown})"
 
 
 def bad_rows(table: DeltaTable, condition: str, *, now: DeltaTable | None = None) -> int:
@@ -62,7 +64,7 @@ def bad_rows(table: DeltaTable, condition: str, *, now: DeltaTable | None = None
     if now is not None and (added := added_columns(table, now)):
         nulls = ", ".join(f'(SELECT {quoted(c)} FROM "now" WHERE FALSE) AS {quoted(c)}' for c in added)
         source, tables = f'(SELECT *, {nulls} FROM "t") AS t', {"t": table, "now": now}
-    return int(_asked(tables, f"SELECT count(*) AS n FROM {source} WHERE ({condition})", condition)[0]["n"])
+    return int(_asked(tables, f"SELECT count(*) FILTER (WHERE ({condition})) AS n FROM {source}", condition)[0]["n"])
 
 
 def added_columns(old: DeltaTable, now: DeltaTable) -> list[str]:
@@ -87,16 +89,18 @@ def refuse_unaskable(table: Path, rules: Sequence[str]) -> None:
 
 
 def _broken(table: DeltaTable, rule: str) -> Broken:
-    where = f'FROM "t" WHERE ({rule}) IS NOT TRUE'
-    sql = f"SELECT count(*) AS n, count(*) FILTER (WHERE ({rule}) IS NULL) AS unknown {where}"
-    found = _asked({"t": table}, sql, rule)[0]
+    which = {"n": f"({rule}) IS NOT TRUE", "unknown": f"({rule}) IS NULL"}
+    counts = ", ".join(f"count(*) FILTER (WHERE {condition}) AS {name}" for name, condition in which.items())
+    found = _asked({"t": table}, f'SELECT {counts} FROM "t"', rule)[0]
     if not found["n"]:
         return Broken(0, 0)
     names = columns(table)
     named = [name for name in names if re.search(rf"\b{re.escape(name)}\b", rule)]
     others = [name for name in names if name not in named][: max(_COLUMNS - len(named), 1)]
     shown = ", ".join(quoted(name) for name in names if name in named or name in others)
-    rows = _asked({"t": table}, f"SELECT {shown} {where} ORDER BY ({rule}) IS NULL LIMIT {_SAMPLE}", rule)
+    rows = _asked(
+        {"t": table}, f'SELECT {shown} FROM "t" WHERE {which["n"]} ORDER BY ({rule}) IS NULL LIMIT {_SAMPLE}', rule
+    )
     return Broken(int(found["n"]), int(found["unknown"]), rows)
 
 

@@ -77,7 +77,7 @@ def _skipped(plan: Plan) -> Iterator[str]:
     for topic, partition, begin, end in plan.skipped():
         total += end - begin
         yield f"  {topic:<24} {partition:>9} {begin:>10,} {end:>10,} {end - begin:>10,}"
-    left = f"{counted(total, 'record')} {'is' if total == 1 else 'are'}"
+    left = counted(total, "record", "is", "are")
     yield f"  {left} never read; the stream stands still for seconds, its tables stay readable"
 
 

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reprocessing.audit import Difference
+from reprocessing.audit import Difference, paired
 from reprocessing.explainer import explain
 from reprocessing.journal import Journal
 from reprocessing.plan import Plan
@@ -72,17 +72,17 @@ def _found(key: str, value: Any) -> str:
 
 
 def _difference(d: Difference) -> str:
-    counts = [[f"{n:,}" for n in (d.old_rows, d.new_rows, d.changed, d.only_old, d.only_new)]]
+    counts = [[f"{n:,}" for n in (d.old_rows, d.new_rows, d.corrected, d.new, d.gone)]]
     parts = [
         f"<h3>{escape(d.table)}</h3>",
-        _table(["published", "rebuilt", "changed", "only published", "only rebuilt"], counts, numbers=True),
+        _table(["published", "rebuilt", "corrected", "new", "gone"], counts, numbers=True),
     ]
     totals = [[column, str(old), str(new)] for column, (old, new) in d.totals.items()]
     if totals:
         parts.append(_table(["sum of", "published", "rebuilt"], totals))
     if d.by_time:
-        periods = [[since, f"{changed:,}", f"{gone:,}", f"{came:,}"] for since, gone, came, changed in d.by_time]
-        parts.append(_table([f"{d.time_column} from", "changed", "only published", "only rebuilt"], periods))
+        periods = [[since, *(f"{n:,}" for n in paired(*counts, keyed=d.keyed))] for since, *counts in d.by_time]
+        parts.append(_table([f"{d.time_column} from", "corrected", "new", "gone"], periods))
     if d.sample:
         parts.append(_table(["some rows that differ"], [[_short(row)] for row in d.sample]))
     return "\n".join(parts)

@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
-def counted(count: int, noun: str) -> str:
-    """A number with its noun, such as `1 record` or `2,000 records`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, one: str = "", many: str = "") -> str:
+    """A number with its noun, such as `1 record`, and its verb if it is given, such as `2 rows differ`."""
+    verb = one if count == 1 else many
+    return f"{count:,} {noun}{'' if count == 1 else 's'}{verb and ' ' + verb}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

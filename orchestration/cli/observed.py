@@ -128,7 +128,7 @@ class Observed:
         error = self.status.error if self.status else None
         if error and self.health.red and error.get("next"):
             found.append(f"  next: {error['next']}")
-        if self.status and self.live:
+        if self.status:
             found += [f"{self.stream}: {warning}" for warning in self.status.warnings]
         return found + [f"{self.stream}: {note}" for note in self.health.notes]
 

@@ -30,6 +30,7 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.progress import read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.spelling import counted
 from streaming_jobs.stream import Stream
 from streaming_jobs.truths import NotComparable, Record
 
@@ -137,7 +138,7 @@ def differences(
             first = rows.iloc[0]
             place = ", ".join(f"{key}={first[key]}" for key in by)
             told.append(
-                f"{len(rows):,} rows with another {column}, first {first[f'{column}_found']} "
+                f"{counted(len(rows), 'row')} with another {column}, first {first[f'{column}_found']} "
                 f"instead of {first[column]} at {place}"
             )
     return told
@@ -152,7 +153,7 @@ def _compared(settings: Settings, stream: Stream, share: float) -> TableCheck:
         closed_at = watermark(share, _lateness(settings, stream))
         open_rows = expected[expected["window_end"] > closed_at]
         expected = expected[expected["window_end"] <= closed_at]
-        note = f"; {len(open_rows):,} windows that end after {closed_at:%Y-%m-%d %H:%M} UTC are still open"
+        note = f"; still open, since they end after {closed_at:%Y-%m-%d %H:%M} UTC: {counted(len(open_rows), 'window')}"
     if found is None:
         return TableCheck(table, False, len(expected), 0, "the table does not exist yet")
     told = differences(expected, found, KEYS[table])
@@ -170,7 +171,7 @@ def _dead_letters(settings: Settings, stream: Stream) -> TableCheck | None:
     found = _read(settings, stream.dead_letters)
     if found is None or found.empty:
         return None
-    return TableCheck(stream.dead_letters, False, 0, len(found), f"{len(found):,} records could not be decoded")
+    return TableCheck(stream.dead_letters, False, 0, len(found), f"not decoded: {counted(len(found), 'record')}")
 
 
 def _read(settings: Settings, table: str) -> pd.DataFrame | None:

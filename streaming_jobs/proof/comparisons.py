@@ -31,6 +31,7 @@ from streaming_jobs.proof.rules import Packed, of_spans, packed, shown, unpacked
 from streaming_jobs.proof.spans import Span
 from streaming_jobs.proof.subject import Comparison, Outcome, Subject, Table
 from streaming_jobs.proof.topic import TopicContent
+from streaming_jobs.spelling import counted
 
 LETTERS = ("topic", "partition", "offset", "reason")
 """What is read of dead letters."""
@@ -60,17 +61,17 @@ class Judged:
 
 def compare_tables(judged: Judged) -> tuple[list[Comparison], list[Span], list[Span], int]:
     """Every comparison of every table, the offsets found lost and doubled, and the rows of the primary table."""
-    counted = {}
+    sizes = {}
     for table in judged.subject.tables:
         try:
-            counted[table.name] = _table(judged, table)
+            sizes[table.name] = _table(judged, table)
         except _UNREADABLE as error:
             if max(versions(judged.tables / table.name), default=-1) > judged.version:
                 text = "they were rewritten and cleaned up while they were to be read: verify again"
                 judged.tell(table.name, "rows", "unproved", text)
             else:
                 judged.tell(table.name, "rows", "wrong", f"they cannot be read: {str(error)[:300]}")
-    return judged.found, judged.lost, judged.doubled, counted.get(judged.subject.table, 0)
+    return judged.found, judged.lost, judged.doubled, sizes.get(judged.subject.table, 0)
 
 
 def version_of(judged: Judged, table: str) -> int | None:
@@ -144,22 +145,23 @@ def _counts(judged: Judged, table: Table, rows: int) -> None:
         judged.tell(table.name, "row counts", "not compared", "a change of somebody else was accepted")
     elif written is None:
         missing = judged.coverage.missing
-        judged.tell(table.name, "row counts", "unproved", f"entries of {missing:,} batches are gone")
+        judged.tell(table.name, "row counts", "unproved", f"entries that are gone, by batches: {missing:,}")
     elif (due := written.get(table.counted, 0)) != rows:
-        text = f"there are {rows:,} rows, the entries say that {due:,} were written"
+        text = f"{counted(rows, 'row', 'is', 'are')} there, the entries say that {due:,} were written"
         judged.tell(table.name, "row counts", "wrong", text)
     else:
-        judged.tell(table.name, "row counts", "ok", f"{rows:,} rows, as many as the entries say were written")
+        judged.tell(table.name, "row counts", "ok", f"{counted(rows, 'row')}, as many as the entries say were written")
 
 
 def _keys(judged: Judged, table: Table, rows: pa.Table) -> None:
     keys = list(table.keys)
-    told = [f"{nulls:,} rows have a null in key column {key}" for key in keys if (nulls := rows[key].null_count)]
-    counted = rows.select(keys).group_by(keys).aggregate([([], "count_all")])
-    twice = counted.filter(pc.field("count_all") > 1)
+    nulls = {key: count for key in keys if (count := rows[key].null_count)}
+    told = [f"{counted(count, 'row', 'has', 'have')} a null in key column {key}" for key, count in nulls.items()]
+    groups = rows.select(keys).group_by(keys).aggregate([([], "count_all")])
+    twice = groups.filter(pc.field("count_all") > 1)
     if twice.num_rows:
         first = ", ".join(str(value) for value in twice.select(keys).slice(0, 1).to_pylist()[0].values())
-        told.append(f"{twice.num_rows:,} keys are in more than one row, first {first}")
+        told.append(f"{counted(twice.num_rows, 'key', 'is', 'are')} in more than one row, first {first}")
     if told:
         judged.tell(table.name, "keys", "wrong", "; ".join(told))
     else:
@@ -232,14 +234,15 @@ def _places(judged: Judged, table: Table, made: _Made, rows: pa.Table, exactly: 
     extra = np.setdiff1d(unique, known)
     told = []
     for places, what in (
-        (missing, "are covered by an entry and are in no row"),
-        (twice, "are in more than one row"),
-        (extra, "are in a row and covered by no entry"),
+        (missing, "covered by an entry and in no row"),
+        (twice, "in more than one row"),
+        (extra, "in a row and covered by no entry"),
     ):
         if len(places):
-            told.append(f"{len(places):,} offsets {what}: {shown(unpacked(topic, places.tolist()))}")
+            which = shown(unpacked(topic, places.tolist()))
+            told.append(f"{counted(len(places), 'offset', 'is', 'are')} {what}: {which}")
     if without:
-        told.append(f"{without:,} rows name no record")
+        told.append(f"{counted(without, 'row', 'names', 'name')} no record")
     judged.lost += unpacked(topic, missing.tolist())
     judged.doubled += unpacked(topic, twice.tolist())
     if told:
@@ -247,7 +250,7 @@ def _places(judged: Judged, table: Table, made: _Made, rows: pa.Table, exactly: 
         return
     said = []
     if len(due):
-        said.append(f"each of {len(due):,} records is in exactly one row")
+        said.append(f"{counted(len(due), 'record', 'is', 'are')} each in exactly one row")
     if len(at_most) > len(exactly) or table.keys:
         why = "a later row of its key replaces it" if table.keys else f"the plan leaves some out ({made.nodes})"
         said.append(f"no record is in two rows ({why}: which ones are there is not compared)")
@@ -262,10 +265,12 @@ def _number(judged: Judged, table: Table, rows: int, exactly: Packed) -> None:
     low = {number: part.low for number, part in topic.partitions.items()}
     if any(span.start < low.get(span.partition, 0) for span in judged.coverage.proved):
         judged.tell(table.name, "records", "unproved", "the topic no longer holds the first records")
-    elif due != rows:
-        judged.tell(table.name, "records", "wrong", f"{due:,} records make one row each, and there are {rows:,} rows")
+        return
+    should = f"{counted(due, 'record', 'makes', 'make')} one row each, and"
+    if due != rows:
+        judged.tell(table.name, "records", "wrong", f"{should} {counted(rows, 'row', 'is', 'are')} there")
     else:
-        judged.tell(table.name, "records", "ok", f"{due:,} records make one row each, and there are as many rows")
+        judged.tell(table.name, "records", "ok", f"{should} as many rows are there")
 
 
 def of_entries(topic: str, entries: Iterator[Entry]) -> Packed:

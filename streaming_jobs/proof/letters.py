@@ -12,6 +12,7 @@ import pyarrow as pa
 from streaming_jobs.proof.rules import Packed, place_of, shown, unpacked
 from streaming_jobs.proof.subject import Comparison
 from streaming_jobs.proof.topic import RawRecord
+from streaming_jobs.spelling import counted
 
 TOMBSTONE = "tombstone"
 OF_ROWS = frozenset({"null_key", "not_utf8", "time_out_of_range", "partition_value"})
@@ -68,19 +69,19 @@ def compare_letters(
         missing = np.array(sorted(due.keys() - here.keys()), dtype=np.int64)
         twice = unique[counts > 1]
         places[topic] = (missing, twice)
-        told += _told(topic, missing, "are refused by the format and are no dead letters")
-        told += _told(topic, twice, "are dead letters more than once")
+        told += _told(topic, missing, "refused by the format and not among the dead letters")
+        told += _told(topic, twice, "among the dead letters more than once")
         other = [place for place, why in here.items() if place in due and why != due[place]]
         told += [f"{_named(topic, [p])} has the reason {here[p]}, not {due[p]}" for p in other[:_SHOWN]]
         good = [p for p, why in here.items() if p not in due and why in refusals.reasons and topic not in unread]
-        told += _told(topic, good, "are dead letters, and the format refuses nothing about them")
+        told += _told(topic, good, "among the dead letters, and the format refuses nothing about that")
         compared += len(due)
         others += len(here.keys() - due.keys()) - len(good)
     if told:
         return [Comparison(table, "dead letters", "wrong", "; ".join(told))], places
-    text = f"each of {compared:,} refused records is there once, with the reason that its format gives"
+    text = f"{counted(compared, 'refused record', 'is', 'are')} there, each once, with the reason that its format gives"
     if others:
-        text += f"; {others:,} were refused for their rows (a key that is null, for one), which is not computed again"
+        text += f"; {counted(others, 'record')} of refused output rows (a null key, for one): not computed again"
     found = [Comparison(table, "dead letters", "ok", text)]
     if unread:
         why = f"the format of {', '.join(unread)} has no method `read`: only Spark can say what it refuses"
@@ -94,7 +95,7 @@ def _in(place: int, known: Packed) -> bool:
 
 
 def _told(topic: str, places: Sequence[int] | Packed, what: str) -> list[str]:
-    return [f"{len(places):,} records {what}: {_named(topic, places)}"] if len(places) else []
+    return [f"{counted(len(places), 'record', 'is', 'are')} {what}: {_named(topic, places)}"] if len(places) else []
 
 
 def _named(topic: str, places: Sequence[int] | Packed) -> str:

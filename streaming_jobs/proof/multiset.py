@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from streaming_jobs.spelling import counted
+
 Row = tuple[Any, ...]
 _SHOWN = 3
 _TEXT = 120
@@ -55,7 +57,7 @@ class Difference:
             for name, due, there in zip(self.columns, row, found, strict=True)
             if due != there
         )
-        return [f"{len(changed):,} rows differ, first {place}: {values}"]
+        return [f"{counted(len(changed), 'row', 'differs', 'differ')}, first {place}: {values}"]
 
     def _shown(self, row: Row) -> str:
         return " ".join(f"{name}={_cut(value)}" for name, value in zip(self.columns, row, strict=True))

@@ -37,6 +37,7 @@ from streaming_jobs.sinks.order import DELETE_COLUMN
 from streaming_jobs.sinks.staged import ArrowAppend, ArrowMerge, stage
 from streaming_jobs.sources.connection import spark_options
 from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.spelling import counted
 from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
@@ -120,12 +121,14 @@ def _table(settings: Settings, stream: Stream, name: str, frame: DataFrame, verd
     notes = f"; not compared: the columns {', '.join(left)}" if left else ""
     if state and declared.mode == "append":
         absent = sum(difference.missing.values())
-        notes += f"; {absent:,} computed rows are not in it, open yet or too late: not compared" if absent else ""
+        computed = counted(absent, "computed row", "is", "are")
+        notes += f"; {computed} not in it, open yet or too late: not compared" if absent else ""
         difference = type(difference)(difference.columns, {}, difference.extra)
     if difference:
         said = "; ".join(difference.words(declared.keys))
         return told("wrong", f"{said}{_codes(settings, stream, verdict)}{notes}")
-    return told("ok", f"each of {found.num_rows:,} rows is what the function makes of the records, at once{notes}")
+    rows = counted(found.num_rows, "row", "is", "are")
+    return told("ok", f"{rows} what the function makes of the records, at once{notes}")
 
 
 def _hindrance(settings: Settings, stream: Stream, state: Sequence[str], verdict: StreamVerdict) -> str:

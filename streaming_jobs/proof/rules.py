@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streaming_jobs.proof.spans import Span, runs
+from streaming_jobs.spelling import counted
 
 _SHIFT = 48
 Packed = NDArray[np.int64]
@@ -106,16 +107,17 @@ class Places:
         unique, counts = np.unique(found, return_counts=True)
         told = []
         for places, doubled, what in (
-            (unique[counts > 1], True, "are in more than one row"),
-            (np.setdiff1d(covered.places, unique), False, "are covered by an entry and are in no row"),
+            (unique[counts > 1], True, "in more than one row"),
+            (np.setdiff1d(covered.places, unique), False, "covered by an entry and in no row"),
         ):
             if len(places):
                 spans = tuple(unpacked(covered.topic, places.tolist()))
-                text = f"{len(places):,} offsets {what}: {shown(spans)}"
+                text = f"{counted(len(places), 'offset', 'is', 'are')} {what}: {shown(spans)}"
                 told.append(Finding(text, **{"doubled" if doubled else "missing": spans}))
         if len(extra := np.setdiff1d(unique, covered.places)):
             spans = tuple(unpacked(covered.topic, extra.tolist()))
-            told.append(Finding(f"{len(extra):,} offsets are in a row and covered by no entry: {shown(spans)}"))
+            many = counted(len(extra), "offset", "is", "are")
+            told.append(Finding(f"{many} in a row and covered by no entry: {shown(spans)}"))
         return [*told, *self._other_keys(rows, found, covered)]
 
     def _other_keys(self, rows: pa.Table, found: Packed, covered: Covered) -> list[Finding]:
@@ -129,9 +131,8 @@ class Places:
         ]
         if not other:
             return []
-        return [
-            Finding(f"{len(other):,} rows are not of the record they name: {shown(unpacked(covered.topic, other))}")
-        ]
+        wrong = counted(len(other), "row", "is", "are")
+        return [Finding(f"{wrong} not of the record named there: {shown(unpacked(covered.topic, other))}")]
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,11 @@ class Total:
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
         """Compare the sum with the covered records."""
-        told = _doubled(rows, (self.key,), "keys")
-        counted = pc.sum(rows[self.count]).as_py() or 0
-        if counted != len(covered.places):
+        told = _doubled(rows, (self.key,), "key")
+        total = pc.sum(rows[self.count]).as_py() or 0
+        if total != len(covered.places):
             told.append(
-                Finding(f"the sum of {self.count} is {counted:,}, the entries cover {len(covered.places):,} records")
+                Finding(f"the sum of {self.count} is {total:,}, the entries cover {len(covered.places):,} records")
             )
         return told
 
@@ -171,19 +172,21 @@ class Windows:
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
         """Look at the rows by themselves, then at what became of those of the version before."""
-        told = _doubled(rows, self.key, "windows")
+        told = _doubled(rows, self.key, "window")
         if covered.written is not None and rows.num_rows != covered.written:
-            told.append(Finding(f"there are {rows.num_rows:,} rows, the entries wrote {covered.written:,}"))
-        counted = pc.sum(rows[self.count]).as_py() or 0
-        if counted > len(covered.places):
             told.append(
-                Finding(
-                    f"the sum of {self.count} is {counted:,}, more than the {len(covered.places):,} records covered"
-                )
+                Finding(f"{counted(rows.num_rows, 'row', 'is', 'are')} there, the entries wrote {covered.written:,}")
+            )
+        total = pc.sum(rows[self.count]).as_py() or 0
+        if total > len(covered.places):
+            told.append(
+                Finding(f"the sum of {self.count} is {total:,}, more than the {len(covered.places):,} records covered")
             )
         if covered.before is not None and (gone := _distinct(covered.before) - _distinct(rows)):
             first = ", ".join(str(value) for value in sorted(gone)[0])
-            told.append(Finding(f"{len(gone):,} rows of the version before are gone or changed, first {first}"))
+            told.append(
+                Finding(f"gone or changed since the version before: {counted(len(gone), 'row')}, first {first}")
+            )
         return told
 
 
@@ -194,12 +197,12 @@ def shown(spans: Sequence[Span], most: int = 5) -> str:
 
 
 def _doubled(rows: pa.Table, key: Sequence[str], what: str) -> list[Finding]:
-    counted = rows.group_by(list(key)).aggregate([([], "count_all")])
-    twice = counted.filter(pc.field("count_all") > 1)
+    groups = rows.group_by(list(key)).aggregate([([], "count_all")])
+    twice = groups.filter(pc.field("count_all") > 1)
     if not twice.num_rows:
         return []
     first = ", ".join(str(value) for value in twice.select(list(key)).slice(0, 1).to_pylist()[0].values())
-    return [Finding(f"{twice.num_rows:,} {what} are in more than one row, first {first}")]
+    return [Finding(f"{counted(twice.num_rows, what, 'is', 'are')} in more than one row, first {first}")]
 
 
 def _distinct(rows: pa.Table) -> set[tuple[Any, ...]]:

@@ -22,6 +22,7 @@ from streaming_jobs.proof.rules import place_of
 from streaming_jobs.proof.spans import Span, merged
 from streaming_jobs.proof.subject import Comparison, Outcome
 from streaming_jobs.proof.topic import Records, TopicContent
+from streaming_jobs.spelling import counted
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.truths import NotComparable, Record, Truth
 
@@ -91,9 +92,8 @@ def compare_truth(
     left = [name for name in found.column_names if name not in columns]
     notes = f"; not compared: the columns {', '.join(left)}" if left else ""
     if open_rows:
-        notes += (
-            f"; {open_rows:,} rows whose {truth.final} is after the watermark {watermark:%Y-%m-%d %H:%M:%S} are open"
-        )
+        after = f"their {truth.final} is after the watermark {watermark:%Y-%m-%d %H:%M:%S}"
+        notes += f"; {counted(open_rows, 'row', 'is', 'are')} open: {after}"
     if difference:
         declared = next(sink for sink in stream.sinks.values() if sink.name == truth.table)
         keys = [key for key in declared.keys if key in columns]
@@ -101,7 +101,8 @@ def compare_truth(
         if any(source.event_time for source in stream.sources.values()):
             words.append("records that came too late for the watermark are in the truth, and not in the table")
         return told("wrong", f"{'; '.join(words)}{notes}")
-    return told("ok", f"every one of {found.num_rows:,} rows equals the truth in {len(columns)} columns{notes}")
+    rows = counted(found.num_rows, "row", "equals", "equal")
+    return told("ok", f"{rows} the truth in {counted(len(columns), 'column')}{notes}")
 
 
 def _hindrance(

@@ -32,6 +32,7 @@ from streaming_jobs.proof.spans import Span, merged, sweep, total
 from streaming_jobs.proof.subject import Comparison, Subject
 from streaming_jobs.proof.topic import TopicContent
 from streaming_jobs.proof.verdict import StreamVerdict, Verdict
+from streaming_jobs.spelling import counted
 
 _UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
 
@@ -272,9 +273,10 @@ class _Judge:
             extra = unpacked(topic, np.setdiff1d(unique, known).tolist())
             extra = [span for span in extra if self.finished or span.start < ends.get(span.partition, 0)]
             self.doubled += twice
-            for found, what in ((twice, "are in more than one row of"), (extra, "are covered by no entry and in")):
+            for found, what in ((twice, "in more than one row of"), (extra, "covered by no entry and in")):
                 if found:
-                    self._fault(None, "rows", f"{total(found):,} offsets {what} table {other.table}: {shown(found)}")
+                    many = counted(total(found), "offset", "is", "are")
+                    self._fault(None, "rows", f"{many} {what} table {other.table}: {shown(found)}")
 
     def _covered(self, chain: Chain, covered: Coverage) -> Covered:
         """Covered records: offsets that hold none (transaction markers) are left out where the topic still knows."""

@@ -150,7 +150,7 @@ def test_streams_that_are_not_shipped_are_verified_while_records_arrive(
     rest = verified("--strict", "--recompute")
     outcomes = {f"{one['table']}: {one['what']}": one for found in rest["streams"] for one in found["comparisons"]}
     rows, refused = len(made_rows(made, "plain")), 3
-    assert outcomes["plain: records"]["text"] == f"by part and off: each of {rows:,} records is in exactly one row"
+    assert outcomes["plain: records"]["text"] == f"by part and off: {rows:,} records are each in exactly one row"
     assert "the plan leaves some out (Filter)" in outcomes["evens: records"]["text"]
     assert outcomes["windows: records"]["verdict"] == "not compared"
     for what in ("plain: row counts", "odds: row counts", "totals: keys", "totals: truth", "odds: truth"):

@@ -50,6 +50,7 @@ def test_every_table_is_an_asset_with_what_a_reader_needs(shop: Settings, defs: 
     }
     orders = spec[table_key("orders")]
     assert orders.group_name == "shop"
+    assert spec[table_key("orders_dead_letters")].group_name == "shop_dead_letters"
     assert orders.kinds == {"spark", "deltalake"}
     assert list(orders.owners) == ["a@b.example"]
     assert orders.description == "Every order, by its number."

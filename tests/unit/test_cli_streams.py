@@ -164,6 +164,14 @@ def test_status_fails_and_names_what_is_red(
     assert f"red: {word}" in capsys.readouterr().out
 
 
+def test_status_shows_warnings_also_when_the_session_is_over(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(settings, running(state="stopped", warnings=["the watermark dropped records that came late"]))
+    cli.main(["streams", "status", "count"])
+    assert "count: the watermark dropped records that came late" in capsys.readouterr().err
+
+
 def test_status_shows_a_dead_session_as_dead(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(settings, running(lag_at=time.time() - 300))
     (found,) = json_of(capsys, "status", "count", code=1)

@@ -121,7 +121,7 @@ def test_a_row_that_is_gone_ends_with_1(home: Home, capsys: pytest.CaptureFixtur
     assert home.verify("-o", "json") == 1
     found = told(capsys)
     assert found["verdict"] == "wrong" and "changed rows (DELETE) and carries no ledger entry" in found["faults"][0]
-    assert found["told"]["things: records"]["text"] == "50 records make one row each, and there are 49 rows"
+    assert found["told"]["things: records"]["text"] == "50 records make one row each, and 49 rows are there"
 
 
 def test_what_is_gone_is_named_and_fails_only_when_strict(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +140,7 @@ def test_a_truth_of_the_user_is_found_and_compared(home: Home, capsys: pytest.Ca
     home.truth(RIGHT)
     assert home.verify("-o", "json") == 0
     outcome = told(capsys)["told"]["things: truth"]
-    assert outcome["verdict"] == "ok" and "every one of 50 rows equals the truth in 2 columns" in outcome["text"]
+    assert outcome["verdict"] == "ok" and "50 rows equal the truth in 2 columns" in outcome["text"]
     home.truth('return [{"id": r.value["id"]} for r in records]', '"things"')
     assert home.verify("-o", "json") == 0
     assert "not compared: the columns place" in told(capsys)["told"]["things: truth"]["text"]
@@ -188,7 +188,7 @@ def test_dead_letters_are_decoded_again(home: Home, capsys: pytest.CaptureFixtur
     assert home.verify("-o", "json") == 1
     found = told(capsys)
     text = found["told"]["things_dead_letters: dead letters"]["text"]
-    assert "1 records are refused by the format and are no dead letters: things-0 3..3" in text
+    assert "1 record is refused by the format and not among the dead letters: things-0 3..3" in text
     assert "things-0 4..4 has the reason malformed_json, not wrong_type" in text
     assert found["lost"] == ["things-0 3..3"]
     assert home.verify("--quick", "-o", "json") == 1

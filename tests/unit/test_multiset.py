@@ -49,7 +49,7 @@ def test_floats_may_differ_by_the_tolerance_and_by_no_more() -> None:
 
 def test_rows_of_one_key_are_told_by_what_differs() -> None:
     found = words(table(("a", 1), ("b", 2)), table(("a", 1), ("b", 3)), keys=("k",))
-    assert found == "1 rows differ, first k=b: v is 3 instead of 2"
+    assert found == "1 row differs, first k=b: v is 3 instead of 2"
 
 
 def test_no_difference_is_falsy_and_has_no_words() -> None:

@@ -13,7 +13,7 @@ from orchestration.cli.invocation import Invocation
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.formats import Json
 from streaming_jobs.settings import load
-from streaming_jobs.spelling import instead, nearest
+from streaming_jobs.spelling import counted, instead, nearest
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.topology import Topology
 
@@ -134,6 +134,11 @@ def test_an_argument_that_no_declaration_has_is_told_with_the_nearest_one(projec
     with pytest.raises(UsageError) as caught:
         Topology.load([name])
     assert told in caught.value.next_step
+
+
+def test_one_of_a_thing_is_told_as_one() -> None:
+    assert [counted(n, "row") for n in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert [counted(n, "row", "differs", "differ") for n in (1, 2)] == ["1 row differs", "2 rows differ"]
 
 
 def test_the_nearest_name_is_near() -> None:

@@ -164,7 +164,8 @@ def test_a_second_failure_is_told_again_also_when_the_session_began_anew_in_betw
 
 
 def test_only_what_is_worth_a_plot_is_a_number() -> None:
-    found = figures(replace(STATUS, watermark_delay_s=407_621_212.0), WALL)
+    found = figures(replace(STATUS, watermark_delay_s=407_621_212.0, late_rows=5, late_rows_dropped=2), WALL)
+    assert found["late_rows_since_session_start"] == dg.MetadataValue.int(5), "records, not Spark's count of groups"
     plotted = {key for key, value in found.items() if isinstance(value, (dg.IntMetadataValue, dg.FloatMetadataValue))}
     assert plotted == {
         *("input_rows_per_s", "processed_rows_per_s", "lag_records", "batch_ms", "state_rows", "state_mb"),

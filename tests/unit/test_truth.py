@@ -156,7 +156,7 @@ def test_dead_letters_are_a_difference(settings: Settings) -> None:
     write(settings, "airport_hours_dead_letters", pd.DataFrame({"reason": ["wrong_type"]}))
     letters = check_of(compare(settings, SHARE), "airport_hours_dead_letters")
     assert not letters.ok
-    assert "1 records could not be decoded" in letters.detail
+    assert "not decoded: 1 record" in letters.detail
 
 
 def test_a_topic_with_more_than_one_feed_is_not_comparable(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_a_row_that_is_gone_is_a_lost_offset(tables: Path) -> None:
     Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
     found = judged(tables, CLEAN)
     assert found.lost == (Span(TOPIC, 0, 30, 31),)
-    assert "1 offsets are covered by an entry and are in no row: flights-0 30..30" in told(tables, CLEAN)
+    assert "1 offset is covered by an entry and in no row: flights-0 30..30" in told(tables, CLEAN)
 
 
 def test_a_row_that_is_there_twice_is_a_doubled_offset(tables: Path) -> None:
@@ -96,12 +96,12 @@ def test_a_row_that_is_there_twice_is_a_doubled_offset(tables: Path) -> None:
 
 def test_a_row_of_no_record_is_told(tables: Path) -> None:
     Spoiler(tables / CLEAN).rows(lambda rows: [*rows, {**rows[0], "source_offset": 99}])
-    assert "1 offsets are in a row and covered by no entry: flights-0 99..99" in told(tables, CLEAN)
+    assert "1 offset is in a row and covered by no entry: flights-0 99..99" in told(tables, CLEAN)
 
 
 def test_a_row_of_another_record_than_it_names_is_told(tables: Path) -> None:
     Spoiler(tables / CLEAN).rows(lambda rows: [{**rows[0], "flight": 777}, *rows[1:]])
-    assert "1 rows are not of the record they name: flights-0 30..30" in told(tables, CLEAN)
+    assert "1 row is not of the record named there: flights-0 30..30" in told(tables, CLEAN)
 
 
 def test_an_append_and_a_delete_of_somebody_else_are_told(tables: Path) -> None:
@@ -110,7 +110,7 @@ def test_an_append_and_a_delete_of_somebody_else_are_told(tables: Path) -> None:
     assert "changed rows (DELETE) and carries no ledger entry" in said
     assert judged(tables, CLEAN).lost == (Span(TOPIC, 0, 3, 4), Span(TOPIC, 1, 3, 4))
     write_deltalake(tables / HOURS, DeltaTable(tables / HOURS).to_pyarrow_table().slice(0, 1), mode="append")
-    assert "1 windows are in more than one row" in told(tables, HOURS)
+    assert "1 window is in more than one row" in told(tables, HOURS)
 
 
 @pytest.mark.parametrize(
@@ -171,13 +171,13 @@ def test_a_total_that_does_not_add_up_is_told(tables: Path) -> None:
 
 def test_a_key_with_two_rows_is_told_although_the_sum_is_right(tables: Path) -> None:
     Spoiler(tables / TOTALS).rows(lambda rows: [{**rows[0], "flights": 30}, {**rows[0], "flights": 10}, *rows[1:]])
-    assert told(tables, TOTALS) == "1 keys are in more than one row, first C0"
+    assert told(tables, TOTALS) == "1 key is in more than one row, first C0"
 
 
 def test_windows_that_are_gone_or_count_too_much_are_told(tables: Path) -> None:
     Spoiler(tables / HOURS).rows(lambda rows: [{**rows[0], "flights": 1000}])
     said = told(tables, HOURS)
-    assert "there are 5 rows, the entries wrote 6" in said and "more than the 60 records covered" in said
+    assert "5 rows are there, the entries wrote 6" in said and "more than the 60 records covered" in said
 
 
 def test_what_is_not_read_yet_is_lost_only_where_the_streams_have_finished(tables: Path) -> None:

@@ -254,7 +254,7 @@ def by_place(tables: Path, keys: tuple[str, ...] = ()) -> StreamVerdict:
 
 def test_places_are_compared_one_by_one(placed: Path) -> None:
     found = by_place(placed)
-    assert found.whole and "each of 60 records is in exactly one row" in found.comparisons[-1].text
+    assert found.whole and "60 records are each in exactly one row" in found.comparisons[-1].text
     Spoiler(placed / CLEAN).rows(lambda rows: [rows[0], *rows[:-1]])
     found = by_place(placed)
     assert [str(span) for span in found.doubled] == ["flights-0 30..30"] and len(found.lost) == 1
@@ -282,7 +282,7 @@ def test_a_key_that_is_null_or_twice_is_told(placed: Path) -> None:
     Spoiler(placed / CLEAN).rows(lambda rows: [{**rows[0], "flight": None}, rows[1], *rows[1:]])
     told = by_place(placed, ("carrier", "flight")).comparisons[0]
     assert told.verdict == "wrong"
-    assert "1 rows have a null in key column flight" in told.text and "1 keys are in more than one row" in told.text
+    assert "1 row has a null in key column flight" in told.text and "1 key is in more than one row" in told.text
 
 
 def test_the_rows_of_an_accepted_change_are_not_counted(life: Life) -> None:
