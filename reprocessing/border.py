@@ -26,7 +26,7 @@ from reprocessing.work import Work
 from streaming_jobs import savepoints
 from streaming_jobs.checkpoint import Checkpoint, TopicOffsets
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.files import sync, write_atomic
+from streaming_jobs.files import sync, sync_tree, write_atomic
 from streaming_jobs.savepoints import SavedTable
 from streaming_jobs.world import all_tables
 
@@ -141,7 +141,10 @@ def keep_tables(work: Work) -> None:
         how = CommitProperties(custom_metadata={"at": str(int(time.time()))})
         files = list(content.files.values())
         workshop.table_of(partial / declared.name, saved, files, table, stream=work.stream.name, how=how)
+    partial.mkdir(parents=True, exist_ok=True)
+    sync_tree(partial)  # what lies there under its last name is believed by every resume
     partial.replace(place)
+    sync(place.parent)
 
 
 def at_the_border(work: Work, reached: TopicOffsets) -> int | None:

@@ -89,9 +89,8 @@ def refuse_unaskable(table: Path, rules: Sequence[str]) -> None:
 
 
 def _broken(table: DeltaTable, rule: str) -> Broken:
-    which = {"n": f"({rule}) IS NOT TRUE", "unknown": f"({rule}) IS NULL"}
-    counts = ", ".join(f"count(*) FILTER (WHERE {condition}) AS {name}" for name, condition in which.items())
-    found = _asked({"t": table}, f'SELECT {counts} FROM "t"', rule)[0]
+    counts = "count(*) FILTER (WHERE holds IS NOT TRUE) AS n, count(*) FILTER (WHERE holds IS NULL) AS unknown"
+    found = _asked({"t": table}, f'SELECT {counts} FROM (SELECT ({rule}) AS holds FROM "t") AS t', rule)[0]
     if not found["n"]:
         return Broken(0, 0)
     names = columns(table)
@@ -99,7 +98,9 @@ def _broken(table: DeltaTable, rule: str) -> Broken:
     others = [name for name in names if name not in named][: max(_COLUMNS - len(named), 1)]
     shown = ", ".join(quoted(name) for name in names if name in named or name in others)
     rows = _asked(
-        {"t": table}, f'SELECT {shown} FROM "t" WHERE {which["n"]} ORDER BY ({rule}) IS NULL LIMIT {_SAMPLE}', rule
+        {"t": table},
+        f'SELECT {shown} FROM "t" WHERE ({rule}) IS NOT TRUE ORDER BY ({rule}) IS NULL LIMIT {_SAMPLE}',
+        rule,
     )
     return Broken(int(found["n"]), int(found["unknown"]), rows)
 

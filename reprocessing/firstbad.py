@@ -58,13 +58,18 @@ def before_first_bad(
 
 
 def refuse_same_code(found: Situation, code: CodeVersion, did: str, *, same_code: bool) -> list[str]:
-    """Raise UsageError where that code is the one that would run the replay; with `same_code`, a note instead."""
-    if (code.hash, code.package) != found.world.code:
+    """Raise UsageError where that code is the one that would run the replay; with `same_code`, a note instead.
+
+    It is the same function that makes it the same code; a newer version of the package alone corrects no function.
+    """
+    today, package = found.world.code
+    if code.hash != today:
         return []
     if same_code:
         return [f"--same-code: code {code.hash} {did} and it runs the replay too"]
+    then = "" if code.package == package else f" then, {package} today"
     raise UsageError(
-        f"code {code.hash} ({code.package}) {did} and it is the code of today: the replay would do the same again",
+        f"code {code.hash} ({code.package}{then}) {did} and it is today's code: the replay would do the same again",
         "deploy the corrected function, then plan again; if the cause lay elsewhere: --same-code",
     )
 
@@ -125,7 +130,7 @@ def _readable(table: Path, version: int | None, kept: set[int]) -> bool:
 def _first_of_code(found: Situation, batch: Batch) -> Batch:
     """The first of the batches in a row, up to this one, that the same code wrote."""
     first = batch
-    while (earlier := found.history.before(first.txn)) is not None and earlier.code == batch.code:
+    while (earlier := found.history.before(first.txn)) is not None and earlier.code.hash == batch.code.hash:
         first = earlier
     return first
 

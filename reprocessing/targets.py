@@ -321,12 +321,18 @@ def before(txn: Txn, view: View) -> tuple[Txn | None, Offsets]:
 
 
 def named_code(text: str, record: StreamRecord) -> CodeSince:
-    """The newest code of that hash, or of one that begins so; raises UsageError."""
-    found = [c for c in record.code if text and c.hash.startswith(text)]
-    if not found:
+    """Since when the newest code of that hash, or of one that begins so, ran without a break; raises UsageError.
+
+    Another version of the package is no break: the function is the same.
+    """
+    codes = record.code
+    at = max((i for i, code in enumerate(codes) if text and code.hash.startswith(text)), default=None)
+    if at is None:
         known = _list([c.hash for c in record.code])
         raise UsageError(f"stream {record.stream} has never run code '{text}'", f"it ran {known}")
-    return found[-1]
+    while at and codes[at - 1].hash == codes[at].hash:
+        at -= 1
+    return codes[at]
 
 
 def _savepoint(name: str, view: View) -> Resolved:

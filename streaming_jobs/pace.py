@@ -4,7 +4,7 @@ A micro-batch costs the same work for one record as for hundreds. Without a paus
 batches as the machine can make: more work, commits and files than at ten times the records. So after a batch the stream
 waits until its batches take at most `_SHARE` of the time, but no longer than `longest`; the more records come, the
 shorter, and not at all from `_PLENTY` a second on. What comes after a quiet moment is taken at once: the wait is after
-a batch, never before it.
+a batch, never before it. Nothing waits after the first batch, which is slow: it says nothing of what comes meanwhile.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class Pace:
 
     def after(self, records: int, started: float) -> float:
         """Seconds to wait after a batch of so many records that started at `started` and has just ended."""
-        now = self.clock()
+        now, first = self.clock(), not self._recent
         self._recent.append((started, records))
+        if first:
+            return 0.0
         while self._recent[0][0] < now - _WINDOW and len(self._recent) > 1:
             self._recent.popleft()
         rate = sum(count for _, count in self._recent) / min(max(now - self._began, _LEAST_WINDOW), _WINDOW)

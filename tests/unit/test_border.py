@@ -23,8 +23,11 @@ from reprocessing.stages import Keep
 from reprocessing.targets import Target
 from reprocessing.work import Talk, Work
 from streaming_jobs.checkpoint import Checkpoint
+from streaming_jobs.files import sync_tree
 from streaming_jobs.formats import Json
+from streaming_jobs.settings import Settings
 from tests.unit.life import STREAM, TOPIC, Life, Topics
+from tests.unit.power import Power
 
 Offsets = dict[int, int]
 
@@ -190,6 +193,18 @@ def test_a_kill_while_they_are_kept_leaves_nothing_half(life: Life, monkeypatch:
     monkeypatch.setattr(workshop, "table_of", making)
     borders.keep_tables(work)
     assert borders.kept_table(work, "things_dead_letters") is not None
+
+
+def test_what_was_kept_survives_a_power_cut(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every resume believes what lies there; an empty file among it would stop each of them."""
+    work = replaying(life)
+    sync_tree(life.settings.home)
+    power = Power(life.settings.home, monkeypatch)
+    borders.keep_tables(work)
+    cut = Settings.load({"home": power.cut(tmp_path / "cut")})
+    power.close()
+    kept = borders.kept_table(replace(work, settings=cut), "things")
+    assert kept is not None and life.rows(kept) == list(range(40))
 
 
 def life_letters(life: Life) -> object:

@@ -67,6 +67,15 @@ def test_batches_without_records_between_full_ones_change_nothing() -> None:
             assert pace.after(records, started) == 0.0
 
 
+def test_nothing_waits_after_the_first_batch_which_is_slow_and_has_what_little_there_was_when_it_began() -> None:
+    clock = Clock()
+    pace = Pace(timedelta(seconds=2), clock)
+    for records in (40, 8_000):
+        started = clock.now
+        clock.now += 4.0
+        assert pace.after(records, started) == 0.0
+
+
 def test_after_a_quiet_hour_a_burst_is_not_taken_for_a_trickle() -> None:
     clock = Clock()
     pace = Pace(timedelta(seconds=2), clock)

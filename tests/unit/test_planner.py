@@ -216,8 +216,16 @@ def test_the_code_that_wrote_the_bad_rows_is_not_what_puts_them_right(same: Life
     assert resolved.batch == Txn(1, 3) and any("--same-code" in note for note in resolved.notes)
 
 
+def test_a_newer_version_of_the_package_corrects_no_function(same: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_jobs.code_version.package_version", lambda: "2")
+    with pytest.raises(UsageError, match=r"\(1 then, 2 today\) wrote the first bad row"):
+        before_first_bad(found(same), "id < 0", exact=False)
+    with pytest.raises(UsageError, match="is today.s code"):
+        make_plan(found(same), Target("code", today().hash[:6]), NONE)
+
+
 def test_before_the_code_of_today_is_no_way_out_of_its_bug(same: Life) -> None:
-    with pytest.raises(UsageError, match="is the code of today") as refused:
+    with pytest.raises(UsageError, match="is today.s code") as refused:
         make_plan(found(same), Target("code", today().hash[:6]), NONE)
     assert "--same-code" in refused.value.next_step and names(same.settings) == []
     made = make_plan(found(same), Target("code", today().hash[:6]), NONE, same_code=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprocessing.history import Batch, History, Pace, on_path, path, spans
-from reprocessing.targets import Target, View, parse_offsets, read_offsets, resolve, write_offsets
+from reprocessing.targets import Target, View, named_code, parse_offsets, read_offsets, resolve, write_offsets
 from streaming_jobs.errors import UsageError
 from streaming_jobs.generation import BoundTable, BoundTopic, CodeSince, Generation, StreamRecord
 from streaming_jobs.ledger import CodeVersion, Txn
@@ -353,3 +353,9 @@ def test_no_time_skips_a_record_of_a_partition_that_has_none_after_it(offsets: t
     for partition, (offset, end, at) in enumerate(zip(offsets, (130, 70), (100, 50), strict=True)):
         if offset == end:
             assert found.wanted[T][partition] <= at
+
+
+def test_code_begins_where_its_function_did_and_not_where_the_package_was_upgraded() -> None:
+    ran = [("a", "1", 0), ("x", "1", 10), ("a", "1", 20), ("x", "1", 30), ("x", "2", 40), ("b", "2", 50)]
+    record = replace(RECORD, code=tuple(CodeSince(name, package, 1, batch, NOW) for name, package, batch in ran))
+    assert [named_code(name, record).batch for name in ("x", "a", "b")] == [30, 20, 50]
