@@ -32,16 +32,8 @@ from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks import bounds, deletes, order_frames, refused
 from streaming_jobs.sinks.delta import DeltaSink
-from streaming_jobs.sinks.order import (
-    DELETE_COLUMN,
-    RESET_COLUMN,
-    ROW_COLUMN,
-    clauses,
-    is_position,
-    last_events,
-    order_of,
-    packed,
-)
+from streaming_jobs.sinks.fitting import ORDER, PLACE, as_returned, fitted, named, without_place
+from streaming_jobs.sinks.order import DELETE_COLUMN, RESET_COLUMN, ROW_COLUMN, clauses, last_events, order_of
 from streaming_jobs.sinks.parquet import add_actions
 from streaming_jobs.sinks.refused import REASON_COLUMN
 from streaming_jobs.sinks.rows import last_per_key, split_null_keys
@@ -51,8 +43,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _FLAGS = (DELETE_COLUMN, RESET_COLUMN)
-_ORDER = ("__partition", "__offset")
-_PLACE = ("__topic", *_ORDER)
 
 
 class Staged(Protocol):
@@ -262,13 +252,14 @@ def stage(
     the driver). `batch` is (generation, batch id), for the names of files. `topics` are the stream's, for positions;
     `kept` remembers the table's deletes.
     """
-    rows = _fit(sink, frame, topics)
+    rows = fitted(sink, frame, topics)
     if sink.declared.mode == "append":
         if spark_commits:
-            return _spark_rows(sink, rows)
+            return _spark_rows(sink, rows, topics)
         if driver:
-            return ArrowAppend(sink, *refused.split(sink.declared, sink.schema, rows.toArrow()))
-        return _parquet(sink, rows, batch)
+            fine, unheld = refused.split(sink.declared, sink.schema, rows.toArrow())
+            return ArrowAppend(sink, without_place(fine), named(unheld, topics))
+        return _parquet(sink, rows, batch, topics)
     if driver and not spark_commits:
         return merged(sink, rows.toArrow(), kept, by_position=SOURCE_COLUMN in frame.columns)
     return _spark_merge(sink, rows, kept, by_position=SOURCE_COLUMN in frame.columns)
@@ -289,12 +280,12 @@ def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by
             unique, notes = deletes.split(unique, kept, order)
             noted = ArrowMerge(kept, notes, None, order.by_position)
     else:
-        unique = last_per_key(table, keys, [c for c in _ORDER if c in table.column_names])
-    unique = unique.drop_columns([c for c in _PLACE if c in unique.column_names])
-    return ArrowMerge(sink, unique, _as_returned(sink, null_keys), order.by_position, noted)
+        unique = last_per_key(table, keys, [c for c in ORDER if c in table.column_names])
+    unique = unique.drop_columns([c for c in PLACE if c in unique.column_names])
+    return ArrowMerge(sink, unique, as_returned(sink, null_keys), order.by_position, noted)
 
 
-def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int]) -> ParquetAppend:
+def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int], topics: Sequence[str]) -> ParquetAppend:
     generation, number = batch
     folder = sink.path / f"g{generation:04d}"
     _remove_leftovers(sink, folder, f"b{number:09d}-")
@@ -304,7 +295,7 @@ def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int]) -> Parque
     for marker in (target / "_SUCCESS", target / "._SUCCESS.crc"):
         marker.unlink(missing_ok=True)
     actions, count = add_actions(sink.path, target, partition_by, sink.bounded)
-    return ParquetAppend(sink, actions, count, unheld)
+    return ParquetAppend(sink, actions, count, None if unheld is None else named(unheld, topics))
 
 
 def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
@@ -321,15 +312,16 @@ def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
 def _write_parquet(sink: DeltaSink, rows: DataFrame, target: Path) -> pa.Table | None:
     """Write the rows in one pass that counts those that the table cannot hold; if there are any, write once more.
 
-    In the first pass such a row goes to the partition of nulls: its own may not be a folder's name.
+    In the first pass such a row goes to the partition of nulls: its own may not be a folder's name. Only the second
+    pass takes the places of the rows along.
     """
     partition_by, reason = list(sink.declared.partition_by), refused.reason(sink.declared, sink.schema)
+    plain = rows.drop(*PLACE)
     if reason is None:
-        rows.write.partitionBy(*partition_by).parquet(str(target))
+        plain.write.partitionBy(*partition_by).parquet(str(target))
         return None
     counted = Observation()
-    judged = rows.withColumn(REASON_COLUMN, reason)
-    first = judged.observe(counted, F.count(REASON_COLUMN).alias("unheld"))
+    first = plain.withColumn(REASON_COLUMN, reason).observe(counted, F.count(REASON_COLUMN).alias("unheld"))
     fine = F.col(REASON_COLUMN).isNull()
     for column in partition_by:
         first = first.withColumn(column, F.when(fine, F.col(f"`{column}`")))
@@ -337,20 +329,22 @@ def _write_parquet(sink: DeltaSink, rows: DataFrame, target: Path) -> pa.Table |
     if not counted.get["unheld"]:
         return None
     shutil.rmtree(target)
-    cached = judged.persist()
+    cached = rows.withColumn(REASON_COLUMN, reason).persist()
     try:
-        cached.where(fine).drop(REASON_COLUMN).write.partitionBy(*partition_by).parquet(str(target))
+        cached.where(fine).drop(REASON_COLUMN, *PLACE).write.partitionBy(*partition_by).parquet(str(target))
         return cached.where(~fine).toArrow()
     finally:
         cached.unpersist()
 
 
-def _spark_rows(sink: DeltaSink, rows: DataFrame) -> SparkAppend:
+def _spark_rows(sink: DeltaSink, rows: DataFrame, topics: Sequence[str]) -> SparkAppend:
     reason = refused.reason(sink.declared, sink.schema)
-    judged = rows.withColumn(REASON_COLUMN, F.lit(None).cast("string") if reason is None else reason).persist()
+    judged = rows.withColumn(REASON_COLUMN, F.lit(None).cast("string") if reason is None else reason)
+    bad = F.col(REASON_COLUMN).isNotNull()
+    judged = judged.withColumns({c: F.when(bad, F.col(c)) for c in PLACE if c in rows.columns}).persist()
     try:
-        fine = judged.where(F.col(REASON_COLUMN).isNull()).drop(REASON_COLUMN)
-        return SparkAppend(sink, fine, judged, fine.count(), judged.where(F.col(REASON_COLUMN).isNotNull()).toArrow())
+        fine = judged.where(~bad).drop(REASON_COLUMN, *PLACE)
+        return SparkAppend(sink, fine, judged, fine.count(), named(judged.where(bad).toArrow(), topics))
     except BaseException:
         judged.unpersist()
         raise
@@ -377,34 +371,12 @@ def _spark_merge(sink: DeltaSink, rows: DataFrame, kept: DeltaSink | None, *, by
                 noted = ArrowMerge(kept, notes, None, order.by_position)
             count = unique.count()
         else:
-            unique, count = order_frames.last_per_key(whole, sink, [c for c in _ORDER if c in rows.columns])
+            unique, count = order_frames.last_per_key(whole, sink, [c for c in ORDER if c in rows.columns])
         made = SparkMerge(
-            sink, unique.drop(*_PLACE), cached, count, _as_returned(sink, null_keys), order.by_position, noted
+            sink, unique.drop(*PLACE), cached, count, as_returned(sink, null_keys), order.by_position, noted
         )
         held.pop_all()
         return made
-
-
-def _as_returned(sink: DeltaSink, rows: pa.Table) -> pa.Table:
-    """Rows as the function returned them, without the position that is added to them."""
-    return rows.drop_columns([f.name for f in sink.schema.fields if is_position(f) and f.name in rows.column_names])
-
-
-def _fit(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> DataFrame:
-    """The table's columns in its order and types, plus what ordering and deleting need."""
-    sourced = SOURCE_COLUMN in frame.columns
-    columns = []
-    for field in sink.schema.fields:
-        value = F.col(f"`{field.name}`") if not is_position(field) else F.lit(None)
-        if is_position(field) and sourced and sink.declared.order_by:
-            value = F.expr(packed(topics, SOURCE_COLUMN))
-        columns.append(value.cast(field.dataType).alias(field.name))
-    if sink.declared.mode == "upsert":
-        if sourced:
-            columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in _PLACE]
-        if sink.declared.delete_when:
-            columns.append(F.coalesce(F.expr(sink.declared.delete_when), F.lit(False)).alias(DELETE_COLUMN))
-    return frame.select(*columns)
 
 
 def _spark_append(sink: DeltaSink, frame: DataFrame, entry: LedgerEntry) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,10 @@ def sink_of(settings: Settings, keys: tuple[str, ...] = (), name: str = "odd") -
     return ensure_sink(settings, Declared(name, keys=keys), STREAM, values.SCHEMA, generation=1)
 
 
-def write(sink: DeltaSink, frame: DataFrame, path: Mapping[str, bool], batch: int = 0) -> Staged:
-    staged = stage(sink, frame, **path, batch=(1, batch))
+def write(
+    sink: DeltaSink, frame: DataFrame, path: Mapping[str, bool], batch: int = 0, topics: Sequence[str] = ()
+) -> Staged:
+    staged = stage(sink, frame, **path, batch=(1, batch), topics=topics)
     try:
         assert staged.commit(entry(batch)) is not None
     finally:
@@ -136,8 +138,14 @@ def test_what_a_table_cannot_hold_is_refused_on_every_path(
 ) -> None:
     sink = ensure_sink(settings(), Declared("p", keys=keys, partition_by=["k"]), STREAM, PLACES, generation=1)
     for batch in range(2):
-        staged = write(sink, broken(spark), PATHS[path], batch)
+        topics = [["t"], ["t", "u"]][batch]
+        source = F.struct(F.lit("t").alias("topic"), F.lit(3).alias("partition"), F.col("id").alias("offset"))
+        staged = write(sink, broken(spark).withColumn("_source", source), PATHS[path], batch, topics)
         assert letters(staged) == UNHELD
+        assert staged.null_keys is not None and {
+            (one["topic"], one["partition"], one["offset"])
+            for one in dead_letters._from_rows(staged.null_keys).to_pylist()
+        } == {("t", 3, number) for _, number in UNHELD}
         assert staged.rows == 2
     Upkeep(sink, settings().table, 1).compact()
     found = DeltaTable(sink.path).to_pyarrow_table()
