@@ -62,7 +62,7 @@ def verify(
 
     Reads the tables, the topics up to where they end now, and the ledger; needs a broker, and Spark only with
     --recompute. Exit codes:
-    0 all that was compared is right, 1 something is wrong, 2 usage.
+    0 all that was compared is right, 1 something is wrong or none of the streams has ever run, 2 usage.
     """
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.kafka import broker_for_command
@@ -90,8 +90,11 @@ def verify(
         print_json(verdict_as_json(verdict))
     else:
         print_verdict(verdict)
-        say(in_words(verdict))
-    if not verdict.ok or (strict and not verdict.whole):
+        if verdict.begun or not verdict.ok:
+            say(in_words(verdict))
+    if not verdict.begun:
+        say(f"home {call.settings.home}: none of these streams has ever run here")
+    if not (verdict.ok and verdict.begun) or (strict and not verdict.whole):
         raise typer.Exit(FAILED)
 
 
@@ -222,6 +225,8 @@ def word(found: StreamVerdict) -> str:
     """The verdict on one stream in a word."""
     if found.version < 0 and found.ok:
         return "not started"
+    if found.position is None and found.ok and all(c.verdict != "unproved" for c in found.comparisons):
+        return "no batch yet"
     return "ok" if found.whole else "wrong" if not found.ok else "unproved"
 
 

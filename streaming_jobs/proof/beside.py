@@ -19,6 +19,9 @@ from typing import Any
 from streaming_jobs.proof.log import Entry, Range, numbers
 from streaming_jobs.proof.spans import Span
 
+ACCEPTED = "a change of somebody else was accepted"
+"""Why the rows of a table need not be those of the records."""
+
 
 @dataclass(frozen=True)
 class Life:
@@ -75,6 +78,11 @@ class Beside:
     lines: Mapping[tuple[int, int], Entry] = field(default_factory=dict, repr=False)
     outputs: Mapping[str, Mapping[str, Output]] = field(default_factory=dict)
 
+    @property
+    def begins(self) -> dict[tuple[str, int], int]:
+        """By topic and partition the offset where the first start began."""
+        return {(topic, p): offset for topic, (_, start) in self.topics.items() for p, offset in start.items()}
+
     @classmethod
     def read(cls, state: Path, stream: str) -> Beside | None:
         """What the stream's state folder says; None when the stream has none.
@@ -100,6 +108,10 @@ class Beside:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder / 'stream.json'} has no {error}") from error
+
+    def changed(self, table: str) -> bool:
+        """Whether a change of somebody else to that table was accepted."""
+        return bool(self.accepted.get(table))
 
     def life(self, number: int) -> Life | None:
         """The generation of that number."""

@@ -88,7 +88,7 @@ class _Walk:
     """Lays one entry after the other; `_broken` while entries are missing since the last one that is known."""
 
     def __init__(self, beside: Beside, logged: Mapping[Batch, Entry], holes: list[Span]) -> None:
-        begins = {(topic, p): offset for topic, (_, start) in beside.topics.items() for p, offset in start.items()}
+        begins = beside.begins
         self.found = Coverage(begins=begins, skipped=holes)
         self._beside, self._logged, self._ends, self._broken = beside, logged, dict(begins), False
 

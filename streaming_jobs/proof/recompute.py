@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 from streaming_jobs import table_rows
 from streaming_jobs.code_version import code_version
 from streaming_jobs.plan import analysed
-from streaming_jobs.proof.beside import Beside
-from streaming_jobs.proof.comparisons import version_at
+from streaming_jobs.proof.beside import ACCEPTED, Beside
 from streaming_jobs.proof.lineage import path
 from streaming_jobs.proof.multiset import compare
+from streaming_jobs.proof.position import VersionGone, version_at
 from streaming_jobs.proof.spans import Span, merged
 from streaming_jobs.proof.subject import Comparison, Outcome
 from streaming_jobs.proof.topic import TopicReader
@@ -102,7 +102,12 @@ def _table(settings: Settings, stream: Stream, name: str, frame: DataFrame, verd
 
     sink = open_sink(settings, declared, stream.name)
     folder = settings.tables / declared.name
-    version = verdict.version if declared is stream.primary else version_at(folder, verdict.position)
+    if declared.name in verdict.accepted:
+        return told("not compared", ACCEPTED)
+    try:
+        version = verdict.version if declared is stream.primary else version_at(folder, verdict.position)
+    except VersionGone as gone:
+        return told("unproved", str(gone))
     if sink is None or version is None:
         return told("unproved", "the table does not exist")
     state = sorted(set(_STATEFUL.findall(analysed(frame)))) + (["Join"] if len(stream.sources) > 1 else [])

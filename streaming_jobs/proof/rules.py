@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streaming_jobs.proof.spans import Span, runs
+from streaming_jobs.proof.spans import Span, merged, runs
 from streaming_jobs.spelling import counted
 
 _SHIFT = 48
@@ -51,6 +51,17 @@ def of_spans(spans: Iterable[Span]) -> Packed:
     """Every offset of some ranges, packed and in order."""
     parts = [packed(np.full(s.offsets, s.partition), np.arange(s.start, s.end)) for s in spans if s.offsets > 0]
     return np.sort(np.concatenate(parts)) if parts else np.array([], dtype=np.int64)
+
+
+def within(places: Packed, spans: Iterable[Span]) -> NDArray[np.bool_]:
+    """Which of the places lie in some ranges of one topic, however many offsets these have."""
+    whole = list(merged(span for span in spans if span.offsets > 0))
+    if not whole:
+        return np.zeros(len(places), dtype=np.bool_)
+    starts = np.array([place_of(span.partition, span.start) for span in whole], dtype=np.int64)
+    ends = np.array([place_of(span.partition, span.end) for span in whole], dtype=np.int64)
+    at = np.searchsorted(starts, places, side="right") - 1
+    return np.asarray((at >= 0) & (places < ends[at]))
 
 
 @dataclass(frozen=True)

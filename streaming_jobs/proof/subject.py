@@ -67,6 +67,11 @@ class Subject:
         return (self.topic, *self.others)
 
     @property
+    def outputs(self) -> int:
+        """How many tables take the stream's rows."""
+        return sum(1 for table in self.tables if table.counted and table.name != self.dead_letters)
+
+    @property
     def dead_letters(self) -> str:
         """The table of records that were refused."""
         return f"{self.stream}_dead_letters"

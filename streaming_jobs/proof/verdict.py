@@ -16,8 +16,8 @@ class StreamVerdict:
 
     `verified` are in exactly one range, `unproved` belong to entries that are gone, for the reason `why`; `unread` come
     after the stream's last batch, `skipped` were left out by a recovery. `log_from` is the oldest version in the log
-    of the table. `coverage` is what the rows were made from, up to `position`
-    (generation and batch).
+    of the table. `coverage` is what the rows were made from, up to `position` (generation and batch). `accepted` are
+    the tables of which a change of somebody else was accepted. `begun`: it has state or tables here.
     """
 
     stream: str
@@ -37,6 +37,8 @@ class StreamVerdict:
     comparisons: tuple[Comparison, ...] = ()
     coverage: Coverage = field(default_factory=Coverage, repr=False)
     position: tuple[int, int] | None = None
+    accepted: frozenset[str] = frozenset()
+    begun: bool = True
 
     @property
     def ok(self) -> bool:
@@ -45,8 +47,12 @@ class StreamVerdict:
 
     @property
     def whole(self) -> bool:
-        """Every offset of the topics up to the stream's position was judged, and no comparison was lacking evidence."""
-        return self.ok and not self.unproved and all(c.verdict != "unproved" for c in self.comparisons)
+        """Every offset of the topics up to the stream's position was judged, and no comparison was lacking evidence.
+
+        Without a position no batch is known, so nothing is proved.
+        """
+        judged = self.position is not None and not self.unproved
+        return self.ok and judged and all(c.verdict != "unproved" for c in self.comparisons)
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,11 @@ class Verdict:
     def whole(self) -> bool:
         """Nothing is wrong, and nothing was left unjudged."""
         return all(stream.whole for stream in self.streams)
+
+    @property
+    def begun(self) -> bool:
+        """At least one of the streams has ever run."""
+        return any(stream.begun for stream in self.streams)
 
     @property
     def verified(self) -> int:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from streaming_jobs import table_rows
 from streaming_jobs.errors import UsageError
-from streaming_jobs.proof.comparisons import LETTERS, version_at
+from streaming_jobs.proof.beside import ACCEPTED
 from streaming_jobs.proof.declared import refusals_of, subject_of
 from streaming_jobs.proof.letters import Refusals
 from streaming_jobs.proof.log import versions
+from streaming_jobs.proof.position import VersionGone, version_at
+from streaming_jobs.proof.refused_rows import LETTERS
 from streaming_jobs.proof.subject import Comparison
 from streaming_jobs.proof.topic import RawRecord, TopicContent, TopicReader
 from streaming_jobs.proof.truths import Watermarks, compare_truth, refused_whole, watermarks
@@ -49,8 +51,11 @@ def verify_streams(
     options: Options,
     tell: Told = lambda *_: None,
 ) -> tuple[Verdict, dict[str, TopicReader]]:
-    """The verdict on these streams, and the readers of their topics, for those who compare more."""
-    begun = [stream for stream in streams if _has_begun(settings, stream)]
+    """The verdict on these streams, and the readers of their topics, for those who compare more.
+
+    Topics of streams that have never been started are read only if the streams have to have finished.
+    """
+    begun = [stream for stream in streams if options.finished or _has_begun(settings, stream)]
     subjects = [subject_of(stream) for stream in begun]
     marks = {stream.name: watermarks(settings.state, stream.name) for stream in begun}
     at = newest_versions(subjects, settings.tables)
@@ -72,6 +77,7 @@ def verify_streams(
         if verdict is None:
             verdicts.append(never_started(stream))
             continue
+        verdict = replace(verdict, begun=_has_begun(settings, stream))
         known = _Known(settings, stream, verdict, topics, readers, refusals.get(stream.name), marks[stream.name])
         more = [known.compare(truth) for truth in truths if truth.table in {s.name for s in stream.sinks.values()}]
         verdicts.append(_with(verdict, [*_without_truth(stream, truths), *more]))
@@ -92,9 +98,13 @@ class _Known:
 
     def compare(self, truth: Truth) -> Comparison:
         """Compare one table with its truth."""
-        primary = truth.table == self.stream.primary.name
+        if truth.table in self.verdict.accepted:
+            return Comparison(truth.table, "truth", "not compared", ACCEPTED)
         path, position = self.settings.tables / truth.table, self.verdict.position
-        version = self.verdict.version if primary else version_at(path, position)
+        try:
+            version, refused = self._version(truth.table), self._refused()
+        except VersionGone as gone:
+            return Comparison(truth.table, "truth", "unproved", str(gone))
         return compare_truth(
             truth,
             self.stream,
@@ -105,8 +115,13 @@ class _Known:
             self.readers,
             self.refusals,
             self.marks.get(position) if position is not None else None,
-            self._refused(),
+            refused,
         )
+
+    def _version(self, table: str) -> int | None:
+        if table == self.stream.primary.name:
+            return self.verdict.version if self.verdict.version >= 0 else None
+        return version_at(self.settings.tables / table, self.verdict.position)
 
     def _refused(self) -> dict[str, frozenset[int]]:
         path = self.settings.tables / self.stream.dead_letters
@@ -119,7 +134,9 @@ class _Known:
 def never_started(stream: Stream) -> StreamVerdict:
     """The verdict on a stream that has neither state nor tables."""
     told = Comparison(stream.primary.name, "rows", "not compared", "the stream has never been started")
-    return StreamVerdict(stream.name, stream.primary.name, -1, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=(told,))
+    return StreamVerdict(
+        stream.name, stream.primary.name, -1, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=(told,), begun=False
+    )
 
 
 def _with(verdict: StreamVerdict, more: Sequence[Comparison]) -> StreamVerdict:

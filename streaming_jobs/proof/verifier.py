@@ -21,9 +21,10 @@ from deltalake.exceptions import DeltaError
 
 from streaming_jobs.proof.beside import Beside
 from streaming_jobs.proof.chain import Chain, Fault, Kind
-from streaming_jobs.proof.comparisons import Judged, compare_tables
+from streaming_jobs.proof.comparisons import compare_tables
+from streaming_jobs.proof.judged import Judged
 from streaming_jobs.proof.letters import Refusals
-from streaming_jobs.proof.lineage import Coverage, coverage
+from streaming_jobs.proof.lineage import Batch, Coverage, coverage
 from streaming_jobs.proof.log import Entry, commit_file, read_commit, versions
 from streaming_jobs.proof.reader import assumed
 from streaming_jobs.proof.rows import VersionRows, all_places, places
@@ -90,11 +91,15 @@ class _Judge:
     verified: int = 0
     skipped: int = 0
     why: str = ""
+    _position: Batch | None = None
     _logged: dict[tuple[int, int], Entry] = field(default_factory=dict)
 
     def verdict(self) -> StreamVerdict:
         path = self.tables / self.subject.table
-        there = [version for version in versions(path) if version <= self.newest]
+        kept = versions(path)
+        there = [version for version in kept if version <= self.newest]
+        if kept and not there and self.newest >= 0:
+            return self._gone()
         chain = self._chain(path, there)
         covered = self._coverage(chain, there)
         for name in self.subject.topics:
@@ -102,8 +107,7 @@ class _Judge:
         rows = self._rows(path, there, chain, covered)
         self._elsewhere(covered)
         compared: list[Comparison] = []
-        last = chain.last
-        position = (last.generation, last.batch) if last is not None else None
+        position = self._position
         if there and self.subject.tables:
             known = Judged(
                 self.subject,
@@ -136,7 +140,14 @@ class _Judge:
             comparisons=tuple(compared),
             coverage=covered,
             position=position,
+            accepted=frozenset(t for t, found in self.beside.accepted.items() if found) if self.beside else frozenset(),
         )
+
+    def _gone(self) -> StreamVerdict:
+        """The log was cut past the version to be judged while the topics were read: nothing can be said of it."""
+        table, text = self.subject.table, "its version was cleaned up while the topics were read: verify again"
+        told = (Comparison(table, "rows", "unproved", text),)
+        return StreamVerdict(self.subject.stream, table, self.newest, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=told)
 
     def _chain(self, path: Path, there: Sequence[int]) -> Chain:
         chain = Chain(self.subject.stream, self.subject.table, cut=bool(there) and there[0] > 0)
@@ -170,12 +181,14 @@ class _Judge:
     def _coverage(self, chain: Chain, there: Sequence[int]) -> Coverage:
         """What the rows were made from: by the record and the ledger's file, where there is none by the log alone."""
         last = chain.last
+        self._position = (last.generation, last.batch) if last is not None else None
         if self.beside is None or not there:
             return self._by_the_log(chain, there)
         if last is None:
             last = self._before_the_log()
             if last is None:
-                return Coverage(begins={(t, p): o for t, (_, s) in self.beside.topics.items() for p, o in s.items()})
+                return Coverage(begins=self.beside.begins)
+            self._position = last.generation, last.batch
         if self.beside.life(last.generation) is None:
             self.why = f"a recovery has opened generation {last.generation} and is not finished"
             return self._by_the_log(chain, there)
@@ -194,7 +207,8 @@ class _Judge:
         return self.beside.lines[newest] if newest is not None else None
 
     def _by_the_log(self, chain: Chain, there: Sequence[int]) -> Coverage:
-        found = Coverage(proved=list(chain.spans), skipped=list(chain.skipped), missing=0)
+        begins = self.beside.begins if self.beside is not None else {}
+        found = Coverage(begins, proved=list(chain.spans), skipped=list(chain.skipped), missing=0)
         if chain.believed:
             found.unproved = list(chain.believed)
             self.why = self.why or "a recovery has published their rows, and what it replayed is in another log"

@@ -195,12 +195,38 @@ def test_dead_letters_are_decoded_again(home: Home, capsys: pytest.CaptureFixtur
     assert told(capsys)["told"]["things_dead_letters: dead letters"]["verdict"] == "not compared"
 
 
-def test_a_stream_that_was_never_started_is_told_and_is_not_wrong(
-    home: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--set", f"home={home.folder / 'other'}", "--set", f'flows=["{home.flows}"]', "verify"]
-    assert cli.main(arguments) == 0
-    assert "the stream has never been started" in capsys.readouterr().out
+def test_streams_that_were_never_started_prove_nothing(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """As after the loss of a home's state and tables, or with another home than is meant."""
+    other = home.folder / "other"
+    arguments = ["--set", f"home={other}", "--set", f'flows=["{home.flows}"]', "verify"]
+    assert cli.main(arguments) == 1
+    printed = capsys.readouterr()
+    assert "the stream has never been started" in printed.out
+    assert f"home {other}: none of these streams has ever run here" in printed.err
+    assert "exactly once" not in printed.err
+    assert cli.main([*arguments, "-o", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["right"], found["proved"], found["lost"]) == (True, False, 0)
+    assert cli.main([*arguments, "--finished", "-o", "json"]) == 1
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["right"], found["proved"], found["lost"]) == (False, False, BATCHES * PER_BATCH)
+    assert "none of these streams has ever run here" in printed.err
+
+
+def test_a_change_that_was_accepted_makes_no_comparison_wrong(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    from streaming_jobs import generation as generations
+
+    home.truth(RIGHT)
+    DeltaTable(home.life.table).delete("id = 3")
+    assert home.verify() == 1
+    generations.accept(home.life.settings, "things", "things", BATCHES + 1, "removed on request")
+    capsys.readouterr()
+    assert home.verify("-o", "json") == 0
+    found = told(capsys)["told"]
+    for what in ("row counts", "records", "truth"):
+        outcome = found[f"things: {what}"]
+        assert (outcome["verdict"], outcome["text"]) == ("not compared", "a change of somebody else was accepted")
 
 
 def test_without_a_broker_it_says_what_it_needs_before_it_starts_one(

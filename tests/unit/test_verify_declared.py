@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +17,13 @@ from streaming_jobs.generation import Generation
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, app_id
 from streaming_jobs.proof.declared import subject_of
 from streaming_jobs.proof.log import commit_file, versions
-from streaming_jobs.proof.subject import Subject, Table
 from streaming_jobs.proof.topic import PartitionContent, TopicContent
 from streaming_jobs.proof.verdict import StreamVerdict
 from streaming_jobs.proof.verifier import verify
 from streaming_jobs.world import ledger_file
-from tests.unit import proofs
 from tests.unit.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
-from tests.unit.proofs import CLEAN, SIZES, Spoiler, make_tables
+from tests.unit.placed import by_place, make_placed, note_places
+from tests.unit.proofs import CLEAN, Spoiler
 
 BATCHES = 5
 
@@ -228,28 +226,8 @@ def test_a_stream_that_began_later_has_not_lost_what_came_before(tmp_path: Path)
 
 @pytest.fixture
 def placed(tmp_path: Path) -> Path:
-    """A stream whose rows name their records, as it would lie on disk; see `proofs.py`."""
-    made = make_tables(tmp_path / "tables")
-    folder = tmp_path / "state" / CLEAN
-    folder.mkdir(parents=True)
-    opened = {"number": 1, "opened_at": 0.0, "reason": "first start", "from_generation": None, "from_batch": -1}
-    start = {str(partition): 0 for partition in SIZES}
-    topics = [{"name": proofs.TOPIC, "topic_id": proofs.TOPIC_ID, "start": start}]
-    record = {"format": 1, "stream": CLEAN, "generations": [opened], "tables": [], "topics": topics}
-    (folder / "stream.json").write_text(json.dumps({**record, "accepted": [], "void_ranges": []}))
-    note_places(tmp_path, ["Project"])
-    return made
-
-
-def note_places(home: Path, nodes: list[str]) -> None:
-    columns = ["source_partition", "source_offset"]
-    made = {"fd2f87f71956": {CLEAN: {"nodes": nodes, "position": columns}}}
-    output_plans._write(home / "state" / CLEAN, made)
-
-
-def by_place(tables: Path, keys: tuple[str, ...] = ()) -> StreamVerdict:
-    subject = Subject(CLEAN, CLEAN, proofs.TOPIC, tables=(Table(CLEAN, "written", keys),))
-    return verify((subject,), tables, proofs.topic(), state=tables.parent / "state").streams[0]
+    """A stream whose rows name their records."""
+    return make_placed(tmp_path)
 
 
 def test_places_are_compared_one_by_one(placed: Path) -> None:
@@ -292,4 +270,5 @@ def test_the_rows_of_an_accepted_change_are_not_counted(life: Life) -> None:
     assert not judged(life).ok
     generations.accept(life.settings, STREAM.name, "things", BATCHES + 1, "asked for")
     found = judged(life)
-    assert outcomes(found)["things: row counts"] == "not compared"
+    assert outcomes(found)["things: row counts"] == outcomes(found)["things: records"] == "not compared"
+    assert found.ok, found.comparisons
