@@ -20,6 +20,7 @@ from streaming_jobs.checkpoint import Checkpoint
 from streaming_jobs.checkpoint_sync import CheckpointSync
 from streaming_jobs.crash import crash_point
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
+from streaming_jobs.failures import larger_than_the_driver_takes
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
 from streaming_jobs.ledger_file import LedgerFile
 from streaming_jobs.pace import Pace
@@ -317,7 +318,7 @@ class BatchPipeline:
         try:
             yield
         except Exception as error:
-            if "spark.driver.maxResultSize" not in str(error):
+            if not larger_than_the_driver_takes(error):
                 raise
             if self.settings.path == "driver":
                 raise PermanentError(

@@ -50,6 +50,11 @@ _FIRST_LINES = 3
 _NAMED = 4
 
 
+def larger_than_the_driver_takes(error: BaseException) -> bool:
+    """Whether Spark refused to hand rows to the driver, by the session's cap on the size of results."""
+    return "spark.driver.maxResultSize" in str(error)
+
+
 def classify(error: BaseException, where: str = "") -> RecourseError:
     """The error as one of ours: itself if it is, else permanent or transient by what Spark says.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,16 +77,28 @@ def verify(
     tables = [sink.name for stream in call.topology.streams.values() for sink in stream.sinks.values()]
     declared = truths.find(call.settings.flows, tables)
     options = Options(finished, not quick, time.monotonic() + parse_duration(timeout).total_seconds())
-    with (
-        stop_signals_interrupt(),
-        broker_for_command(
-            call.settings, "verify compares tables with their topics, and needs a broker for that"
-        ) as at,
-        told() as tell,
-    ):
-        verdict, readers = verify_streams(call.settings, streams, declared, at, options, tell)
-        if recompute:
-            verdict = _recomputed(call.settings, streams, at, verdict, readers)
+    found: list[Verdict] = []
+    try:
+        with (
+            stop_signals_interrupt(),
+            broker_for_command(
+                call.settings, "verify compares tables with their topics, and needs a broker for that"
+            ) as at,
+            told() as tell,
+        ):
+            verdict, readers = verify_streams(call.settings, streams, declared, at, options, tell)
+            found.append(verdict)
+            if recompute:
+                _recompute(call.settings, streams, at, verdict, readers, found.append)
+    finally:  # what was found is said also when what comes after it fails
+        if found:
+            _say(found[-1], output, call.settings.home)
+    verdict = found[-1]
+    if not (verdict.ok and verdict.begun) or (strict and not verdict.whole):
+        raise typer.Exit(FAILED)
+
+
+def _say(verdict: Verdict, output: Output, home: Path) -> None:
     if output is Output.json:
         print_json(verdict_as_json(verdict))
     else:
@@ -93,15 +106,18 @@ def verify(
         if verdict.begun or not verdict.ok:
             say(in_words(verdict))
     if not verdict.begun:
-        say(f"home {call.settings.home}: none of these streams has ever run here")
-    if not (verdict.ok and verdict.begun) or (strict and not verdict.whole):
-        raise typer.Exit(FAILED)
+        say(f"home {home}: none of these streams has ever run here")
 
 
-def _recomputed(
-    settings: Settings, streams: list[Stream], bootstrap: str, verdict: Verdict, readers: Mapping[str, TopicReader]
-) -> Verdict:
-    """The verdict with the outcome of a batch query over everything that the streams have read."""
+def _recompute(
+    settings: Settings,
+    streams: list[Stream],
+    bootstrap: str,
+    verdict: Verdict,
+    readers: Mapping[str, TopicReader],
+    tell: Callable[[Verdict], None],
+) -> None:
+    """Tell after each stream the verdict with the outcome of a batch query over everything that it has read."""
     from orchestration.cli.setup import fetch_jars
     from streaming_jobs.platform import spark as platform
     from streaming_jobs.proof.recompute import recompute
@@ -110,15 +126,15 @@ def _recomputed(
     say("starting Spark, which runs the functions of the streams again")
     spark = platform.start(settings, name="verify")
     try:
-        found = []
-        for stream, one in zip(streams, verdict.streams, strict=True):
+        found = list(verdict.streams)
+        for number, (stream, one) in enumerate(zip(streams, verdict.streams, strict=True)):
             say(f"{stream.name}: computing its rows again")
             more = recompute(settings, stream, spark, bootstrap, one, readers)
             kept = [c for c in one.comparisons if c.what != "values"]
-            found.append(replace(one, comparisons=(*kept, *more)))
+            found[number] = replace(one, comparisons=(*kept, *more))
+            tell(replace(verdict, streams=tuple(found)))
     finally:
         spark.stop()
-    return replace(verdict, streams=tuple(found))
 
 
 @contextmanager

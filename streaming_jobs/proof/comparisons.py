@@ -127,12 +127,15 @@ def _letters(judged: Judged, table: Table, rows: pa.Table) -> None:
     if judged.accepted(table.name):
         judged.tell(table.name, "dead letters", "not compared", ACCEPTED)
         return
+    code = judged.refusals.code
+    read = judged.coverage.read_by(code) if code else judged.coverage.spans
     covered = {}
     for topic in judged.subject.topics:
         if topic in judged.topics:
             records = held(judged.topics[topic])
-            covered[topic] = records[within(records, [s for s in judged.coverage.spans if s.topic == topic])]
-    found, places = compare_letters(table.name, rows, covered, judged.refusals)
+            covered[topic] = records[within(records, [s for s in read if s.topic == topic])]
+    others = judged.coverage.others(code) if code else ""
+    found, places = compare_letters(table.name, rows, covered, judged.refusals, others)
     judged.found += found
     for topic, (missing, twice) in places.items():
         judged.lost += unpacked(topic, missing.tolist())

@@ -24,13 +24,14 @@ def subject_of(stream: Stream) -> Subject:
     )
 
 
-def refusals_of(stream: Stream) -> Refusals:
-    """What the stream's formats refuse, to be asked of every record."""
+def refusals_of(stream: Stream, code: str = "") -> Refusals:
+    """What the stream's formats refuse, to be asked of every record; `code` is what they are declared by."""
     topics = stream.sources.values()
     return Refusals(
         readers={topic.name: _reader(topic.value) for topic in topics},
         keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),
         reasons=frozenset(reason for topic in topics for reason in getattr(topic.value, "reasons", ())),
+        code=code,
     )
 
 

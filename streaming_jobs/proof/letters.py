@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from streaming_jobs.spelling import counted
 TOMBSTONE = "tombstone"
 OF_ROWS = frozenset({"null_key", "not_utf8", "time_out_of_range", "partition_value"})
 """Reasons of output rows, of which a record may have several; the others are of records, once each."""
+_IN_WORDS = {"event_time_ahead": "for an event time that is too far ahead"}
+"""Reasons of records that no format gives."""
 _SHOWN = 5
 
 
@@ -25,13 +28,15 @@ class Refusals:
     """By topic and place the reason why a format refuses a record; `take` is called with every record.
 
     `readers` has by topic what reads a record's value in plain Python and raises an error with a `reason`; None for a
-    format that only Spark can read. Topics in `keeps` hand a null value to the stream.
+    format that only Spark can read. Topics in `keeps` hand a null value to the stream. `code` is the code that declares
+    these formats; of what other code has read they say nothing. Empty: nobody knows, and they are asked of everything.
     """
 
     readers: Mapping[str, Any]
     keeps: frozenset[str] = frozenset()
     reasons: frozenset[str] = frozenset()
     found: dict[str, dict[int, str]] = field(default_factory=dict)
+    code: str = ""
 
     def take(self, record: RawRecord) -> None:
         """Judge one record."""
@@ -49,15 +54,17 @@ class Refusals:
 
 
 def compare_letters(
-    table: str, rows: pa.Table, covered: Mapping[str, Packed], refusals: Refusals
+    table: str, rows: pa.Table, covered: Mapping[str, Packed], refusals: Refusals, others: str = ""
 ) -> tuple[list[Comparison], dict[str, tuple[Packed, Packed]]]:
     """Compare dead letters with what the formats refuse among the covered records that the topics still hold.
 
+    `covered` are those that were read with these formats; `others` names the batches that were not, in words.
     Also returns by topic the places of records that are missing, and of those that are there twice.
     """
     told: list[str] = []
     places: dict[str, tuple[Packed, Packed]] = {}
-    compared = others = 0
+    compared = 0
+    again: Counter[str] = Counter()
     unread = sorted(topic for topic in covered if refusals.readers.get(topic) is None)
     for topic, known in covered.items():
         mine = [row for row in rows.to_pylist() if row["topic"] == topic and row["offset"] is not None]
@@ -73,20 +80,34 @@ def compare_letters(
         told += _told(topic, twice, "among the dead letters more than once")
         other = [place for place, why in here.items() if place in due and why != due[place]]
         told += [f"{_named(topic, [p])} has the reason {here[p]}, not {due[p]}" for p in other[:_SHOWN]]
-        good = [p for p, why in here.items() if p not in due and why in refusals.reasons and topic not in unread]
+        more = {place: why for place, why in here.items() if place not in due}
+        good = [p for p, why in more.items() if why in refusals.reasons and topic not in unread]
         told += _told(topic, good, "among the dead letters, and the format refuses nothing about that")
         compared += len(due)
-        others += len(here.keys() - due.keys()) - len(good)
+        again.update(why for why in more.values() if why not in refusals.reasons)
+    notes = f"; not compared: {others}" if others else ""
     if told:
-        return [Comparison(table, "dead letters", "wrong", "; ".join(told))], places
+        return [Comparison(table, "dead letters", "wrong", "; ".join(told) + notes)], places
+    if others and not any(len(known) for known in covered.values()):
+        return [Comparison(table, "dead letters", "not compared", f"all is of {others}")], places
     text = f"{counted(compared, 'refused record', 'is', 'are')} there, each once, with the reason that its format gives"
-    if others:
-        text += f"; {counted(others, 'record')} of refused output rows (a null key, for one): not computed again"
-    found = [Comparison(table, "dead letters", "ok", text)]
+    if again:
+        text += f"; {', '.join(_in_words(again))}: not computed again"
+    found = [Comparison(table, "dead letters", "ok", text + notes)]
     if unread:
         why = f"the format of {', '.join(unread)} has no method `read`: only Spark can say what it refuses"
         found = [Comparison(table, "dead letters", "not compared", why)]
     return found, places
+
+
+def _in_words(reasons: Counter[str]) -> Iterator[str]:
+    """Dead letters that no format gives, by what they are."""
+    rows = sum(count for why, count in reasons.items() if why in OF_ROWS)
+    if rows:
+        yield f"{counted(rows, 'record')} of refused output rows (a null key, for one)"
+    for why, count in sorted(reasons.items()):
+        if why not in OF_ROWS:
+            yield f"{counted(count, 'record')} refused {_IN_WORDS.get(why, 'with the reason')} ({why})"
 
 
 def _in(place: int, known: Packed) -> bool:

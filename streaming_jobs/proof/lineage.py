@@ -18,6 +18,7 @@ from streaming_jobs.proof.spans import Span, without
 Place = tuple[str, int]
 Batch = tuple[int, int]
 """Generation and batch."""
+_SHOWN = 5
 
 
 @dataclass
@@ -51,6 +52,30 @@ class Coverage:
             for name, count in entry.rows.items():
                 counted[name] = counted.get(name, 0) + count
         return counted
+
+    @property
+    def late(self) -> int:
+        """Records that were dropped behind the watermark, as far as entries are there to say so."""
+        return sum(entry.rows.get("late", 0) for entry in self.entries)
+
+    def read_by(self, code: str) -> list[Span]:
+        """What was read by this code, as far as entries are there to say so."""
+        return [
+            Span(read.topic, partition, read.start.get(partition, 0), end)
+            for entry in self.entries
+            if entry.code == code
+            for read in entry.ranges
+            for partition, end in read.end.items()
+            if end > read.start.get(partition, 0)
+        ]
+
+    def others(self, code: str) -> str:
+        """The batches of other code in words, and those whose entry is gone; empty where there are none."""
+        numbers = sorted((entry.generation, entry.batch) for entry in self.entries if entry.code != code)
+        told = [f"batches {_in_words(numbers)} of other code"] if numbers else []
+        if self.missing or not self.entries:
+            told.append("batches whose entry is gone")
+        return " and ".join(told)
 
 
 def path(beside: Beside, at: Batch) -> list[tuple[Life, int, int]]:
@@ -142,6 +167,22 @@ class _Walk:
         found = entry if entry is not None else line
         assert found is not None
         return found
+
+
+def _in_words(batches: list[Batch]) -> str:
+    """Batches in order, those that follow each other as one; the generation is named where it is not the only one."""
+    runs: list[tuple[Batch, int]] = []
+    for generation, batch in batches:
+        if runs and (generation, batch) == (runs[-1][0][0], runs[-1][1] + 1):
+            runs[-1] = (runs[-1][0], batch)
+        else:
+            runs.append(((generation, batch), batch))
+    several = len({generation for generation, _ in batches}) > 1
+    told = [
+        (f"g{generation:04d} " if several else "") + (f"{first}" if first == last else f"{first} to {last}")
+        for (generation, first), last in runs
+    ]
+    return ", ".join(told[:_SHOWN]) + (f" and {len(told) - _SHOWN:,} more ranges" if len(told) > _SHOWN else "")
 
 
 def _offsets(entry: Entry) -> dict[str, tuple[dict[int, int], dict[int, int]]]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,11 @@ class Difference:
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.extra)
+
+    @property
+    def rows(self) -> int:
+        """How many rows differ: a missing one and one that is not expected may be the same row, changed."""
+        return max(sum(self.missing.values()), sum(self.extra.values()))
 
     def words(self, keys: Sequence[str] = ()) -> list[str]:
         """What differs, the first rows named; rows that agree in `keys` by the columns in which they do not."""
@@ -66,7 +72,8 @@ class Difference:
 def compare(expected: pa.Table, found: pa.Table, tolerance: float = 0.0) -> Difference:
     """The difference of two tables of the same columns; floats may differ by `tolerance` of their value.
 
-    NaN equals NaN, -0.0 equals 0.0, null equals null.
+    That holds inside of arrays, structs and maps too. NaN equals NaN, -0.0 equals 0.0, null equals null; the entries of
+    a map have no order.
     """
     due: Counter[Row] = Counter(rows_of(expected))
     extra: Counter[Row] = Counter()
@@ -92,10 +99,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value
     if isinstance(value, list):
+        items = [_plain(item) for item in value]
+        # Arrow hands out a map as a list of pairs, and nothing else as tuples.
+        return tuple(sorted(items, key=_by_key) if any(isinstance(item, tuple) for item in value) else items)
+    if isinstance(value, tuple):
         return tuple(_plain(item) for item in value)
     if isinstance(value, dict):
         return tuple((name, _plain(item)) for name, item in value.items())
     return value
+
+
+def _by_key(pair: tuple[Any, Any]) -> tuple[bool, Any, str]:
+    key = pair[0]
+    number = isinstance(key, int | float | Decimal)
+    return (number, key if number else 0, "" if number else f"{type(key).__name__} {key}")
 
 
 def _match_nearly(missing: Counter[Row], extra: Counter[Row], tolerance: float) -> None:
@@ -118,16 +135,20 @@ def _take(rows: Counter[Row], row: Row) -> None:
         del rows[row]
 
 
-def _rest(row: Row) -> Row:
-    return tuple("a float" if isinstance(value, float) else value for value in row)
+def _rest(value: Any) -> Any:
+    """The value with a word in the place of each float, however deep."""
+    if isinstance(value, tuple):
+        return tuple(_rest(item) for item in value)
+    return "a float" if isinstance(value, float) else value
 
 
-def _nearly(one: Row, other: Row, tolerance: float) -> bool:
-    return all(
-        abs(a - b) <= tolerance * max(abs(a), 1.0)
-        for a, b in zip(one, other, strict=True)
-        if isinstance(a, float) and isinstance(b, float)
-    )
+def _nearly(one: Any, other: Any, tolerance: float) -> bool:
+    """Whether the floats of two values, of which the rest is equal, agree."""
+    if isinstance(one, tuple):
+        return all(_nearly(a, b, tolerance) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float):
+        return bool(one == other or abs(one - other) <= tolerance * max(abs(one), 1.0))
+    return True
 
 
 def _sortable(row: Iterable[Any]) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 
@@ -82,6 +83,29 @@ def merged(spans: Iterable[Span]) -> Iterator[Span]:
         last = span
     if last is not None:
         yield last
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Asked for single offsets: whether they lie in one of some ranges."""
+
+    starts: Mapping[tuple[str, int], list[int]]
+    ends: Mapping[tuple[str, int], list[int]]
+
+    @classmethod
+    def of(cls, spans: Iterable[Span]) -> Ranges:
+        """These ranges, in any order."""
+        starts: dict[tuple[str, int], list[int]] = {}
+        ends: dict[tuple[str, int], list[int]] = {}
+        for span in merged(spans):
+            starts.setdefault((span.topic, span.partition), []).append(span.start)
+            ends.setdefault((span.topic, span.partition), []).append(span.end)
+        return cls(starts, ends)
+
+    def has(self, topic: str, partition: int, offset: int) -> bool:
+        """Whether the offset lies in one of them."""
+        at = bisect_right(self.starts.get((topic, partition), []), offset) - 1
+        return at >= 0 and offset < self.ends[topic, partition][at]
 
 
 def total(spans: Iterable[Span]) -> int:

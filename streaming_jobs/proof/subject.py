@@ -14,8 +14,8 @@ Outcome = Literal["ok", "wrong", "unproved", "not compared"]
 class Comparison(NamedTuple):
     """What was compared of one table, and what came of it.
 
-    `unproved`: it could have been compared if something that is gone were still there. `not compared`: nothing that
-    could be compared is declared.
+    `unproved`: it could have been compared if something that is gone were still there. `not compared`: nothing is
+    there that it could be compared with, because none is declared or because it was made by other code.
     """
 
     table: str

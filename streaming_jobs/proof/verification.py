@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from streaming_jobs import table_rows
+from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import UsageError
 from streaming_jobs.proof.beside import ACCEPTED
 from streaming_jobs.proof.declared import refusals_of, subject_of
@@ -60,7 +61,8 @@ def verify_streams(
     marks = {stream.name: watermarks(settings.state, stream.name) for stream in begun}
     at = newest_versions(subjects, settings.tables)
     readers = _readers(settings, begun, bootstrap, options.until)
-    refusals = {stream.name: refusals_of(stream) for stream in begun} if options.decode else {}
+    codes = {stream.name: code_version(stream, settings.flows).hash for stream in begun}
+    refusals = {stream.name: refusals_of(stream, codes[stream.name]) for stream in begun} if options.decode else {}
     topics = {name: _read(reader, begun, refusals, tell) for name, reader in readers.items()}
     found = verify(
         subjects,
@@ -78,7 +80,16 @@ def verify_streams(
             verdicts.append(never_started(stream))
             continue
         verdict = replace(verdict, begun=_has_begun(settings, stream))
-        known = _Known(settings, stream, verdict, topics, readers, refusals.get(stream.name), marks[stream.name])
+        known = _Known(
+            settings,
+            stream,
+            verdict,
+            topics,
+            readers,
+            refusals.get(stream.name),
+            marks[stream.name],
+            codes[stream.name],
+        )
         more = [known.compare(truth) for truth in truths if truth.table in {s.name for s in stream.sinks.values()}]
         verdicts.append(_with(verdict, [*_without_truth(stream, truths), *more]))
     return Verdict(found.records, tuple(verdicts)), readers
@@ -95,6 +106,7 @@ class _Known:
     readers: Mapping[str, TopicReader]
     refusals: Refusals | None
     marks: Watermarks
+    code: str
 
     def compare(self, truth: Truth) -> Comparison:
         """Compare one table with its truth."""
@@ -110,12 +122,13 @@ class _Known:
             self.stream,
             path,
             version,
-            self.verdict.coverage.spans,
+            self.verdict.coverage,
             self.topics,
             self.readers,
             self.refusals,
             self.marks.get(position) if position is not None else None,
             refused,
+            self.code,
         )
 
     def _version(self, table: str) -> int | None:

@@ -119,7 +119,14 @@ class Life:
         )
 
     def batch(
-        self, number: int, *, generation: int = 1, code: str = "a", wrong: bool = False, commit: bool = True
+        self,
+        number: int,
+        *,
+        generation: int = 1,
+        code: str = "a",
+        wrong: bool = False,
+        commit: bool = True,
+        late: int = 0,
     ) -> None:
         """One batch: offsets, rows, ledger line, and unless told otherwise Spark's commit."""
         folder = generations.checkpoint(self.settings, STREAM.name, generation).folder
@@ -128,6 +135,8 @@ class Life:
         ids = list(range(number * PER_BATCH, end))
         rows = pa.table({"id": [-i if wrong else i for i in ids], "place": [PLACES[i % len(PLACES)] for i in ids]})
         sink, entry = self.sink(), self.entry(number, generation, code)
+        if late:
+            entry = replace(entry, rows={**entry.rows, "late": late})
         sink.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
         ledger_file(self.settings, STREAM.name).append(entry, {"things": sink.handle.version()})
         if commit:

@@ -15,13 +15,16 @@ from deltalake import DeltaTable, write_deltalake
 
 from orchestration import cli
 from streaming_jobs import output_plans
+from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import UsageError
-from streaming_jobs.proof.log import commit_file, versions
+from streaming_jobs.proof.log import commit_file, read_commit, versions
 from streaming_jobs.proof.spans import Span
 from streaming_jobs.proof.topic import ListedRecords, PartitionContent, RawRecord, TopicContent
-from tests.unit.life import PER_BATCH, PLACES, TOPIC, TOPIC_ID, Life
+from tests.unit.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
+from tests.unit.proofs import Spoiler
 
 BATCHES = 5
+TODAY = code_version(STREAM, ()).hash
 RIGHT = 'return [{"id": r.value["id"], "place": r.value["place"]} for r in records]'
 
 
@@ -59,11 +62,31 @@ class Home:
         self.folder = folder
         self.life = Life(folder)
         for number in range(BATCHES):
-            self.life.batch(number)
+            self.life.batch(number, code=TODAY)
         made = {"things": {"nodes": ["Project"], "position": None}}
-        output_plans._write(folder / "state" / "things", {"a": made})
+        output_plans._write(folder / "state" / "things", dict.fromkeys((TODAY, "other"), made))
         self.topic = MadeTopic(value(i) for i in range(BATCHES * PER_BATCH))
         self.truth("")
+
+    def by_other_code(self, batches: int) -> None:
+        """The first batches were read and written by other code, with another declaration of the format."""
+
+        def other(entry: dict[str, Any]) -> dict[str, Any]:
+            return {**entry, "code": {"hash": "other", "package": "1"}}
+
+        for version in versions(self.life.table):
+            entry = read_commit(self.life.table, version).entry
+            if entry is not None and entry.kind == "batch" and entry.batch < batches:
+                Spoiler(self.life.table).entry(version, other)
+
+    def letter(self, offset: int, reason: str) -> None:
+        """A dead letter; no entry counts it."""
+        row = {"topic": TOPIC, "partition": 0, "offset": offset, "reason": reason}
+        schema = pa.schema(
+            [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("reason", pa.string())]
+        )
+        letters = self.folder / "tables" / "things_dead_letters"
+        write_deltalake(letters, pa.Table.from_pylist([row], schema=schema), mode="append", schema_mode="merge")
 
     def truth(self, body: str, declared: str = "STREAM") -> None:
         """The flows of this home: the stream, and with a body its truth."""
@@ -176,15 +199,7 @@ def test_dead_letters_are_decoded_again(home: Home, capsys: pytest.CaptureFixtur
     values: list[bytes | None] = [value(i) for i in range(BATCHES * PER_BATCH)]
     values[3], values[4] = b"{", b'{"id": "x"}'
     home.topic = MadeTopic(values)
-    letter = pa.table(
-        {
-            "topic": [TOPIC],
-            "partition": pa.array([0], pa.int32()),
-            "offset": pa.array([4], pa.int64()),
-            "reason": ["malformed_json"],
-        }
-    )
-    write_deltalake(home.folder / "tables" / "things_dead_letters", letter, mode="append", schema_mode="merge")
+    home.letter(4, "malformed_json")
     assert home.verify("-o", "json") == 1
     found = told(capsys)
     text = found["told"]["things_dead_letters: dead letters"]["text"]
@@ -227,6 +242,75 @@ def test_a_change_that_was_accepted_makes_no_comparison_wrong(home: Home, capsys
     for what in ("row counts", "records", "truth"):
         outcome = found[f"things: {what}"]
         assert (outcome["verdict"], outcome["text"]) == ("not compared", "a change of somebody else was accepted")
+
+
+def test_todays_format_does_not_judge_what_other_code_has_read(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the older batches, record 3 is one that only today's format refuses."""
+    values: list[bytes | None] = [value(i) for i in range(BATCHES * PER_BATCH)]
+    values[3] = b'{"id": "3", "place": "50%"}'
+    home.topic = MadeTopic(values)
+    home.by_other_code(3)
+    assert home.verify("-o", "json") == 0
+    found = told(capsys)
+    letters = found["told"]["things_dead_letters: dead letters"]
+    assert letters["verdict"] == "ok" and letters["text"].endswith("not compared: batches 0 to 2 of other code")
+    assert found["lost"] == []
+    home.letter(5, "wrong_type")
+    home.verify("-o", "json")
+    assert told(capsys)["told"]["things_dead_letters: dead letters"]["verdict"] == "ok", "it was refused then"
+    home.by_other_code(BATCHES)
+    home.verify("-o", "json")
+    letters = told(capsys)["told"]["things_dead_letters: dead letters"]
+    assert letters["verdict"] == "not compared" and letters["text"] == "all is of batches 0 to 4 of other code"
+
+
+def test_a_truth_is_given_what_other_code_has_read(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    values: list[bytes | None] = [value(i) for i in range(BATCHES * PER_BATCH)]
+    values[3] = b'{"id": "3", "place": "50%"}'
+    home.topic = MadeTopic(values)
+    home.by_other_code(3)
+    home.truth('return [{"id": r.offset} for r in records]')
+    assert home.verify("-o", "json") == 0
+    assert told(capsys)["told"]["things: truth"]["text"].startswith("50 rows equal the truth in 1 column")
+    home.truth(RIGHT)
+    assert home.verify("-o", "json") == 0
+    outcome = told(capsys)["told"]["things: truth"]
+    assert outcome["verdict"] == "not compared"
+    assert "record things-0 3 was read by other code, and the format of today refuses it" in outcome["text"]
+    home.letter(3, "wrong_type")
+    home.verify("-o", "json")
+    assert "1 rows not expected, first id=3" in told(capsys)["told"]["things: truth"]["text"], "a dead letter of then"
+
+
+def test_late_records_that_were_dropped_make_no_truth_wrong(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.truth(RIGHT.replace("for r in records", "for r in records if r.offset != 7"))
+    assert home.verify("-o", "json") == 1
+    assert told(capsys)["told"]["things: truth"]["verdict"] == "wrong"
+    home.life.batch(BATCHES, code=TODAY, late=2)
+    home.topic = MadeTopic(value(i) for i in range((BATCHES + 1) * PER_BATCH))
+    assert home.verify("-o", "json") == 0
+    outcome = told(capsys)["told"]["things: truth"]
+    assert outcome["verdict"] == "unproved"
+    said = "2 late records were dropped behind the watermark; the truth has them; 1 row differs: 1 rows not expected"
+    assert outcome["text"].startswith(said)
+    assert home.verify("--strict") == 1
+
+
+def test_what_was_found_is_printed_also_when_computing_rows_again_fails(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Spark:
+        def stop(self) -> None: ...
+
+    def failing(*_: Any) -> Any:
+        raise UsageError("Spark gave up")
+
+    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda *_, **__: None)
+    monkeypatch.setattr("streaming_jobs.platform.spark.start", lambda *_, **__: Spark())
+    monkeypatch.setattr("streaming_jobs.proof.recompute.recompute", failing)
+    assert home.verify("--recompute") == 2
+    printed = capsys.readouterr()
+    assert "50 rows, as many as the entries say were written" in printed.out and "Spark gave up" in printed.err
 
 
 def test_without_a_broker_it_says_what_it_needs_before_it_starts_one(

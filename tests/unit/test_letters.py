@@ -35,6 +35,16 @@ def test_a_record_may_have_several_output_rows_that_no_table_can_hold(reason: st
     assert refused_whole(rows) == {}, "the record itself was read"
 
 
+def test_an_event_time_too_far_ahead_is_told_as_that() -> None:
+    """The record itself was refused, and no output row of it."""
+    rows = letters("event_time_ahead")
+    refusals = Refusals({"things": lambda value: None}, reasons=frozenset({"empty_value"}))
+    ((found,), _) = compare_letters("things_dead_letters", rows, {"things": np.array([7], np.int64)}, refusals)
+    assert found.verdict == "ok" and "output row" not in found.text
+    assert "1 record refused for an event time that is too far ahead (event_time_ahead)" in found.text
+    assert refused_whole(rows) == {"things": frozenset({7})}
+
+
 def test_a_record_that_the_format_refuses_is_a_dead_letter_once() -> None:
     assert verdict(letters("empty_value"), due="empty_value") == "ok"
     assert verdict(letters("empty_value", "empty_value"), due="empty_value") == "wrong"

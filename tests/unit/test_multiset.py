@@ -47,6 +47,45 @@ def test_floats_may_differ_by_the_tolerance_and_by_no_more() -> None:
     assert compare(table(("a", 1000.0)), table(("b", near)), 1e-9), "and nothing but floats"
 
 
+def held(kind: pa.DataType, *values: Any) -> pa.Table:
+    return pa.table({"k": ["a"] * len(values), "v": pa.array(values, kind)})
+
+
+DEEP = pa.map_(pa.string(), pa.list_(pa.struct([("a", pa.float64()), ("b", pa.map_(pa.int32(), pa.float64()))])))
+
+
+def deep(value: float, *, turned: bool = False) -> list[Any]:
+    inner = [(10, value), (9, float("nan"))]
+    entries = [("x", [{"a": value, "b": inner[::-1] if turned else inner}, None]), ("y", None), ("z", [])]
+    return entries[::-1] if turned else entries
+
+
+def test_maps_are_equal_whatever_the_order_of_their_entries_and_whatever_they_hold() -> None:
+    assert not compare(held(DEEP, deep(1.5), None), held(DEEP, None, deep(1.5, turned=True)))
+    assert compare(held(DEEP, deep(1.5)), held(DEEP, deep(2.5, turned=True)))
+    counts = pa.map_(pa.string(), pa.int64())
+    assert not compare(held(counts, [("x", 1), ("y", 2)]), held(counts, [("y", 2), ("x", 1)]))
+    assert compare(held(counts, [("x", 1), ("y", 2)]), held(counts, [("x", 2), ("y", 1)]))
+    assert compare(held(pa.list_(pa.int64()), [1, 2]), held(pa.list_(pa.int64()), [2, 1])), "an array has an order"
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        (pa.list_(pa.float64()), lambda value: [1.0, value, None]),
+        (pa.struct([("a", pa.float64()), ("b", pa.string())]), lambda value: {"a": value, "b": "b"}),
+        (pa.map_(pa.string(), pa.float64()), lambda value: [("x", value), ("y", float("inf"))]),
+        (DEEP, deep),
+    ],
+    ids=["array", "struct", "map", "deep"],
+)
+def test_floats_inside_of_a_value_may_differ_by_the_tolerance(kind: pa.DataType, made: Any) -> None:
+    near, far = 1000.0 * (1 + 1e-12), 1000.0 * (1 + 1e-6)
+    assert not compare(held(kind, made(1000.0)), held(kind, made(near)), 1e-9)
+    assert compare(held(kind, made(1000.0)), held(kind, made(near)))
+    assert compare(held(kind, made(1000.0)), held(kind, made(far)), 1e-9)
+
+
 def test_rows_of_one_key_are_told_by_what_differs() -> None:
     found = words(table(("a", 1), ("b", 2)), table(("a", 1), ("b", 3)), keys=("k",))
     assert found == "1 row differs, first k=b: v is 3 instead of 2"

@@ -14,6 +14,7 @@ from deltalake import write_deltalake
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.json import Json
+from streaming_jobs.proof.lineage import Coverage
 from streaming_jobs.proof.spans import Span
 from streaming_jobs.proof.subject import Comparison
 from streaming_jobs.proof.topic import ListedRecords, PartitionContent, RawRecord, TopicContent
@@ -61,7 +62,7 @@ def compared(
         STREAM,
         table,
         0,
-        [Span(name, 0, 0, 3) for name in RECORDS],
+        Coverage(proved=[Span(name, 0, 0, 3) for name in RECORDS]),
         {name: TopicContent(name, "id", {0: content}) for name in RECORDS},
         {name: ListedRecords(listed) for name, listed in RECORDS.items()},
         None,
@@ -80,7 +81,7 @@ def test_windows_are_due_when_the_watermark_has_reached_them(table: Path) -> Non
         return windows(4)
 
     found = compared(table, four, mark=BEGIN + 2 * HOUR)
-    assert found.verdict == "ok" and "2 rows whose end is after the watermark" in found.text
+    assert found.verdict == "ok" and "2 rows are open: their end is after the watermark" in found.text
     late = compared(table, four, mark=BEGIN + 3 * HOUR)
     assert late.verdict == "wrong" and "1 rows missing" in late.text
     early = compared(table, four, mark=BEGIN + HOUR)

@@ -148,7 +148,8 @@ def test_nothing_is_recomputed_after_an_accepted_change(life: Life) -> None:
 
     DeltaTable(life.table).delete("id = 3")
     generations.accept(life.settings, STREAM.name, "things", BATCHES, "asked for")
-    found = recompute._table(life.settings, STREAM, "things", cast("Any", SimpleNamespace()), judged(life))
+    frame, written = cast("Any", SimpleNamespace()), recompute._Written([])
+    found = recompute._table(life.settings, STREAM, "things", frame, judged(life), written)
     assert found[2:] == ("not compared", "a change of somebody else was accepted")
 
 
