@@ -78,6 +78,8 @@ class LedgerFile:
             "txns": dict(entry.txns),
             "code": [entry.code.hash, entry.code.package],
         }
+        if entry.note is not None:
+            line["note"] = entry.note
         if seconds is not None:
             line["ms"] = round(seconds * 1000)
         path = private_folder(self.folder) / f"{now:%Y-%m-%d}.jsonl"
@@ -227,4 +229,5 @@ def _entry(stream: str, line: Mapping[str, object]) -> LedgerEntry:
         rows=line["rows"],  # type: ignore[arg-type]
         txns=line["txns"],  # type: ignore[arg-type]
         code=CodeVersion(*code),
+        note=str(line["note"]) if "note" in line else None,
     )

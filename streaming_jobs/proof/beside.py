@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streaming_jobs.proof.log import Entry, Range, numbers
+from streaming_jobs.proof.log import Entry, Range, code_of, numbers
 from streaming_jobs.proof.spans import Span
 
 ACCEPTED = "a change of somebody else was accepted"
@@ -179,5 +179,5 @@ def _entry(stream: str, value: Mapping[str, Any]) -> Entry:
             for topic, read in value["offsets"].items()
         ),
         rows={name: int(count) for name, count in value["rows"].items()},
-        code=str(value["code"][0]),
+        code=code_of(str(value["code"][0]), value.get("note")),
     )

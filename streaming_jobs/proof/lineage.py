@@ -72,7 +72,8 @@ class Coverage:
     def others(self, code: str) -> str:
         """The batches of other code in words, and those whose entry is gone; empty where there are none."""
         numbers = sorted((entry.generation, entry.batch) for entry in self.entries if entry.code != code)
-        told = [f"batches {_in_words(numbers)} of other code"] if numbers else []
+        which = "batch" if len(numbers) == 1 else "batches"
+        told = [f"{which} {_in_words(numbers)} of other code"] if numbers else []
         if self.missing or not self.entries:
             told.append("batches whose entry is gone")
         return " and ".join(told)

@@ -29,7 +29,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Entry:
-    """The ledger entry of one commit."""
+    """The ledger entry of one commit; `code` is empty for a batch of two codes, with a kill between them."""
 
     kind: str
     stream: str
@@ -102,10 +102,15 @@ def _entry(text: Any) -> Entry | None:
             batch=int(value["batch"]),
             ranges=ranges,
             rows={name: int(count) for name, count in value["rows"].items()},
-            code=str(value.get("code", {}).get("hash", "")),
+            code=code_of(str(value.get("code", {}).get("hash", "")), value.get("note")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a ledger entry without {error}") from error
+
+
+def code_of(code: str, note: Any) -> str:
+    """The code that an entry names; none for a batch of which one table was written by other code than another."""
+    return "" if str(note or "").startswith("mixed batch") else code
 
 
 def numbers(offsets: Mapping[str, Any]) -> dict[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.proof.log import commit_file, read_commit, versions
 from streaming_jobs.proof.spans import Span
 from streaming_jobs.proof.topic import ListedRecords, PartitionContent, RawRecord, TopicContent
+from streaming_jobs.world import ledger_file
 from tests.unit.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
 from tests.unit.proofs import Spoiler
 
@@ -262,6 +264,33 @@ def test_todays_format_does_not_judge_what_other_code_has_read(home: Home, capsy
     home.verify("-o", "json")
     letters = told(capsys)["told"]["things_dead_letters: dead letters"]
     assert letters["verdict"] == "not compared" and letters["text"] == "all is of batches 0 to 4 of other code"
+
+
+def test_a_batch_of_which_other_code_wrote_the_dead_letters_is_not_judged_by_todays(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A kill between the commits of two tables, and other code at the next start."""
+    values: list[bytes | None] = [value(i) for i in range(BATCHES * PER_BATCH)]
+    values[3] = b'{"id": "3", "place": "50%"}'
+    home.topic = MadeTopic(values)
+    assert home.verify("-o", "json") == 1
+    capsys.readouterr()
+    life, note = home.life, "mixed batch: things_dead_letters was written by an earlier version of the code"
+    ((version, mixed),) = (
+        (version, entry)
+        for version in versions(life.table)
+        if (entry := read_commit(life.table, version).entry) is not None and (entry.kind, entry.batch) == ("batch", 0)
+    )
+    Spoiler(life.table).entry(version, lambda entry: {**entry, "note": note})
+    ledger_file(life.settings, "things").append(replace(life.entry(0, code=TODAY), note=note), {})
+    assert mixed.code == TODAY
+    assert home.verify("-o", "json") == 0
+    letters = told(capsys)["told"]["things_dead_letters: dead letters"]
+    assert letters["text"].endswith("not compared: batch 0 of other code")
+    DeltaTable(life.table).create_checkpoint()
+    for old in range(version + 1):
+        commit_file(life.table, old).unlink()
+    assert home.verify("-o", "json") == 0, "the ledger's file says so too"
 
 
 def test_a_truth_is_given_what_other_code_has_read(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
