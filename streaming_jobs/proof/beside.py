@@ -104,7 +104,7 @@ class Beside:
                 ),
                 accepted=_accepted(value["accepted"]),
                 lines=dict(_lines(folder / "ledger", stream)),
-                outputs=_outputs(folder / "outputs.json"),
+                outputs=outputs_of(state, stream),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder / 'stream.json'} has no {error}") from error
@@ -133,9 +133,10 @@ def _accepted(values: list[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
     return {table: frozenset(int(v["version"]) for v in values if v["table"] == table) for table in tables}
 
 
-def _outputs(path: Path) -> dict[str, dict[str, Output]]:
+def outputs_of(state: Path, stream: str) -> dict[str, dict[str, Output]]:
+    """By code and table what the stream's plans make of a record."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads((state / stream / "outputs.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     return {

@@ -60,7 +60,7 @@ def _table(judged: Judged, table: Table, version: int | None) -> int:
         return 0
     handle = DeltaTable(judged.tables / table.name, version=version)
     letters = table.name == judged.subject.dead_letters
-    output = None if letters or not table.counted else Made.of(judged, table.name)
+    output = None if letters or not table.counted else _made(judged, table.name)
     columns = [*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]
     rows = table_rows.rows(judged.tables / table.name, version, columns or [handle.schema().fields[0].name])
     _foreign(judged, table)
@@ -73,6 +73,11 @@ def _table(judged: Judged, table: Table, version: int | None) -> int:
     if letters:
         _letters(judged, table, rows)
     return int(rows.num_rows)
+
+
+def _made(judged: Judged, table: str) -> Made:
+    recorded = judged.beside.outputs if judged.beside is not None else {}
+    return Made.of(recorded, judged.coverage.entries, table)
 
 
 def _foreign(judged: Judged, table: Table) -> None:

@@ -39,3 +39,14 @@ def version_at(table: Path, position: Batch | None) -> int | None:
     if found < there[0] and there[0] > 0:
         raise VersionGone
     return max(found, there[0])
+
+
+def still(table: Path, version: int) -> int | None:
+    """A version that was there when the topics were begun to be read; None for -1, which stands for no table.
+
+    Raises VersionGone when the log no longer goes back to it.
+    """
+    there = versions(table)
+    if there and 0 <= version < there[0]:
+        raise VersionGone
+    return version if version >= 0 else None

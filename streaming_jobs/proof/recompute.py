@@ -32,7 +32,7 @@ from streaming_jobs.plan import analysed
 from streaming_jobs.proof.beside import ACCEPTED, Beside, Output
 from streaming_jobs.proof.lineage import Coverage, path
 from streaming_jobs.proof.multiset import compare
-from streaming_jobs.proof.position import VersionGone, version_at
+from streaming_jobs.proof.position import VersionGone, still, version_at
 from streaming_jobs.proof.rules import packed, within
 from streaming_jobs.proof.spans import Span, merged
 from streaming_jobs.proof.subject import Comparison, Outcome
@@ -161,7 +161,8 @@ def _table(
     if declared.name in verdict.accepted:
         return told("not compared", ACCEPTED)
     try:
-        version = verdict.version if declared is stream.primary else version_at(folder, verdict.position)
+        primary = declared is stream.primary
+        version = still(folder, verdict.version) if primary else version_at(folder, verdict.position)
     except VersionGone as gone:
         return told("unproved", str(gone))
     if sink is None or version is None:

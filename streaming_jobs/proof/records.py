@@ -6,7 +6,7 @@ no longer holds are not compared: between them there may be offsets without a re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,13 +36,17 @@ class Made:
     position: tuple[str, str] | None
 
     @classmethod
-    def of(cls, judged: Judged, table: str) -> Made:
-        """What is recorded of the codes that wrote the covered batches."""
-        recorded = judged.beside.outputs if judged.beside is not None else {}
-        codes = {entry.code for entry in judged.coverage.entries}
+    def of(cls, recorded: Mapping[str, Mapping[str, Output]], entries: Iterable[Entry], table: str) -> Made:
+        """What is recorded, by code and table, of the codes that wrote some batches."""
+        codes = {entry.code for entry in entries}
         outputs = {code: recorded[code][table] for code in codes if table in recorded.get(code, {})}
         positions = {output.position for output in outputs.values()}
         return cls(outputs, len(codes - outputs.keys()), positions.pop() if len(positions) == 1 else None)
+
+    @property
+    def one_row_at_most(self) -> bool:
+        """No record makes two rows, in any of the batches."""
+        return not self.unknown and all(output.one_row_at_most for output in self.outputs.values())
 
     def spans(self, judged: Judged, *, exactly: bool) -> list[Span]:
         """The ranges of the entries whose plan makes exactly one row of each record, or one at most."""

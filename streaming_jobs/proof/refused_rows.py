@@ -7,8 +7,9 @@ Older versions of the code noted no place for the rows of tables that are append
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,9 @@ _NOT_HELD = sorted(OF_ROWS - {"null_key"})
 
 @dataclass(frozen=True)
 class RowLetter:
-    """A refused row: the place of its record where that is known, and the row's columns."""
+    """A refused row: the topic and place of its record where these are known, and the row's columns."""
 
+    topic: str | None
     place: int | None
     columns: frozenset[str]
 
@@ -56,12 +58,7 @@ class Letters:
         rows = table_rows.rows(path, version, LETTERS)
         mine = pc.and_(pc.equal(rows["topic"], topic), pc.is_valid(rows["offset"]))
         whole = rows.filter(pc.and_(mine, pc.invert(pc.is_in(rows["reason"], pa.array(sorted(OF_ROWS))))))
-        refused = [
-            RowLetter(_place(row, value, topic, position), frozenset(value))
-            for row in _refused(path, version)
-            for value in (_value(row),)
-        ]
-        return cls(packed(whole["partition"], whole["offset"]), tuple(refused))
+        return cls(packed(whole["partition"], whole["offset"]), tuple(refused_rows(path, version, topic, position)))
 
     @property
     def placed(self) -> Packed:
@@ -79,11 +76,21 @@ class Letters:
         return sum(1 for row in self.rows if row.columns <= columns)
 
 
-def _refused(path: Any, version: int) -> list[dict[str, Any]]:
+def refused_rows(path: Path, version: int, topic: str, position: tuple[str, str] | None) -> Iterator[RowLetter]:
+    """The refused rows among the dead letters; one without a place may have it in columns, then of that topic."""
     found = table_rows.dataset(DeltaTable(path, version=version), path)
     columns = [name for name in (*LETTERS, "value") if name in found.schema.names]
-    table = found.to_table(columns=columns, filter=pc.field("reason").isin(_NOT_HELD))
-    return list(table.to_pylist())
+    for row in found.to_table(columns=columns, filter=pc.field("reason").isin(_NOT_HELD)).to_pylist():
+        value = _value(row)
+        if row["topic"] is not None and row["offset"] is not None:
+            yield RowLetter(row["topic"], place_of(row["partition"], row["offset"]), frozenset(value))
+            continue
+        place = None
+        if position is not None:
+            partition, offset = (value.get(name) for name in position)
+            if isinstance(partition, int) and isinstance(offset, int):
+                place = place_of(partition, offset)
+        yield RowLetter(topic if place is not None else None, place, frozenset(value))
 
 
 def _value(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,14 +100,3 @@ def _value(row: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _place(
-    row: Mapping[str, Any], value: Mapping[str, Any], topic: str, position: tuple[str, str] | None
-) -> int | None:
-    if row["offset"] is not None and row["topic"] == topic:
-        return place_of(row["partition"], row["offset"])
-    if position is None:
-        return None
-    partition, offset = (value.get(name) for name in position)
-    return place_of(partition, offset) if isinstance(partition, int) and isinstance(offset, int) else None

@@ -57,11 +57,13 @@ def compare_truth(
     watermark: datetime | None,
     refused: Mapping[str, frozenset[int]],
     code: str = "",
+    unheld: int = 0,
 ) -> Comparison:
     """Compare one version of a table with its truth; `coverage` is what its rows were made from.
 
-    `refused` has by topic the places of the dead letters that were refused whole. `code` is the code that declares the
-    formats; what it refuses among records that other code has read is not withheld. Empty: nobody knows.
+    `refused` has by topic the places of the records that the truth is not given: they have no row. Of further rows that
+    were refused, `unheld` in number, the truth may expect each. `code` is the code that declares the formats; what it
+    refuses among records that other code has read is not withheld. Empty: nobody knows.
     """
     spans = coverage.spans
 
@@ -104,6 +106,9 @@ def compare_truth(
         words = difference.words(keys if len(keys) == len(declared.keys) else ())
         if reason := too_late(coverage, stream, "the truth has them"):
             return told("unproved", f"{reason}; {differing(difference)}: {'; '.join(words)}{notes}")
+        if not difference.extra and sum(difference.missing.values()) <= unheld:
+            words.append(f"the table cannot hold {counted(unheld, 'row')}, see the dead letters")
+            return told("unproved", f"{'; '.join(words)}{notes}")
         return told("wrong", f"{'; '.join(words)}{notes}")
     rows = counted(found.num_rows, "row", "equals", "equal")
     return told("ok", f"{rows} the truth in {counted(len(columns), 'column')}{notes}")

@@ -10,15 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
 from streaming_jobs import table_rows
 from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import UsageError
-from streaming_jobs.proof.beside import ACCEPTED
+from streaming_jobs.proof.beside import ACCEPTED, outputs_of
 from streaming_jobs.proof.declared import refusals_of, subject_of
 from streaming_jobs.proof.letters import Refusals
 from streaming_jobs.proof.log import versions
-from streaming_jobs.proof.position import VersionGone, version_at
-from streaming_jobs.proof.refused_rows import LETTERS
+from streaming_jobs.proof.position import VersionGone, still, version_at
+from streaming_jobs.proof.records import Made
+from streaming_jobs.proof.refused_rows import LETTERS, refused_rows
 from streaming_jobs.proof.subject import Comparison
 from streaming_jobs.proof.topic import RawRecord, TopicContent, TopicReader
 from streaming_jobs.proof.truths import Watermarks, compare_truth, refused_whole, watermarks
@@ -114,9 +118,12 @@ class _Known:
             return Comparison(truth.table, "truth", "not compared", ACCEPTED)
         path, position = self.settings.tables / truth.table, self.verdict.position
         try:
-            version, refused = self._version(truth.table), self._refused()
+            version = self._version(truth.table)
+            refused, unheld = self._refused(truth.table, version)
         except VersionGone as gone:
             return Comparison(truth.table, "truth", "unproved", str(gone))
+        except (DeltaError, OSError) as error:
+            return Comparison(truth.table, "truth", "wrong", f"it cannot be read: {str(error)[:300]}")
         return compare_truth(
             truth,
             self.stream,
@@ -129,19 +136,37 @@ class _Known:
             self.marks.get(position) if position is not None else None,
             refused,
             self.code,
+            unheld,
         )
 
     def _version(self, table: str) -> int | None:
+        path = self.settings.tables / table
         if table == self.stream.primary.name:
-            return self.verdict.version if self.verdict.version >= 0 else None
-        return version_at(self.settings.tables / table, self.verdict.position)
+            return still(path, self.verdict.version)
+        return version_at(path, self.verdict.position)
 
-    def _refused(self) -> dict[str, frozenset[int]]:
+    def _refused(self, table: str, version: int | None) -> tuple[dict[str, frozenset[int]], int]:
+        """By topic the places of records that have no row in a table, and how many rows more were refused.
+
+        A record is one of them too if its only row was refused. Otherwise it may have other rows.
+        """
         path = self.settings.tables / self.stream.dead_letters
-        version = version_at(path, self.verdict.position)
-        if version is None:
-            return {}
-        return refused_whole(table_rows.rows(path, version, LETTERS))
+        at = version_at(path, self.verdict.position)
+        if at is None or version is None:
+            return {}, 0
+        found = {t: set(known) for t, known in refused_whole(table_rows.rows(path, at, LETTERS)).items()}
+        recorded = outputs_of(self.settings.state, self.stream.name)
+        made = Made.of(recorded, self.verdict.coverage.entries, table)
+        topic, *others = (source.name for source in self.stream.sources.values())
+        columns = {c.name for c in DeltaTable(self.settings.tables / table, version=version).schema().fields}
+        unheld = 0
+        for row in refused_rows(path, at, topic, None if others else made.position):
+            if row.columns <= columns:
+                if row.topic is not None and row.place is not None and made.outputs and made.one_row_at_most:
+                    found.setdefault(row.topic, set()).add(row.place)
+                else:
+                    unheld += 1
+        return {t: frozenset(known) for t, known in found.items()}, unheld
 
 
 def never_started(stream: Stream) -> StreamVerdict:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from streaming_jobs.proof.subject import Subject, Table
 from streaming_jobs.proof.verdict import StreamVerdict
 from streaming_jobs.proof.verifier import verify
 from streaming_jobs.sinks import dead_letters
+from streaming_jobs.world import ledger_file
 from tests.unit import proofs
+from tests.unit.life import PER_BATCH, PLACES, STREAM, TOPIC, Life
 from tests.unit.proofs import CLEAN, SIZES, make_tables
 
 COLUMNS = ["source_partition", "source_offset"]
@@ -60,3 +63,19 @@ def refuse(tables: Path, stream: str, batch: int, rows: pa.Table) -> None:
     entry = {**proofs.entry(name, batch, rows.num_rows), "stream": stream}
     how = proofs.properties(entry)
     write_deltalake(tables / name, dead_letters._from_rows(rows), mode="append", commit_properties=how)
+
+
+def named(offset: int) -> dict[str, pa.Array]:
+    """The place of a refused row's record, as the row brings it."""
+    return {"__topic": pa.array([TOPIC]), "__partition": pa.array([0], pa.int32()), "__offset": pa.array([offset])}
+
+
+def refusing_batch(life: Life, number: int, place: Mapping[str, pa.Array], *, short: int = 1, code: str = "a") -> None:
+    """A batch whose first rows are not written, and one of them is a dead letter."""
+    ids = list(range(number * PER_BATCH, (number + 1) * PER_BATCH))
+    kept = ids[short:]
+    rows = pa.table({"id": kept, "place": [PLACES[i % len(PLACES)] for i in kept]})
+    entry = replace(life.entry(number, code=code), rows={"written": len(kept), "dead_letters": 1})
+    life.sink().commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
+    ledger_file(life.settings, STREAM.name).append(entry, {})
+    refuse(life.settings.tables, STREAM.name, number, pa.table({"id": ids[:1], "place": ["?"], **place}))

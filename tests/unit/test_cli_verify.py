@@ -23,6 +23,7 @@ from streaming_jobs.proof.spans import Span
 from streaming_jobs.proof.topic import ListedRecords, PartitionContent, RawRecord, TopicContent
 from streaming_jobs.world import ledger_file
 from tests.unit.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
+from tests.unit.placed import named, refusing_batch
 from tests.unit.proofs import Spoiler
 
 BATCHES = 5
@@ -340,6 +341,60 @@ def test_what_was_found_is_printed_also_when_computing_rows_again_fails(
     assert home.verify("--recompute") == 2
     printed = capsys.readouterr()
     assert "50 rows, as many as the entries say were written" in printed.out and "Spark gave up" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("place", "verdict", "text"),
+    [
+        (named(BATCHES * PER_BATCH), "ok", "59 rows equal the truth"),
+        (
+            {},
+            "unproved",
+            "1 rows missing, first id=50 place=plain; the table cannot hold 1 row, see the dead letters",
+        ),
+    ],
+    ids=["named", "unnamed"],
+)
+def test_the_truth_of_a_table_need_not_have_the_rows_that_were_refused(
+    home: Home, capsys: pytest.CaptureFixture[str], place: dict[str, Any], verdict: str, text: str
+) -> None:
+    home.truth(RIGHT)
+    refusing_batch(home.life, BATCHES, place, code=TODAY)
+    home.topic = MadeTopic(value(i) for i in range((BATCHES + 1) * PER_BATCH))
+    assert home.verify("-o", "json") == 0
+    outcome = told(capsys)["told"]["things: truth"]
+    assert outcome["verdict"] == verdict and text in outcome["text"], outcome
+
+
+def test_a_version_that_is_cleaned_up_while_the_topics_are_read_makes_nothing_wrong(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream writes on, and upkeep cuts the log past the version that was to be judged, early or late."""
+    from streaming_jobs.proof import verification
+
+    def cut() -> None:
+        home.life.batch(BATCHES)
+        DeltaTable(home.life.table).create_checkpoint()
+        for version in versions(home.life.table)[:-1]:
+            commit_file(home.life.table, version).unlink()
+
+    judge = verification.verify
+
+    def judged_and_cut(*arguments: Any, **options: Any) -> Any:
+        found = judge(*arguments, **options)
+        cut()
+        return found
+
+    home.truth(RIGHT)
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "verify", judged_and_cut)
+        assert home.verify("-o", "json") == 0
+    assert told(capsys)["told"]["things: truth"]["verdict"] == "unproved"
+    newest = {"things": BATCHES}
+    monkeypatch.setattr(verification, "newest_versions", lambda *_: newest)
+    assert home.verify("-o", "json") == 0
+    outcome = told(capsys)["told"]["things: rows"]
+    assert outcome["verdict"] == "unproved" and "verify again" in outcome["text"]
 
 
 def test_without_a_broker_it_says_what_it_needs_before_it_starts_one(

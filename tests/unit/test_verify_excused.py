@@ -10,9 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
-from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.proof import recompute
 from streaming_jobs.proof.log import commit_file, versions
 from streaming_jobs.proof.rules import of_spans, packed, within
@@ -22,10 +21,9 @@ from streaming_jobs.proof.subjects import SPLIT
 from streaming_jobs.proof.topic import PartitionContent
 from streaming_jobs.proof.verdict import StreamVerdict
 from streaming_jobs.proof.verifier import verify
-from streaming_jobs.world import ledger_file
 from tests.unit import proofs
-from tests.unit.life import PER_BATCH, PLACES, STREAM, TOPIC, Life
-from tests.unit.placed import by_place, make_placed, note_state, refuse
+from tests.unit.life import PER_BATCH, STREAM, TOPIC, Life
+from tests.unit.placed import by_place, make_placed, named, note_state, refuse, refusing_batch
 from tests.unit.proofs import CLEAN, Spoiler, make_split
 from tests.unit.test_verify_declared import judged, noted, outcomes, recovered, right, shorten
 
@@ -52,28 +50,13 @@ def told(found: StreamVerdict, what: str = "records") -> tuple[str, str]:
     return next((one.verdict, one.text) for one in found.comparisons if one.what == what)
 
 
-def refusing_batch(life: Life, place: dict[str, pa.Array], short: int = 1) -> None:
-    """The fifth batch: its first rows are not written, and one of them is a dead letter."""
-    ids = list(range((BATCHES - 1) * PER_BATCH, BATCHES * PER_BATCH))
-    kept = ids[short:]
-    rows = pa.table({"id": kept, "place": [PLACES[i % len(PLACES)] for i in kept]})
-    entry: LedgerEntry = replace(life.entry(BATCHES - 1), rows={"written": len(kept), "dead_letters": 1})
-    sink = life.sink()
-    sink.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
-    ledger_file(life.settings, STREAM.name).append(entry, {})
-    refuse(life.settings.tables, STREAM.name, BATCHES - 1, pa.table({"id": ids[:1], "place": ["\ufffd"], **place}))
-
-
-NAMED = {
-    "__topic": pa.array([TOPIC]),
-    "__partition": pa.array([0], pa.int32()),
-    "__offset": pa.array([(BATCHES - 1) * PER_BATCH]),
-}
+LAST = BATCHES - 1
+NAMED = named(LAST * PER_BATCH)
 
 
 @pytest.mark.parametrize("place", [NAMED, {}], ids=["named", "unnamed"])
 def test_a_refused_row_of_an_appended_table_is_no_loss(life: Life, place: dict[str, pa.Array]) -> None:
-    refusing_batch(life, place)
+    refusing_batch(life, LAST, place)
     found = judged(life)
     assert right(found, BATCHES * PER_BATCH)
     assert told(found) == (
@@ -84,7 +67,7 @@ def test_a_refused_row_of_an_appended_table_is_no_loss(life: Life, place: dict[s
 
 @pytest.mark.parametrize("place", [NAMED, {}], ids=["named", "unnamed"])
 def test_a_refused_row_excuses_no_other(life: Life, place: dict[str, pa.Array]) -> None:
-    refusing_batch(life, place, short=2)
+    refusing_batch(life, LAST, place, short=2)
     assert told(judged(life))[0] == "wrong"
 
 
