@@ -285,7 +285,7 @@ def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by
     return ArrowMerge(sink, unique, as_returned(sink, null_keys), order.by_position, noted)
 
 
-def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int], topics: Sequence[str]) -> ParquetAppend:
+def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int], topics: Sequence[str] = ()) -> ParquetAppend:
     generation, number = batch
     folder = sink.path / f"g{generation:04d}"
     _remove_leftovers(sink, folder, f"b{number:09d}-")
