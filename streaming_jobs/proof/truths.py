@@ -118,7 +118,7 @@ def too_late(coverage: Coverage, stream: Stream, where: str) -> str:
     """Why rows may differ though the table is right: records that the watermark dropped; empty where there are none."""
     if coverage.late:
         return f"{counted(coverage.late, 'late record', 'was', 'were')} dropped behind the watermark; {where}"
-    if coverage.missing and any(source.event_time for source in stream.sources.values()):
+    if (coverage.missing or not coverage.entries) and any(source.event_time for source in stream.sources.values()):
         return "batches whose entry is gone may have dropped late records behind the watermark, which nobody knows now"
     return ""
 

@@ -11,14 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from pyspark.sql.types import StructType, TimestampType
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.json import Json
 from streaming_jobs.proof.lineage import Coverage
+from streaming_jobs.proof.log import Entry
 from streaming_jobs.proof.spans import Span
 from streaming_jobs.proof.subject import Comparison
 from streaming_jobs.proof.topic import ListedRecords, PartitionContent, RawRecord, TopicContent
-from streaming_jobs.proof.truths import compare_truth, watermarks
+from streaming_jobs.proof.truths import compare_truth, too_late, watermarks
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.truths import NotComparable, Record, Truth, truth
 from tests.unit.life import ROWS
@@ -87,6 +89,17 @@ def test_windows_are_due_when_the_watermark_has_reached_them(table: Path) -> Non
     early = compared(table, four, mark=BEGIN + HOUR)
     assert early.verdict == "wrong" and "1 rows not expected" in early.text
     assert compared(table, four).verdict == "unproved", "nobody knows the watermark any more"
+
+
+def test_where_no_entry_is_left_nobody_knows_whether_records_were_late() -> None:
+    timed = StructType([*ROWS.fields]).add("at", TimestampType())
+    topic = KafkaTopic("orders", Json(timed), event_time="at", lateness="1 minute")
+    stream = Stream("hours", hours, {**STREAM.sources, "orders": topic}, STREAM.sinks)
+    known = Entry("batch", "hours", "hours", 1, 0, (), {"written": 2})
+    assert too_late(Coverage(entries=[known]), stream, "") == ""
+    for covered in (Coverage(), Coverage(entries=[known], missing=1)):
+        assert "which nobody knows now" in too_late(covered, stream, "")
+        assert too_late(covered, STREAM, "") == "", "without an event time nothing is late"
 
 
 def test_each_source_is_given_under_its_name_or_all_as_one(table: Path) -> None:
