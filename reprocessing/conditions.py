@@ -89,8 +89,10 @@ def refuse_unaskable(table: Path, rules: Sequence[str]) -> None:
 
 
 def _broken(table: DeltaTable, rule: str) -> Broken:
+    # nullif: DataFusion stops at a column that the plan calls never null, and its execution may be.
+    holds = f'SELECT nullif(({rule}), NULL) AS holds FROM "t"'
     counts = "count(*) FILTER (WHERE holds IS NOT TRUE) AS n, count(*) FILTER (WHERE holds IS NULL) AS unknown"
-    found = _asked({"t": table}, f'SELECT {counts} FROM (SELECT ({rule}) AS holds FROM "t") AS t', rule)[0]
+    found = _asked({"t": table}, f"SELECT {counts} FROM ({holds}) AS t", rule)[0]
     if not found["n"]:
         return Broken(0, 0)
     names = columns(table)

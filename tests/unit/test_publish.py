@@ -377,6 +377,8 @@ def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
         "id >= 0": (30, 0),
         "place IS NOT NULL": (0, 0),
     }
+    never_null = "(id < 0) IS NOT TRUE"  # as a plan before the first bad row asks of what it has rebuilt
+    assert broken(life.table, [never_null])[never_null].rows == 30 == bad_rows(DeltaTable(life.table), never_null)
     by_row = audit.compare("things", life.table, life.table, ())
     assert (by_row.only_old, by_row.only_new, by_row.changed, by_row.share) == (0, 0, 0, 0.0)
     by_key = audit.compare("things", life.table, staged, ("id",))
