@@ -789,13 +789,20 @@ def test_records_behind_the_watermark_are_counted_when_state_dropped_some(
     assert ("ask for dropped rows" in driver.log) == behind, "the plan is looked through only if there may be some"
 
 
+def after_the_first(longest: float) -> Pace:
+    """The pace of a stream that has made its first batch."""
+    pace = Pace(timedelta(seconds=longest))
+    assert pace.after(1, time.monotonic()) == 0.0
+    return pace
+
+
 def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: Start) -> None:
     driver = start()
     waits: list[float] = []
     driver.pipeline.stop.wait = waits.append  # type: ignore[method-assign,assignment]
     driver.run(0)
     assert waits == [], "no pace, no pause: a replay goes on at once"
-    driver.pipeline.pace = Pace(timedelta(seconds=0.001))
+    driver.pipeline.pace = after_the_first(0.001)
     driver.run(1)
     assert waits == [pytest.approx(0.001, rel=0.1)]
     assert driver.log[-1] == "upkeep", "the pause comes after everything that the batch does"
@@ -809,7 +816,7 @@ def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: S
     driver.run(4)
     assert len(waits) == 2
     driver = start()
-    driver.pipeline.pace = Pace(timedelta(seconds=60))
+    driver.pipeline.pace = after_the_first(60)
     driver.pipeline.report = lambda _: driver.pipeline.stop.set()
     began = time.monotonic()
     driver.run(5)
