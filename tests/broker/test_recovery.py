@@ -103,7 +103,7 @@ def test_the_story(story: Story) -> None:
     assert seen == [old] * (len(seen) - 1) + [new], "whoever reads each version sees old rows, then new ones"
     assert len(polls) > 20 and polls[0] == old and all(poll in (old, new) for poll in polls), "and whoever polls"
     report = (story.settings.state / "recoveries" / plan / "report.html").read_text()
-    assert "last_at from" in report and "changed" in report
+    assert "last_at from" in report and "corrected" in report
     story.recourse("recover", "undo", plan, "--yes")
     story.compare(COUNT, right=False, bad=bad)
     assert generation(story) == 3 and verified(story) == (1, "wrong")
