@@ -40,12 +40,13 @@ def main() -> int:
     parser.add_argument("--rates", default="150,2000", help="records a second, one run each")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up", type=float, default=60.0)
+    parser.add_argument("--max-pause", default="2 seconds", help="setting stream.max_pause of the session")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
     for rate in options.rates.split(","):
         with tempfile.TemporaryDirectory(prefix="cost-") as folder:
-            rows.append(run(float(rate), options.seconds, options.warm_up, Path(folder)))
+            rows.append(run(float(rate), options.seconds, options.warm_up, options.max_pause, Path(folder)))
         sys.stdout.write(f"{rows[-1]}\n")
         sys.stdout.flush()
     sys.stdout.write(table(rows))
@@ -53,7 +54,7 @@ def main() -> int:
     return 0
 
 
-def run(rate: float, seconds: float, warm_up: float, folder: Path) -> Figures:
+def run(rate: float, seconds: float, warm_up: float, max_pause: str, folder: Path) -> Figures:
     """One rate."""
     home = folder / "home"
     with Broker(Settings.load({"home": folder / "broker"})) as broker:
@@ -64,7 +65,12 @@ def run(rate: float, seconds: float, warm_up: float, folder: Path) -> Figures:
         kept = {name: text for name, text in os.environ.items() if not name.startswith("RECOURSE_")}
         driver = DriverProcess.start(
             STREAMS,
-            {**kept, "RECOURSE_HOME": str(home), "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap},
+            {
+                **kept,
+                "RECOURSE_HOME": str(home),
+                "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
+                "RECOURSE_STREAM__MAX_PAUSE": max_pause,
+            },
             folder / "driver" / "log",
         )
         feeder = YearByYear(bootstrap, 1.0)  # the first batch compiles the plan: meanwhile no backlog is to grow
