@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--rates", default="150,2000", help="records a second, one run each")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up", type=float, default=60.0)
-    parser.add_argument("--max-pause", default="2 seconds", help="setting stream.max_pause of the session")
+    parser.add_argument("--max-pause", help="setting stream.max_pause of the session, if not its default")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
@@ -54,7 +54,7 @@ def main() -> int:
     return 0
 
 
-def run(rate: float, seconds: float, warm_up: float, max_pause: str, folder: Path) -> Figures:
+def run(rate: float, seconds: float, warm_up: float, max_pause: str | None, folder: Path) -> Figures:
     """One rate."""
     home = folder / "home"
     with Broker(Settings.load({"home": folder / "broker"})) as broker:
@@ -69,7 +69,7 @@ def run(rate: float, seconds: float, warm_up: float, max_pause: str, folder: Pat
                 **kept,
                 "RECOURSE_HOME": str(home),
                 "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
-                "RECOURSE_STREAM__MAX_PAUSE": max_pause,
+                **({"RECOURSE_STREAM__MAX_PAUSE": max_pause} if max_pause else {}),
             },
             folder / "driver" / "log",
         )

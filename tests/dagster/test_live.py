@@ -196,7 +196,7 @@ def test_kill_9_of_the_code_server_leaves_no_orphan_and_no_false_running(live: L
 
 def test_the_webserver_and_the_daemon_come_back_and_the_session_goes_on(live: Live) -> None:
     before = live.wait_for(live.session_at_work, "a session")
-    driver = live.driver()
+    driver = live.wait_for(lambda: (d := live.driver()) and d.jvm and d, "a driver that has noted its JVM")
     pids = live.processes.pids
     for name in (WEBSERVER, DAEMON):
         os.kill(pids[name], signal.SIGKILL)
