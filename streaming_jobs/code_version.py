@@ -46,6 +46,12 @@ def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     return _LOADED[stream.function]
 
 
+def local_files(stream: Stream, flows: Iterable[str]) -> list[str]:
+    """The files of the local modules that the stream's code imports, also inside functions and in no process yet."""
+    names = [name for name, _ in _local_imports(sys.modules.get(stream.function.__module__), tuple(flows))]
+    return [spec.origin for name in names if (spec := _found(name)) is not None and spec.origin]
+
+
 def package_version() -> str:
     """The installed version of recourse-streams; `0+source` when run from a bare checkout."""
     try:

@@ -1,8 +1,9 @@
-"""Whether the code and the settings on disk are others than those a session runs, told by a process that loads them.
+"""Whether the code and the settings on disk differ from those a session runs.
 
-The session asks only while one of its streams has failed: a file that changed is a hint, and a fresh process
-(`--print-versions`) says what a session started now would run. Its answer holds until a file changes again, whichever
-stream fails meanwhile. Code that cannot be loaded is not taken up.
+For a stream that has failed, a file that changed is a hint, and a fresh process (`--print-versions`) says what a
+session started now would run. Its answer holds until a file changes again, whichever stream fails meanwhile. Code that
+cannot be loaded is not taken up. After a recovery only files are compared: a session whose files are those on disk
+runs the code that the recovery ran.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 import structlog
 
-from streaming_jobs.code_version import loaded_code
+from streaming_jobs.code_version import loaded_code, local_files
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 
@@ -53,9 +55,14 @@ class CodeWatch:
         self._config = config
         self._running = versions(settings, streams)
         self._files = self._seen()
+        self._loaded = _stamps([*_files_of(sys.modules.copy()), *self._local_files(streams), config])
         self._looked_at = time.monotonic()
         self._asked: tuple[subprocess.Popen[bytes], IO[bytes], float] | None = None
         self._found: Mapping[str, str] = self._running
+
+    def untouched(self) -> bool:
+        """Whether no file has changed since the session began: of any module it had loaded, or of the configuration."""
+        return _stamps(self._loaded) == self._loaded
 
     def newer(self, streams: Iterable[str]) -> bool:
         """Whether these streams, or the settings, would be others in a session started now. Does not wait."""
@@ -118,21 +125,32 @@ class CodeWatch:
 
     def _seen(self) -> dict[str, tuple[int, int]]:
         """Time and size of each file behind the packages that declare streams, and of the configuration file."""
-        modules = [
-            module
+        below = {
+            name: module
             for name, module in sys.modules.copy().items()
             if any(name == root or name.startswith(f"{root}.") for root in self._flows)
-        ]
-        paths = [Path(file) for module in modules if (file := getattr(module, "__file__", None))]
-        found = {}
-        for path in (*paths, self._config):
-            try:
-                stat = path.stat()
-            except OSError:  # away, perhaps for the moment in which it is replaced
-                found[str(path)] = (0, 0)
-            else:
-                found[str(path)] = (stat.st_mtime_ns, stat.st_size)
-        return found
+        }
+        return _stamps([*_files_of(below), self._config])
+
+    def _local_files(self, streams: Iterable[Stream]) -> list[str]:
+        return [file for stream in streams for file in local_files(stream, self._flows)]
+
+
+def _files_of(modules: Mapping[str, ModuleType]) -> list[str]:
+    return [file for module in modules.values() if (file := getattr(module, "__file__", None))]
+
+
+def _stamps(paths: Iterable[str | Path]) -> dict[str, tuple[int, int]]:
+    """Time of change (ns since 1970) and size of each file; zeros for one that is not there."""
+    found = {}
+    for path in paths:
+        try:
+            stat = Path(path).stat()
+        except OSError:  # away, perhaps for the moment in which it is replaced
+            found[str(path)] = (0, 0)
+        else:
+            found[str(path)] = (stat.st_mtime_ns, stat.st_size)
+    return found
 
 
 def _answer(text: str) -> Mapping[str, str] | None:

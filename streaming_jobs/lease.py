@@ -64,6 +64,17 @@ class Lease:
             _write(self.descriptor, self.owner)
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
+    def lock_again(self) -> bool:
+        """Take back what `unlock` let go, for the JVM too; False while somebody else holds it."""
+        if not _locked(self.descriptor):
+            return False
+        if _previous_jvm_lives(self.descriptor):
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            return False
+        self.owner = replace(self.owner, since=time.time())
+        _write(self.descriptor, self.owner)
+        return True
+
     def release(self) -> None:
         """Let go; the lock stays held while a JVM that inherited the descriptor lives."""
         os.close(self.descriptor)

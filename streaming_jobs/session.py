@@ -5,9 +5,12 @@
 Order of a start: leases, then preflight of every stream (no JVM yet, so a refusal is told within a second), then
 the JVM, which inherits the leases, then the queries. One stream's failure leaves the others running. The session ends
 when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<stream>/stop`, by the end of standard
-input under `--supervised` (the parent is gone), or because the trigger was available-now. Under `--supervised` it
-starts itself again when a recovery of one of its streams is over, or when the code of a stream that failed for good has
-changed (successor.py): corrected code needs a new process. Whoever started the session sees the same process go on.
+input under `--supervised` (the parent is gone), or because the trigger was available-now.
+
+Under `--supervised`, a stream whose recovery is over starts again in the running session if the session's code and
+settings are those on disk. Otherwise the session starts itself again (successor.py), because corrected code needs a new
+process; it does the same when the code of a stream that failed for good has changed. Whoever started the session sees
+the same process go on.
 
 Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
 that failed needs a person.
@@ -238,7 +241,7 @@ class Session:
             running.lease.unlock()
 
     def _look_at_recoveries(self) -> None:
-        """Make way when a recovery is over that stopped a stream of this session, or had before the session began."""
+        """Start a stream again whose recovery is over; with other code on disk, make way for a session that has it."""
         if not self.supervised or self.superseded:
             return
         ours = {running.stream.name for running in self.running if not running.left}
@@ -249,9 +252,40 @@ class Session:
                 continue
             elif stops.asked(self.settings, name):  # somebody wants it to stay stopped
                 self._recovering.discard(name)
-            elif name in ours or holder(self.settings, name) is None:
+            elif name not in ours and holder(self.settings, name) is not None:
+                continue
+            elif self.watch is not None and self.watch.untouched() and (back := self._left(name)) is not None:
+                if self._take_back(back):
+                    self._recovering.discard(name)
+            else:
                 log.info("a recovery is over: the session starts again with the code of now", stream=name)
                 self.superseded = True
+
+    def _left(self, name: str) -> RunningStream | None:
+        return next((running for running in self.running if running.left and running.stream.name == name), None)
+
+    def _take_back(self, left: RunningStream) -> bool:
+        """Start a stream again that this session had left; False if somebody else came first."""
+        assert self.spark is not None
+        if not left.lease.lock_again():
+            return False
+        if self.jvm is not None:
+            left.lease.record_jvm(self.jvm.pid)
+        log.info("a recovery is over: the stream starts again", stream=left.stream.name)
+        running = RunningStream(
+            left.stream,
+            self.settings,
+            left.connection,
+            left.lease,
+            self.trigger,
+            first_status(self.settings, left.stream.name),
+            ends=self._ends,
+            replan=self.replan,
+        )
+        self.running[self.running.index(left)] = running
+        self._write_status(running.status)
+        running.start(self.spark)
+        return True
 
     def _look_at_code(self) -> None:
         """Make way when there is other code for a stream that was given up, and nobody else runs it."""

@@ -295,10 +295,18 @@ def test_streams_run_goes_on_with_corrected_code_and_after_a_recovery(
     stops.ask_for(settings, "mended", "mended-0001")
     until(lambda: status("mended").state == "stopped", 60, "the stop for the recovery")
     assert status("good").state in ("running", "idle")
+    (tmp_path / "own_flows.py").write_text(FLOW.format(body="return number + 0"))
     stops.clear_for(settings, "mended", "mended-0001")
     for stream in ("good", "mended"):
         until(lambda stream=stream: at_work(stream, second.started_at), 240, f"{stream} after the recovery")
     assert process.poll() is None and status("mended").pid == first.pid
+
+    third = {stream: status(stream) for stream in ("good", "mended")}
+    stops.ask_for(settings, "mended", "mended-0002")
+    until(lambda: status("mended").state == "stopped", 60, "the stop for the second recovery")
+    stops.clear_for(settings, "mended", "mended-0002")  # no code has changed: the session runs the recovery's
+    until(lambda: at_work("mended", third["mended"].started_at), 60, "the stream in the same session")
+    assert status("good").started_at == third["good"].started_at, "the others did not stop"
     process.send_signal(signal.SIGTERM)
     code, output = finished(process, 90)
     assert code == 0, output[-3000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ import structlog
 from streaming_jobs import session as module
 from streaming_jobs import stops
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, TransientError
-from streaming_jobs.lease import holder, take
+from streaming_jobs.lease import acquire, holder, take
 from streaming_jobs.progress import Status, read_status, write_status
 from streaming_jobs.running import RunningStream
 from streaming_jobs.session import Session
@@ -221,6 +222,47 @@ def test_a_session_makes_way_after_the_recovery_of_one_of_its_streams(home: Sett
         assert session.superseded == (ends and supervised)
     assert not session.stop_all.is_set(), "nobody has asked it to end"
     assert session._exit_code() == (0 if supervised else 78), "what failed before is for the next session to find out"
+
+
+def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others run on, untouched; and whoever takes the stream first keeps it."""
+    untouched, started = [True], []
+    monkeypatch.setattr(RunningStream, "start", lambda running, _: started.append(running))
+    watch = SimpleNamespace(untouched=lambda: untouched[0], close=lambda: None)
+    session = Session(home, [plain, parity], supervised=True, watch=watch)  # type: ignore[arg-type]
+    session.run()
+    session.spark = object()  # type: ignore[assignment]
+    left, other = session.running
+    for running in (left, other):
+        running.lease = acquire(home, running.stream.name, purpose="session")
+        running.lease.record_jvm(os.getpid())
+    session._leave(left)
+    stops.ask_for(home, "plain", "plain-0001")
+    session._look_at_recoveries()
+    with take(home, "plain", purpose="recovery plan plain-0001"):
+        stops.clear_for(home, "plain", "plain-0001")
+        session._look_at_recoveries()
+        assert not started and not session.superseded, "the recovery lets go in a moment"
+    session._look_at_recoveries()
+    assert [running.stream.name for running in started] == ["plain"]
+    assert session.running == [started[0], other] and started[0] is not left
+    assert not session.superseded and not started[0].left
+    owner = holder(home, "plain")
+    assert owner is not None and owner.pid == os.getpid(), "it is this session's again"
+    session._look_at_recoveries()
+    assert len(started) == 1
+
+    session._leave(started[0])
+    stops.ask_for(home, "plain", "plain-0002")
+    session._look_at_recoveries()
+    stops.clear_for(home, "plain", "plain-0002")
+    untouched[0] = False
+    session._look_at_recoveries()
+    assert session.superseded and len(started) == 1, "corrected code needs a new process"
+    for running in session.running:
+        running.lease.release()
 
 
 def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_started_when_it_is_over(

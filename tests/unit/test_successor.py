@@ -184,6 +184,37 @@ def test_other_code_is_noticed_for_its_stream_only_and_code_that_does_not_load_i
         watch.close()
 
 
+def test_any_file_that_the_session_has_loaded_or_would_load_touches_it(
+    flow: Path, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one outside the packages that declare streams, and one that only Python's workers import."""
+    monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
+    package, helper = flow.parent / "watched_flow", flow.parent / "helper_of_watched.py"
+    (package / "deep").mkdir(parents=True)
+    (package / "deep" / "__init__.py").write_text("")
+    helper.write_text("FACTOR = 1")
+    lazy = package / "deep" / "lazy.py"
+    lazy.write_text("")
+    flow.unlink()
+    whole = FLOW.replace('return t.select("n")', "from watched_flow.deep import lazy", 1)
+    (package / "__init__.py").write_text(f"import helper_of_watched\n{whole}")
+    config = flow.parent / "recourse.toml"
+    home = settings()
+    watch = CodeWatch(["/nowhere"], home, Topology.load(home.flows).select([]), config)
+    assert "watched_flow.deep.lazy" not in sys.modules
+    for file in (helper, lazy, package / "__init__.py"):
+        before, stat = file.read_text(), file.stat()
+        assert watch.untouched()
+        file.write_text(f"{before}\n")
+        assert not watch.untouched(), file
+        file.write_text(before)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    config.write_text("")
+    assert not watch.untouched()
+    for name in ("helper_of_watched", "watched_flow.deep"):
+        sys.modules.pop(name)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("more", "taken"),
