@@ -22,7 +22,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do \
 
 setup: $(STAMP)
 	@$(BIN)/python -m streaming_jobs.platform.jars fetch
-	@$(BIN)/python -m streaming_jobs.rehearsal
+	@$(BIN)/python -m streaming_jobs.warm_up
 
 up: setup
 	@$(BIN)/recourse up

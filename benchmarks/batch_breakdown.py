@@ -27,11 +27,11 @@ from benchmarks.measuring import Workshop, named, on_topic, quiet, save, table, 
 from benchmarks.speed import flows
 from benchmarks.speed.feed import create_topic, feed_backlog
 from benchmarks.speed.records import generate
-from streaming_jobs.batch import BatchPipeline
-from streaming_jobs.ledger_file import LedgerFile
-from streaming_jobs.sinks.delta import DeltaSink
-from streaming_jobs.sinks.staged import ArrowAppend, ArrowMerge, ParquetAppend
-from streaming_jobs.sinks.upkeep import Upkeep
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, ParquetAppend
+from streaming_jobs.state.ledger_file import LedgerFile
 
 BATCHES = {100: 220}
 WARM_UP = {100: 100}
@@ -97,7 +97,7 @@ class Stopwatch:
 def timed(watch: Stopwatch) -> Iterator[None]:
     """The pipeline's methods go through the watch."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in OURS]
-    pipeline: Any = importlib.import_module("streaming_jobs.batch")
+    pipeline: Any = importlib.import_module("streaming_jobs.runtime.batch")
     staged = pipeline.stage
     for (owner, name, original), (_, _, label) in zip(before, OURS, strict=True):
         setattr(owner, name, watch.around(label, original))

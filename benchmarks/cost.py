@@ -22,12 +22,12 @@ import psutil
 
 from benchmarks.measuring import Figures, quantile, save, table
 from benchmarks.soak_samples import YearByYear, files_by_kind
-from streaming_jobs.flights.content import TOPIC
+from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.progress import read_status
-from streaming_jobs.proof.drivers import DriverProcess
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
+from streaming_jobs.state.status import read_status
+from streaming_jobs.verification.chaos.drivers import DriverProcess
 
 STREAMS = ("flights_clean", "airport_hours", "carrier_totals")
 PARTITIONS = 4

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.flows.flights import FLIGHT
+from streaming_jobs.examples.flights.streams import FLIGHT
 from streaming_jobs.formats import Json
 from streaming_jobs.platform.spark import start
 from streaming_jobs.settings import Settings

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from streaming_jobs.flights import dataset
-from streaming_jobs.flights.feeder import CHUNK, PARTITIONS
+from streaming_jobs.examples.flights import dataset
+from streaming_jobs.examples.flights.feeder import CHUNK, PARTITIONS
 
 WINDOW_MS = 3_600_000
 Positions = NDArray[np.int64]

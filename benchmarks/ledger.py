@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from reprocessing.history import path
-from streaming_jobs.generation import first
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
-from streaming_jobs.ledger_file import LedgerFile
+from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.stream_record import first
 
 TOPIC, PER_BATCH = "readings", 10
 

@@ -18,15 +18,15 @@ import psutil
 import structlog
 
 from benchmarks.speed.results import machine
-from streaming_jobs.assembly import Connection
-from streaming_jobs.batch import BatchReport
-from streaming_jobs.lease import acquire
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.progress import Status
-from streaming_jobs.running import RunningStream
+from streaming_jobs.runtime.batch import BatchReport
+from streaming_jobs.runtime.query_builder import Connection
+from streaming_jobs.runtime.stream_runner import RunningStream
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:

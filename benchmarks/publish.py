@@ -21,12 +21,12 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
 from reprocessing.publish import content_of, publish
-from streaming_jobs import generation as generations
-from streaming_jobs.generation import Accepted
 from streaming_jobs.ledger import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import STREAM_PROPERTY
-from streaming_jobs.sinks.table_files import table_files
+from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY
+from streaming_jobs.sinks.delta.table_files import table_files
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
 
@@ -63,7 +63,7 @@ def measured(settings: Settings, count: int) -> tuple[float, float, float]:
         settings,
         stream,
         {"things": content_of(staged)},
-        record=replace(generations.first("things"), accepted=(Accepted("things", 1, "made here", 0.0),)),
+        record=replace(stream_record.first("things"), accepted=(Accepted("things", 1, "made here", 0.0),)),
         plan="things-0001",
         at=Txn(2, 5),
         offsets=(),

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from orchestration.cli.demo import RIGHT, Story
+from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC, inventory
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.stock.movements import PARTITIONS, TOPIC, inventory
 
 
 def main() -> None:

@@ -37,9 +37,9 @@ from benchmarks.measuring import save, table
 from benchmarks.soak_samples import BOUNDED, Census, YearByYear, files_by_kind, memory_by_role
 from benchmarks.speed.process import REPOSITORY, clean_environment
 from streaming_jobs.platform.broker import bootstrap_servers
-from streaming_jobs.platform.lifeline import Lifeline
-from streaming_jobs.progress import Status, read_status
+from streaming_jobs.platform.child_reaper import Lifeline
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.status import Status, read_status
 
 STREAMS = ("flights_clean", "airport_hours", "carrier_totals")
 EVERY = 10.0

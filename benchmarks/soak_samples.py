@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 from confluent_kafka import Producer
 
-from streaming_jobs.flights import dataset
-from streaming_jobs.flights.content import TOPIC
+from streaming_jobs.examples.flights import dataset
+from streaming_jobs.examples.flights.content import TOPIC
 
 _ROLES = (
     ("kafka.Kafka", "broker"),

@@ -27,11 +27,11 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 
 from benchmarks.measuring import megabytes, named, on_topic, quantile, quiet, save, table, workshop
 from streaming_jobs.ledger import LedgerEntry, OffsetRange
-from streaming_jobs.ledger_file import LedgerFile
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
-from streaming_jobs.sinks.staged import ArrowAppend, ArrowMerge
-from streaming_jobs.sinks.upkeep import Upkeep
+from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge
+from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.stream import DeltaTable
 
 GOAL = 1.3

@@ -37,10 +37,10 @@ from benchmarks.measuring import quantile, quiet, save, table
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.spark import start
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
-from streaming_jobs.sinks.order import POSITION_FIELD
-from streaming_jobs.sinks.staged import ArrowAppend, stage
-from streaming_jobs.sinks.upkeep import Upkeep
+from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.upsert_order import POSITION_FIELD
+from streaming_jobs.sinks.delta.writers import ArrowAppend, stage
 from streaming_jobs.stream import POSITION_COLUMN, SOURCE_COLUMN, DeltaTable
 
 GOAL = 3.0

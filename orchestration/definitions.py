@@ -10,9 +10,9 @@ from functools import partial
 
 import dagster as dg
 
-from orchestration import last_good
+from orchestration.bundle import last_good
 from orchestration.location import location
-from orchestration.supervisor import Command, session_command
+from orchestration.sessions.supervisor import Command, session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
 

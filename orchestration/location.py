@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from orchestration.executor import session_executor
-from orchestration.health_checks import HealthChecks
-from orchestration.job_yaml import Bundle, Continuous, Schedule
-from orchestration.last_good import Fault
+from orchestration.assets import session_assets, session_job, sessions, topic_assets, unassigned_assets
+from orchestration.bundle.job_yaml import Bundle, Continuous, Schedule
+from orchestration.bundle.last_good import Fault
+from orchestration.checks import HealthChecks
 from orchestration.sensors import (
     job_yaml_sensor,
     keepalive_sensor,
@@ -18,8 +18,8 @@ from orchestration.sensors import (
     stream_alert,
     watchdog_sensor,
 )
-from orchestration.streams import session_assets, session_job, sessions, topic_assets, unassigned_assets
-from orchestration.supervisor import Command, session_command
+from orchestration.sessions.executor import session_executor
+from orchestration.sessions.supervisor import Command, session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
 

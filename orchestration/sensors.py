@@ -13,7 +13,9 @@ from datetime import UTC, datetime
 import dagster as dg
 import structlog
 
-from orchestration.decisions import (
+from orchestration.bundle.last_good import Fault
+from orchestration.events import delete_older
+from orchestration.sessions.decisions import (
     IN_PROGRESS,
     JobSeen,
     RunSeen,
@@ -26,19 +28,17 @@ from orchestration.decisions import (
     newest_session,
     presumed_dead,
 )
-from orchestration.events import delete_older
-from orchestration.fingerprint import fingerprint
-from orchestration.last_good import Fault
-from orchestration.reporting import table_key
-from orchestration.runs import delete_run, session_runs, tell_queued
-from orchestration.supervisor import Session, lives
-from orchestration.tags import FINGERPRINT_TAG, WORKER_TAG
-from streaming_jobs import stops
+from orchestration.sessions.fingerprint import fingerprint
+from orchestration.sessions.reporting import table_key
+from orchestration.sessions.runs import delete_run, session_runs, tell_queued
+from orchestration.sessions.supervisor import Session, lives
+from orchestration.sessions.tags import FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.health import Limits, judge, look
-from streaming_jobs.lease import Owner, holder
-from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.health import Limits, judge, look
+from streaming_jobs.state.lease import Owner, holder
+from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
 
 log = structlog.get_logger()
@@ -63,7 +63,7 @@ def keepalive_sensor(session: Session, *, running: bool) -> dg.SensorDefinition:
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         runs = session_runs(context.instance, session)
-        stopped = frozenset(n for n in job.streams if stops.asked(session.settings, n))
+        stopped = frozenset(n for n in job.streams if stop_request.asked(session.settings, n))
         held = {} if runs and runs[0].status in IN_PROGRESS else _holders(session)
         seen = JobSeen(
             runs=runs,

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructField
 
 from reprocessing.conditions import quoted
 from streaming_jobs.errors import UsageError
-from streaming_jobs.sinks.order import is_position
+from streaming_jobs.sinks.delta.upsert_order import is_position
 
 _SAMPLE = 5
 _PERIODS = 10

@@ -11,27 +11,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from reprocessing.context import Talk, Work
 from reprocessing.journal import Journal, next_step
-from reprocessing.onward import abort
 from reprocessing.plan import Checks, Plan, folder, load, moved, names
 from reprocessing.planner import make_plan
 from reprocessing.publish import has_published
+from reprocessing.reopen import abort
 from reprocessing.replay import last_entry
 from reprocessing.report import write_report
-from reprocessing.situation import look
+from reprocessing.snapshot import look
 from reprocessing.stages import stages_of
 from reprocessing.targets import Resolved, Target, instant_words
-from reprocessing.work import Talk, Work
-from streaming_jobs import savepoints, stops
-from streaming_jobs.code_version import code_version
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.files import private_folder
-from streaming_jobs.lease import take
 from streaming_jobs.ledger import Txn
+from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import savepoints, stop_request
+from streaming_jobs.state.lease import take
 from streaming_jobs.stream import Stream
-from streaming_jobs.torn import mend
 
 _STOP_EXTRA = 30.0
 
@@ -75,7 +75,7 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
         _same_code(work)
 
     if work.journal.outcome == "published":
-        stops.clear_for(settings, plan.stream, plan.id)
+        stop_request.clear_for(settings, plan.stream, plan.id)
         return work
     with _working(work, check):
         for stage in stages_of(plan):
@@ -102,7 +102,7 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
 
     def check() -> None:
         if (outcome := work.journal.outcome) in ("aborted", "published"):
-            stops.clear_for(settings, plan.stream, plan.id)
+            stop_request.clear_for(settings, plan.stream, plan.id)
             raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
         if not work.journal.begun("abort") and has_published(settings, stream, plan.id):
             raise UsageError(
@@ -113,7 +113,7 @@ def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk
     with _only_operator(settings, plan):
         if work.journal.outcome == "planned":  # nothing was begun, so nothing has to stop
             work.journal.write("abort", "done")
-            stops.clear_for(settings, plan.stream, plan.id)
+            stop_request.clear_for(settings, plan.stream, plan.id)
             return work
     with _working(work, check):
         work.journal.write("abort", "begun")
@@ -223,7 +223,7 @@ def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
     patience = work.settings.for_stream(name).stop_deadline.total_seconds() + _STOP_EXTRA
     with _only_operator(work.settings, work.plan):
         check()
-        stops.ask_for(work.settings, name, work.plan.id)
+        stop_request.ask_for(work.settings, name, work.plan.id)
         try:
             with take(work.settings, name, purpose=f"recovery {work.plan.id}", wait=patience):
                 mend(work.settings, work.stream, _reached(work))
@@ -231,7 +231,7 @@ def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
                 yield
         finally:
             if work.journal.outcome in ("planned", "published", "aborted"):
-                stops.clear_for(work.settings, name, work.plan.id)
+                stop_request.clear_for(work.settings, name, work.plan.id)
 
 
 def _reached(work: Work) -> Txn:

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from streaming_jobs.generation import Generation
 from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.ledger_file import LedgerLine, RawLine
+from streaming_jobs.state.ledger_file import LedgerLine, RawLine
+from streaming_jobs.state.stream_record import Generation
 
 Offsets = Mapping[str, Mapping[int, int]]
 _PACE_OF = 2_000

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from reprocessing.situation import Situation, look
-from streaming_jobs import generation as generations
+from reprocessing.snapshot import Situation, look
 from streaming_jobs.errors import BrokerUnreachable
-from streaming_jobs.generation import StreamRecord
+from streaming_jobs.preflight.snapshot import TopicWorld
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Offsets, TopicInfo, Topics
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
-from streaming_jobs.surroundings import TopicWorld
 
 OF_THE_STREAM = ("batch", "table-version", "savepoint", "code")
 """Targets for which nobody has to be asked."""
@@ -27,7 +27,7 @@ def look_for_plan(settings: Settings, stream: Stream, reach: Callable[[], Topics
     try:
         return look(settings, stream, reach())
     except BrokerUnreachable as error:
-        record = generations.load(settings, stream.name)
+        record = stream_record.load(settings, stream.name)
         if record is None:
             raise
         reason = error

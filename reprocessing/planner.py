@@ -11,21 +11,20 @@ from __future__ import annotations
 import time
 
 from reprocessing.conditions import UnknownColumn, broken
-from reprocessing.firstbad import refuse_same_code
+from reprocessing.first_bad_row import refuse_same_code
 from reprocessing.history import Offsets, on_path, spans
 from reprocessing.offline import OF_THE_STREAM, only_the_broker
 from reprocessing.plan import Base, Checks, Plan, next_id, save
-from reprocessing.situation import Situation, refuse_fenced
+from reprocessing.snapshot import Situation, refuse_fenced
 from reprocessing.targets import Resolved, Target, named_code, resolve
-from streaming_jobs import generation as generations
-from streaming_jobs import savepoints
-from streaming_jobs.checkpoint_cut import cuttable
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.savepoints import Savepoint
-from streaming_jobs.sinks.delta import open_sink
-from streaming_jobs.state_words import differences
-from streaming_jobs.world import all_tables
+from streaming_jobs.preflight.take_snapshot import all_tables
+from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint_cut import cuttable
+from streaming_jobs.state.savepoints import Savepoint
 
 
 def make_plan(
@@ -259,7 +258,7 @@ def _ways_back(found: Situation) -> str:
     """The oldest moments that can still be gone back to, in words."""
     lives = found.record.generations
     oldest = next((s.id for s in found.savepoints if on_path(lives, s.txn) and not _lost(s.ends, found)), None)
-    here = generations.checkpoint(found.settings, found.stream.name, lives[-1].number)
+    here = stream_record.checkpoint(found.settings, found.stream.name, lives[-1].number)
     cuts = cuttable(here)
     batch = next(
         (
@@ -284,7 +283,7 @@ def _from_savepoint(savepoint: Savepoint, wanted: Txn) -> tuple[Base, list[str]]
 
 def _take(found: Situation, wanted: Txn) -> Savepoint | None:
     """A savepoint of the target's own batch, if the logs still show that moment."""
-    checkpoint = generations.checkpoint(found.settings, found.stream.name, wanted.generation)
+    checkpoint = stream_record.checkpoint(found.settings, found.stream.name, wanted.generation)
     if wanted.generation != found.record.generation or wanted.batch not in cuttable(checkpoint):
         return None
     try:

@@ -17,18 +17,18 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
 from reprocessing.journal import next_step
-from streaming_jobs import savepoints
 from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.files import hard_link
-from streaming_jobs.generation import StreamRecord
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest, walk
-from streaming_jobs.savepoints import Savepoint
+from streaming_jobs.preflight.take_snapshot import all_tables
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks import bounds, raw_paths
-from streaming_jobs.sinks.delta import DeltaSink, open_sink
-from streaming_jobs.sinks.table_files import TableFile, on_disk, table_files
+from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
+from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
-from streaming_jobs.world import all_tables
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _publish(sink: DeltaSink, content: Content, entry: LedgerEntry, place: str) 
         return Published(sink.name, version or sink.handle.version(), 0, 0, len(content.files), 0.0)
     _widen(sink, content)
     _narrow(sink, content)
-    raw_paths.rename(sink, entry.generation)
+    unencoded_paths.rename(sink, entry.generation)
     live = table_files(sink.path, sink.handle.version())
     here = dict(zip(_inodes(sink.path, live), live, strict=True))
     adds: list[AddAction | RemoveAction] = []
@@ -259,11 +259,11 @@ def _widen(sink: DeltaSink, content: Content) -> None:
 def _narrow(sink: DeltaSink, content: Content) -> None:
     """Take columns whose bounds a published file has not got off the table's list: older files may lack them."""
     statistics = (json.loads(file.stats or "{}") for file in content.files.values())
-    bounded = bounds.bounded_in(statistics, sink.bounded)
+    bounded = column_bounds.bounded_in(statistics, sink.bounded)
     if bounded != sink.bounded:
-        entry = LedgerEntry("schema", sink.stream, sink.name, 0, -1, note=f"set {bounds.PROPERTY}")
+        entry = LedgerEntry("schema", sink.stream, sink.name, 0, -1, note=f"set {column_bounds.PROPERTY}")
         sink.handle.alter.set_table_properties(
-            {bounds.PROPERTY: bounds.encode(bounded)},
+            {column_bounds.PROPERTY: column_bounds.encode(bounded)},
             commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()}),
         )
         sink.refresh()

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from reprocessing.border import at_the_border, border_of
 from reprocessing.conditions import refuse_unaskable
-from reprocessing.work import Work
+from reprocessing.context import Work
+from reprocessing.replay_end import at_the_border, border_of
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry, entries
 from streaming_jobs.session import Session

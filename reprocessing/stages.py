@@ -28,24 +28,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
-from reprocessing import workshop
+from reprocessing import staging as workshop
 from reprocessing.audit import compare
-from reprocessing.border import kept_table
 from reprocessing.conditions import broken
+from reprocessing.context import Work
 from reprocessing.journal import NOT_CONFIRMED, next_step
-from reprocessing.onward import skip
 from reprocessing.plan import Plan, moved, staging
 from reprocessing.publish import content_of, fence, fenced_by, misfit, publish, refuse_foreign
+from reprocessing.reopen import skip
 from reprocessing.replay import last_entry, replay
-from reprocessing.situation import look
-from reprocessing.work import Work
-from streaming_jobs import generation as generations
-from streaming_jobs import output_plans, savepoints
+from reprocessing.replay_end import kept_table
+from reprocessing.snapshot import look
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.files import sync
-from streaming_jobs.sinks import deletes
+from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
+from streaming_jobs.runtime import output_plans
+from streaming_jobs.sinks.delta import remembered_deletes
 from streaming_jobs.spelling import counted
-from streaming_jobs.world import all_tables, ledger_file
+from streaming_jobs.state import savepoints, stream_record
 
 Found = Mapping[str, Any]
 
@@ -128,7 +128,7 @@ class Fence:
         """One commit without rows a table; until the first of them the stream may have run on, so it is kept again."""
         if not fenced_by(work.settings, work.stream, work.plan.id):
             work.journal.write("keep", "done", Keep().run(work))
-        deletes.begin(work.settings, work.stream, generation=work.record.generation)
+        remembered_deletes.begin(work.settings, work.stream, generation=work.record.generation)
         fence(work.settings, work.stream, work.plan.id, work.plan.generation)
         return {}
 
@@ -289,17 +289,17 @@ class Switch:
         record = work.record
         if record.generation == number:
             return {"generation": number}
-        source = generations.checkpoint(work.own, name, number).folder
-        target = generations.checkpoint(work.settings, name, number).folder
+        source = stream_record.checkpoint(work.own, name, number).folder
+        target = stream_record.checkpoint(work.settings, name, number).folder
         if not target.exists():
             source.rename(target)
             sync(target.parent)
         work.crash_point("recover_switch_between")
         ledger_file(work.settings, name).adopt(ledger_file(work.own, name))
-        output_plans.adopt(generations.folder(work.settings, name), generations.folder(work.own, name))
-        replayed = generations.load(work.own, name)
+        output_plans.adopt(stream_record.folder(work.settings, name), stream_record.folder(work.own, name))
+        replayed = stream_record.load(work.own, name)
         assert replayed is not None
-        generations.save(
+        stream_record.save(
             work.settings,
             replace(
                 replayed,

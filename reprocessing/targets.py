@@ -24,10 +24,10 @@ from typing import Literal, get_args
 from reprocessing.history import Batch, History, Offsets, on_path, spans, within
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
-from streaming_jobs.generation import CodeSince, StreamRecord
 from streaming_jobs.ledger import Txn
-from streaming_jobs.savepoints import Savepoint
-from streaming_jobs.surroundings import TopicWorld
+from streaming_jobs.preflight.snapshot import TopicWorld
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import CodeSince, StreamRecord
 
 Kind = Literal[
     "earliest",

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from streaming_jobs.delta_log import actions
 from streaming_jobs.errors import PermanentError, PreflightRefused
+from streaming_jobs.sinks.delta.log import actions
 
 Kind = Literal["batch", "fence", "publish", "upkeep", "schema"]
 LEDGER_KEY = "recourse"

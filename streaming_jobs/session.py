@@ -33,23 +33,25 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs import collisions, session_options, stops, successor
-from streaming_jobs.assembly import Connection
-from streaming_jobs.batch import Replan
-from streaming_jobs.code_watch import CodeWatch, as_line, versions
+from streaming_jobs import collisions
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError
-from streaming_jobs.failures import classify
-from streaming_jobs.first_status import first_status
-from streaming_jobs.lag import EndOffsets
-from streaming_jobs.lease import Lease, acquire, holder
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.platform.class_data import RECORD_SECONDS
 from streaming_jobs.platform.exit_status import jvm_gone
-from streaming_jobs.progress import Status, write_status
-from streaming_jobs.running import LINGERING, RunningStream
+from streaming_jobs.runtime import restart_in_place, session_options
+from streaming_jobs.runtime.batch import Replan
+from streaming_jobs.runtime.code_watch import CodeWatch, as_line, versions
+from streaming_jobs.runtime.failures import classify
+from streaming_jobs.runtime.lag import EndOffsets
+from streaming_jobs.runtime.query_builder import Connection
+from streaming_jobs.runtime.stream_runner import LINGERING, RunningStream
 from streaming_jobs.settings import CONFIG_FILE, Settings, load
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.first_status import first_status
+from streaming_jobs.state.lease import Lease, acquire, holder
+from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.stream import Stream
 from streaming_jobs.topology import Topology
 
@@ -75,7 +77,7 @@ class Session:
         streams: Sequence[Stream],
         *,
         trigger: str | None = None,
-        answers: Mapping[str, stops.Request] | None = None,
+        answers: Mapping[str, stop_request.Request] | None = None,
         left_out: Iterable[str] = (),
         record_classes: Path | None = None,
         supervised: bool = False,
@@ -177,8 +179,8 @@ class Session:
         if running.ended:
             return
         if request is not None and request.plan is None:
-            stops.clear(self.settings, name, request)
-        if (newer := stops.request(self.settings, name)) is not None:
+            stop_request.clear(self.settings, name, request)
+        if (newer := stop_request.request(self.settings, name)) is not None:
             log.warning("the stream is not started: a stop was asked for", stream=name, by=newer.who)
             running.leave_stopped()
 
@@ -208,7 +210,7 @@ class Session:
             self._look_at_recoveries()
             self._look_at_code()
             for running in self.running:
-                if self.stop_all.is_set() or self.superseded or stops.asked(self.settings, running.stream.name):
+                if self.stop_all.is_set() or self.superseded or stop_request.asked(self.settings, running.stream.name):
                     running.request_stop()
                 running.poll(self.spark)
                 if running.stuck:
@@ -246,11 +248,11 @@ class Session:
             return
         ours = {running.stream.name for running in self.running if not running.left}
         for name in sorted(self._recovering.union(running.stream.name for running in self.running)):
-            if stops.for_recovery(self.settings, name):
+            if stop_request.for_recovery(self.settings, name):
                 self._recovering.add(name)
             elif name not in self._recovering or self.stop_all.is_set():
                 continue
-            elif stops.asked(self.settings, name):  # somebody wants it to stay stopped
+            elif stop_request.asked(self.settings, name):  # somebody wants it to stay stopped
                 self._recovering.discard(name)
             elif name not in ours and holder(self.settings, name) is not None:
                 continue
@@ -293,7 +295,7 @@ class Session:
             running.stream.name
             for running in self.running
             if (running.status.state == "failed" or running.gave_up)
-            and not stops.asked(self.settings, running.stream.name)
+            and not stop_request.asked(self.settings, running.stream.name)
         ]
         if self.watch is None or not failed or self.superseded or not self.watch.newer(failed):
             return
@@ -368,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         collisions.check()
         settings = load(session_options.flags(options), config_file=options.config).settings
         # Before the flows are loaded, which takes its time; whoever started this process may know when it was asked to.
-        answers = stops.requests(settings)
+        answers = stop_request.requests(settings)
         if options.asked_at is not None:
             now = time.time()  # a time that lies ahead is one of before the clock was set back
             answers = {n: request for n, request in answers.items() if not options.asked_at < request.since <= now}
@@ -379,14 +381,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         left_out: list[str] = []
         if options.respect_stop or options.again:
-            left_out = [s.name for s in streams if stops.for_recovery(settings, s.name)]
-            streams = [s for s in streams if s.name not in left_out and not stops.asked(settings, s.name)]
+            left_out = [s.name for s in streams if stop_request.for_recovery(settings, s.name)]
+            streams = [s for s in streams if s.name not in left_out and not stop_request.asked(settings, s.name)]
             answers = {}
             if not streams:
                 log.info("all streams of this session are stopped on purpose")
                 return 0
         if options.again:
-            streams = successor.free(settings, streams)
+            streams = restart_in_place.free(settings, streams)
         watch = None
         if options.supervised and arguments is None:
             config = options.config or Path(os.environ.get("RECOURSE_CONFIG", CONFIG_FILE))
@@ -401,14 +403,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             watch=watch,
         )
         stop = session.stop_all
-        for number in successor.STOP_SIGNALS:
+        for number in restart_in_place.STOP_SIGNALS:
             signal.signal(number, lambda *_: stop.set())
-        successor.take_signals(stop)
+        restart_in_place.take_signals(stop)
         if options.supervised:
             threading.Thread(target=_watch_stdin, args=(stop,), daemon=True).start()
         code = session.run()
         if session.superseded and arguments is None:
-            successor.start(stop)
+            restart_in_place.start(stop)
         return code
     except RecourseError as error:
         log.error("session failed", code=error.code, found=error.found, next=error.next_step)

@@ -138,7 +138,7 @@ class StreamSettings(_Section):
 
     @property
     def longest_wait(self) -> timedelta:
-        """The longest pause after a batch while few records come (`streaming_jobs/pace.py`)."""
+        """The longest pause after a batch while few records come (`streaming_jobs/runtime/pace.py`)."""
         return _MAX_PAUSE[self.pace] if self.max_pause is None else self.max_pause
 
 
@@ -217,7 +217,9 @@ class Settings(BaseSettings):
     tables_dir: Path | None = Field(None, description="Delta tables; default <home>/tables")
     jars_dir: Path | None = Field(None, description="cache of jars; default: the user's cache folder")
     maven_repository: SecretStr = Field(SecretStr(""), description="mirror to fetch jars from; empty: jgo's default")
-    flows: list[str] = Field(["streaming_jobs.flows"], description="packages or modules that declare streams")
+    flows: list[str] = Field(
+        ["streaming_jobs.examples.flights.streams"], description="packages or modules that declare streams"
+    )
     jobs: Path | None = Field(None, description="databricks.yml; default: beside the project, else the packaged one")
     target: str = Field("", description="target of databricks.yml; empty: its default one")
     kafka: KafkaSettings = KafkaSettings()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from streaming_jobs.platform.lifeline import Lifeline
+from streaming_jobs.platform.child_reaper import Lifeline
 
 REPOSITORY = Path(__file__).parents[2]
 _SAMPLE_EVERY = 0.25

@@ -100,20 +100,20 @@ class CatchingUp:
 
 def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
     """Of these streams, to the ends that their topics have now; raises BrokerUnreachable."""
-    from streaming_jobs import generation as generations
     from streaming_jobs.errors import PreflightRefused
-    from streaming_jobs.lag import position_on_disk
     from streaming_jobs.platform.broker import bootstrap_servers
+    from streaming_jobs.runtime.lag import position_on_disk
     from streaming_jobs.sources.topics import Topics
+    from streaming_jobs.state import stream_record
 
     topics = Topics.of(settings.kafka, bootstrap_servers(settings))
     offsets = {name: topics.offsets(name) for name in {t.name for s in streams for t in s.sources.values()}}
 
     def position(stream: str) -> tuple[Mapping[str, Mapping[int, int]], int | None]:
         try:
-            record = generations.load(settings, stream)
+            record = stream_record.load(settings, stream)
             at = position_on_disk(settings, stream) or {}
-            planned = generations.checkpoint(settings, stream, record.generation).last_planned if record else None
+            planned = stream_record.checkpoint(settings, stream, record.generation).last_planned if record else None
         except PreflightRefused:  # the session says what is damaged, and ends with it
             return {}, None
         return at, planned

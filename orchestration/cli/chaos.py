@@ -16,7 +16,7 @@ from orchestration.cli.output import Output, OutputOption, log_to_stderr, number
 from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
 
 if TYPE_CHECKING:
-    from streaming_jobs.proof.chaos import Report
+    from streaming_jobs.verification.chaos.kill_loop import Report
 
 _SHOWN = 20
 _RANDOM_SEEDS = 10_000
@@ -42,7 +42,7 @@ def chaos(
     """Run the streams on a broker of their own, kill them with -9, and verify that every offset came exactly once."""
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.setup import fetch_jars
-    from streaming_jobs.proof.chaos import Plan, run
+    from streaming_jobs.verification.chaos.kill_loop import Plan, run
 
     log_to_stderr()
     base = invocation(context).settings

@@ -21,8 +21,8 @@ from orchestration.cli.output import say
 from streaming_jobs.errors import PermanentError
 
 if TYPE_CHECKING:
+    from streaming_jobs.examples.stock.movements import Movement
     from streaming_jobs.settings import Settings
-    from streaming_jobs.stock.movements import Movement
 
 app = typer.Typer(no_args_is_help=True, help="Stories that run by themselves.", rich_markup_mode=None)
 
@@ -77,19 +77,19 @@ class Story:
     """The steps, each shown as the command that it is."""
 
     def __init__(self, folder: Path, settings: Settings, bootstrap: str, count: int) -> None:
-        from streaming_jobs.stock import flows, movements
+        from streaming_jobs.examples.stock import movements, streams
 
         self.folder, self.settings, self.bootstrap = folder, settings, bootstrap
         self.all: Sequence[Movement] = movements.movements(count)
         self.code = folder / "code" / f"{_MODULE}.py"
         self.code.parent.mkdir(parents=True, exist_ok=True)
-        self.text = Path(str(flows.__file__)).read_text(encoding="utf-8")
+        self.text = Path(str(streams.__file__)).read_text(encoding="utf-8")
         self.began = time.monotonic()
 
     def tell(self) -> None:
         """The story, from the first movement to the second recovery."""
+        from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
         from streaming_jobs.sources.topics import Topics
-        from streaming_jobs.stock.movements import PARTITIONS, TOPIC
 
         half = len(self.all) // 2
         Topics.of(self.settings.kafka, self.bootstrap).create(TOPIC, PARTITIONS)
@@ -130,9 +130,9 @@ class Story:
 
     def plan_low_stock(self) -> str:
         """Plan the recovery of `low_stock`, before the code that ran second."""
-        from streaming_jobs import generation
+        from streaming_jobs.state import stream_record
 
-        record = generation.load(self.settings, "low_stock")
+        record = stream_record.load(self.settings, "low_stock")
         assert record is not None
         arguments = ["recover", "plan", "low_stock", "--before-code", record.code[1].hash, "--require", "taken >= 5"]
         return str(json.loads(self.recourse(*arguments, "--output", "json", quiet=True))["id"])
@@ -147,7 +147,7 @@ class Story:
 
     def feed(self, part: Sequence[Movement]) -> None:
         """Send movements."""
-        from streaming_jobs.stock.movements import send
+        from streaming_jobs.examples.stock.movements import send
 
         send(self.settings.kafka, self.bootstrap, part)
 
@@ -160,7 +160,7 @@ class Story:
 
         With `low_stock`, that table too has to equal the truth.
         """
-        from streaming_jobs.stock import movements
+        from streaming_jobs.examples.stock import movements
 
         rows = {r["product"]: r for r in self.rows("inventory")}
         truth = movements.inventory(self.all[:count])
@@ -180,7 +180,7 @@ class Story:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """A table's rows."""
-        from streaming_jobs.table_rows import rows
+        from streaming_jobs.sinks.delta.table_rows import rows
 
         return list(rows(self.settings.tables / table).to_pylist())
 

@@ -15,7 +15,7 @@ from orchestration.cli.output import Output, OutputOption, log_to_stderr, number
 from orchestration.cli.screen import Feeding
 
 if TYPE_CHECKING:
-    from streaming_jobs.flights.feeder import FeedReport
+    from streaming_jobs.examples.flights.feeder import FeedReport
     from streaming_jobs.settings import Settings
 
 ShareOption = Annotated[
@@ -53,7 +53,7 @@ def feed_with_bar(settings: Settings, *, rate: float | None, share: float, again
     """Feed with a progress bar on stderr."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from streaming_jobs.flights.feeder import feed as send
+    from streaming_jobs.examples.flights.feeder import feed as send
 
     columns = (TextColumn("feeding"), BarColumn(), MofNCompleteColumn(), TextColumn("records,"), TimeRemainingColumn())
     console = stderr_console()
@@ -97,7 +97,7 @@ class FeederThread:
             self._thread.join(deadline)
 
     def _run(self) -> None:
-        from streaming_jobs.flights import dataset
+        from streaming_jobs.examples.flights import dataset
 
         try:
             self._feed_all()
@@ -120,8 +120,8 @@ class FeederThread:
                 return
 
     def _feed(self) -> Feeding:
-        from streaming_jobs.flights.feeder import feed as send
-        from streaming_jobs.flights.feeder import survey
+        from streaming_jobs.examples.flights.feeder import feed as send
+        from streaming_jobs.examples.flights.feeder import survey
 
         there = survey(self._settings, self._share)
         if not there.complete:

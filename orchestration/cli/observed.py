@@ -1,4 +1,4 @@
-"""What a stream is doing now, as the commands show it: the verdict of `streaming_jobs.health`, figures with their age.
+"""What a stream is doing now, as the commands show it: the verdict of `streaming_jobs.state.health`, figures with their age.
 
 A figure is shown as one of now only while it is fresh. Where no driver looks at the end of the topics, the command does
 (`with_lag`); where that cannot be told either, the last known lag is shown with its age.
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from orchestration.cli.output import ago, number
 
 if TYPE_CHECKING:
-    from streaming_jobs.health import Health
-    from streaming_jobs.lag import Lag
-    from streaming_jobs.lease import Owner
-    from streaming_jobs.progress import Status
+    from streaming_jobs.runtime.lag import Lag
     from streaming_jobs.settings import Settings
+    from streaming_jobs.state.health import Health
+    from streaming_jobs.state.lease import Owner
+    from streaming_jobs.state.status import Status
     from streaming_jobs.stream import Stream
 
 ENDED = ("stopped", "failed")
@@ -141,7 +141,7 @@ class Observed:
 
 def observe(settings: Settings, stream: str) -> Observed:
     """Look at one stream now."""
-    from streaming_jobs.health import Limits, judge, look
+    from streaming_jobs.state.health import Limits, judge, look
 
     seen = look(settings, stream)
     verdict = judge(seen, Limits.of(settings, stream))
@@ -158,7 +158,7 @@ def with_lag(settings: Settings, streams: Sequence[Stream], found: Sequence[Obse
     old = {o.stream: o.status for o in found if o.status is not None and not (o.lag_age or _FRESH + 1) <= _FRESH}
     if not old:
         return list(found)
-    from streaming_jobs.lag import lag_now  # it loads the Kafka client
+    from streaming_jobs.runtime.lag import lag_now  # it loads the Kafka client
 
     before = {name: s.read_up_to for name, s in old.items() if s.read_up_to is not None}
     lags = lag_now(settings, [stream for stream in streams if stream.name in old], before)

@@ -11,14 +11,14 @@ from orchestration.cli.children import end, session_driver, wait
 from orchestration.cli.feed import feed_with_bar, summary
 from orchestration.cli.invocation import Invocation, environment_name
 from orchestration.cli.output import Output, number, print_json, print_table, say
-from orchestration.driver import BoundedLog
+from orchestration.sessions.driver import BoundedLog
 from streaming_jobs.errors import RecourseError, UsageError
 
 if TYPE_CHECKING:
-    from streaming_jobs.flights.truth import TableCheck
+    from streaming_jobs.examples.flights.truth import TableCheck
     from streaming_jobs.settings import Settings
 
-TRUTH_OF = "streaming_jobs.flows"
+TRUTH_OF = "streaming_jobs.examples.flights.streams"
 """The package whose streams have a truth to be compared with."""
 BATCH = 40_000
 """Records a batch, where nobody has set another number."""
@@ -26,7 +26,7 @@ BATCH = 40_000
 
 def run_once(call: Invocation, *, share: float, output: Output) -> int:
     """Feed if that is still to be done, process, compare; returns the exit code. The broker runs already."""
-    from streaming_jobs.flights.truth import STREAMS, compare
+    from streaming_jobs.examples.flights.truth import STREAMS, compare
 
     if TRUTH_OF not in call.settings.flows:
         raise UsageError(
@@ -50,8 +50,8 @@ def run_once(call: Invocation, *, share: float, output: Output) -> int:
 
 def feed_once(settings: Settings, share: float) -> None:
     """Bring the topic to exactly the first `share` of the flights; raises UsageError if it holds more than that."""
-    from streaming_jobs.flights.dataset import TOTAL
-    from streaming_jobs.flights.feeder import survey
+    from streaming_jobs.examples.flights.dataset import TOTAL
+    from streaming_jobs.examples.flights.feeder import survey
 
     there = survey(settings, share)
     if there.records > there.total:
@@ -113,7 +113,7 @@ class SessionFailed(RecourseError):
 
 def share_of(records: int, total: int) -> str:
     """The share, in as few digits as will do, that stands for just so many records."""
-    from streaming_jobs.flights.dataset import flights_in
+    from streaming_jobs.examples.flights.dataset import flights_in
 
     for digits in range(1, 12):
         # Rounded up, as a share is rounded down to whole records.

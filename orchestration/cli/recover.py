@@ -16,8 +16,8 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import counted
 
 if TYPE_CHECKING:
+    from reprocessing.context import Talk, Work
     from reprocessing.plan import Plan
-    from reprocessing.work import Talk, Work
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.stream import Stream
@@ -80,7 +80,7 @@ def plan(
 ) -> None:
     """Show what a recovery would do, and keep that as a plan. Nothing of the stream is changed, and it may run on."""
     from reprocessing.explainer import explain
-    from reprocessing.firstbad import before_first_bad as search
+    from reprocessing.first_bad_row import before_first_bad as search
     from reprocessing.offline import look_for_plan
     from reprocessing.plan import Checks
     from reprocessing.planner import make_plan
@@ -279,7 +279,7 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
 
 def _talk(yes: bool) -> Talk:
     from reprocessing.audit import paired
-    from reprocessing.work import Talk
+    from reprocessing.context import Talk
 
     def confirm(work: Work) -> bool:
         for difference in work.differences:

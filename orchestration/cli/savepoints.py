@@ -30,12 +30,12 @@ def create(
     output: OutputOption = Output.text,
 ) -> None:
     """Take a savepoint of the last finished batch; the stream may run. It stays until it is dropped."""
-    from streaming_jobs import generation, savepoints
+    from streaming_jobs.state import savepoints, stream_record
 
     call = invocation(context)
     name = call.topology.select([stream])[0].name
-    record = generation.load(call.settings, name)
-    last = None if record is None else generation.checkpoint(call.settings, name, record.generation).last_committed
+    record = stream_record.load(call.settings, name)
+    last = None if record is None else stream_record.checkpoint(call.settings, name, record.generation).last_committed
     if record is None or last is None:
         raise UsageError(f"stream {name} has not finished a batch yet", "run it first")
     taken = savepoints.take(call.settings, record, last, "purpose", note)
@@ -47,7 +47,7 @@ def create(
 def list_savepoints(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Print a stream's savepoints, oldest first: when and why each was taken, and what it occupies."""
     from reprocessing.targets import instant_words
-    from streaming_jobs import savepoints
+    from streaming_jobs.state import savepoints
 
     call = invocation(context)
     name = call.topology.select([stream])[0].name
@@ -71,7 +71,7 @@ def drop(
 ) -> None:
     """Remove a savepoint; a recovery that needs it can then not be undone."""
     from reprocessing.executor import needed_savepoints
-    from streaming_jobs import savepoints
+    from streaming_jobs.state import savepoints
 
     call = invocation(context)
     name = call.topology.select([stream])[0].name
@@ -92,14 +92,14 @@ def generations() -> None:
 def list_generations(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, where it went on from, and its size."""
     from reprocessing.targets import instant_words
-    from streaming_jobs import generation
+    from streaming_jobs.state import stream_record
 
     call = invocation(context)
     name = call.topology.select([stream])[0].name
-    record = generation.load(call.settings, name)
+    record = stream_record.load(call.settings, name)
     found = []
     for each in record.generations if record else ():
-        place = generation.checkpoint(call.settings, name, each.number).folder
+        place = stream_record.checkpoint(call.settings, name, each.number).folder
         size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) if place.is_dir() else 0
         found.append({**dataclasses.asdict(each), "kept": place.is_dir(), "bytes": size})
     rows = [
@@ -118,12 +118,12 @@ def list_generations(context: typer.Context, stream: Name, output: OutputOption 
 @generations_app.command(short_help="Remove the checkpoints of generations that are over.")
 def prune(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Remove the checkpoints of generations that are over; savepoints hold what an undo needs."""
-    from streaming_jobs import generation
-    from streaming_jobs.lease import take
+    from streaming_jobs.state import stream_record
+    from streaming_jobs.state.lease import take
 
     call = invocation(context)
     name = call.topology.select([stream])[0].name
     with take(call.settings, name, purpose="generations prune", wait=2.0):
-        record = generation.load(call.settings, name)
-        gone = generation.prune(call.settings, record, 0) if record else []
+        record = stream_record.load(call.settings, name)
+        gone = stream_record.prune(call.settings, record, 0) if record else []
     show(output, gone, lambda: say(f"removed {', '.join(gone)}" if gone else "nothing to remove"))

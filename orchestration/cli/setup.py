@@ -48,10 +48,10 @@ def fetch_jars(settings: Settings, *, broker: bool, spark: bool = True) -> None:
 
 def rehearse_once(settings: Settings) -> None:
     """Have the class-data archives, by a rehearsal in a process of its own; what fails there costs only speed."""
-    from streaming_jobs.rehearsal import needed
+    from streaming_jobs.warm_up import needed
 
     if needed(settings):
-        command = [sys.executable, "-m", "streaming_jobs.rehearsal"]
+        command = [sys.executable, "-m", "streaming_jobs.warm_up"]
         try:
             subprocess.run(command, stdout=sys.stderr.fileno(), timeout=_REHEARSAL_SECONDS, check=False)
         except subprocess.TimeoutExpired:

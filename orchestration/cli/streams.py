@@ -167,8 +167,8 @@ def ledger(
     """
     from streaming_jobs.errors import UsageError
     from streaming_jobs.ledger import entries
-    from streaming_jobs.ledger_history import FROM_FILE, code_changes, newest_entries
-    from streaming_jobs.world import ledger_file
+    from streaming_jobs.preflight.take_snapshot import ledger_file
+    from streaming_jobs.state.ledger_history import FROM_FILE, code_changes, newest_entries
 
     call = invocation(context)
     stream = call.topology[name]
@@ -207,18 +207,18 @@ def accept(
     why: Annotated[str, typer.Option(help="The reason, kept with the exception.")],
 ) -> None:
     """Declare a commit right that the stream did not make, so that preflight lets the stream start."""
-    from streaming_jobs import generation
+    from streaming_jobs.state import stream_record
 
     call = invocation(context)
-    generation.accept(call.settings, call.topology[name].name, table, version, why)
+    stream_record.accept(call.settings, call.topology[name].name, table, version, why)
     say(f"accepted: version {version} of {table}; {name} may start again")
 
 
 def ask_to_stop(settings: Settings, stream: str) -> None:
     """Write the marker that a running session obeys at the next batch border, and keepalive respects."""
-    from streaming_jobs import stops
+    from streaming_jobs.state import stop_request
 
-    stops.ask(settings, stream, "asked by recourse streams stop")
+    stop_request.ask(settings, stream, "asked by recourse streams stop")
 
 
 def _patience(settings: Settings, streams: list[str]) -> float:

@@ -68,7 +68,7 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
     from orchestration.cli.kafka import BrokerKeeper
     from orchestration.cli.observed import observe_all
     from orchestration.cli.screen import Screen
-    from orchestration.processes import DagsterProcesses
+    from orchestration.local_dagster.processes import DagsterProcesses
 
     settings = call.settings
     names = list(call.topology.streams)

@@ -25,12 +25,12 @@ from orchestration.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from streaming_jobs.proof.spans import Span
-    from streaming_jobs.proof.topic import TopicReader
-    from streaming_jobs.proof.verdict import StreamVerdict, Verdict
-    from streaming_jobs.proof.verification import Told
     from streaming_jobs.settings import Settings
     from streaming_jobs.stream import Stream
+    from streaming_jobs.verification.offset_ranges import Span
+    from streaming_jobs.verification.topic import TopicReader
+    from streaming_jobs.verification.verdict import StreamVerdict, Verdict
+    from streaming_jobs.verification.verification import Told
 
 _SHOWN = 20
 _LINES_EVERY = 10.0
@@ -69,7 +69,7 @@ def verify(
     from orchestration.cli.kafka import broker_for_command
     from streaming_jobs import truths
     from streaming_jobs.durations import parse_duration
-    from streaming_jobs.proof.verification import Options, verify_streams
+    from streaming_jobs.verification.verification import Options, verify_streams
 
     log_to_stderr()
     call = invocation(context)
@@ -120,7 +120,7 @@ def _recompute(
     """Tell after each stream the verdict with the outcome of a batch query over everything that it has read."""
     from orchestration.cli.setup import fetch_jars
     from streaming_jobs.platform import spark as platform
-    from streaming_jobs.proof.recompute import recompute
+    from streaming_jobs.verification.recompute import recompute
 
     fetch_jars(settings, broker=False)
     say("starting Spark, which runs the functions of the streams again")

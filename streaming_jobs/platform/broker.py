@@ -33,8 +33,8 @@ from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.files import private_folder, write_atomic, write_json
 from streaming_jobs.platform import class_data, java, ports
 from streaming_jobs.platform.broker_config import as_properties, jvm_options, logging_properties, server_properties
+from streaming_jobs.platform.child_reaper import Lifeline
 from streaming_jobs.platform.jars import broker_jars
-from streaming_jobs.platform.lifeline import Lifeline
 from streaming_jobs.platform.process_identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
 

@@ -3,7 +3,7 @@
 Java writes such a file when it ends (`-XX:ArchiveClassesAtExit`) and takes it at the next start
 (`-XX:SharedArchiveFile`), after checking that Java and the class path are the ones it was made with; otherwise it
 starts as if there were none. The file's name here holds both, so that another Java or other jars have their own.
-streaming_jobs/rehearsal.py makes them. An archive takes 100 to 250 MB; of each kind the newest three are kept.
+streaming_jobs/warm_up.py makes them. An archive takes 100 to 250 MB; of each kind the newest three are kept.
 """
 
 from __future__ import annotations

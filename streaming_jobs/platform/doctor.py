@@ -107,7 +107,7 @@ def _differing(pins: list[tuple[str, str]]) -> Iterator[str]:
 
 def check_class_data(settings: Settings) -> Check:
     """The archive that halves the start of a session."""
-    fix = "python -m streaming_jobs.rehearsal"
+    fix = "python -m streaming_jobs.warm_up"
     try:
         file = class_data.archive(settings, "spark", [cache(settings) / jar.file for jar in locked("spark")])
     except RecourseError:

@@ -25,10 +25,10 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.ledger import OffsetRange
-from streaming_jobs.sinks.delta import DeltaSink
-from streaming_jobs.sinks.refused import DETAILS, REASON_COLUMN, with_bytes
-from streaming_jobs.sinks.staged import ArrowAppend, Staged, stage
-from streaming_jobs.sinks.time_range import without_outside
+from streaming_jobs.sinks.delta.refused_rows import DETAILS, REASON_COLUMN, with_bytes
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.time_range import without_outside
+from streaming_jobs.sinks.delta.writers import ArrowAppend, Staged, stage
 from streaming_jobs.sources.kafka import AHEAD
 from streaming_jobs.stream import DeltaTable
 

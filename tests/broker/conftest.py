@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from streaming_jobs.platform.broker import Broker
 from tests.conftest import SettingsFactory
-from tests.driver import Bench
+from tests.support.driver import Bench
 
 BenchFactory = Callable[..., Bench]
 

@@ -22,9 +22,9 @@ from confluent_kafka import Producer
 from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.platform import ports
 from streaming_jobs.platform.broker import Broker, bootstrap_servers, running
-from streaming_jobs.rehearsal import archives, rehearse
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics, client_config
+from streaming_jobs.warm_up import archives, rehearse
 
 ROOT = Path(__file__).parents[2]
 START_AND_WAIT = """

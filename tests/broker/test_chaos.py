@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streaming_jobs.proof.chaos import Plan, run
 from streaming_jobs.settings import Settings
-from tests.driver import REPOSITORY, until
+from streaming_jobs.verification.chaos.kill_loop import Plan, run
+from tests.support.driver import REPOSITORY, until
 
 SEED = 97
 """The driver is killed between the commits of two tables, later Python alone; the broker in between."""

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.progress import read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state.status import read_status
 from tests.broker.small_disk import SmallDisk, small_disk
 from tests.conftest import SettingsFactory
-from tests.driver import assert_chained, driver, finished, ledger, produce, rows, until
-from tests.things import expected_totals, thing
+from tests.support.driver import assert_chained, driver, finished, ledger, produce, rows, until
+from tests.support.things import expected_totals, thing
 
 FIRST, ALL = 1000, 3000
 STREAMS = "plain,totals"

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from streaming_jobs.first_status import first_status
+from streaming_jobs.state.first_status import first_status
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
-from tests.driver import Bench, ledger, on_topic, produce, rows
-from tests.things import KEYS, thing, windows
+from tests.support.driver import Bench, ledger, on_topic, produce, rows
+from tests.support.things import KEYS, thing, windows
 
 
 def counted(bench: Bench) -> Counter[str]:

@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from streaming_jobs.crash import POINTS
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from tests.conftest import SettingsFactory
-from tests.driver import assert_chained, driver, finished, ledger, produce, rows
-from tests.things import BEGIN, KEYS, expected_totals, thing
+from tests.support.driver import assert_chained, driver, finished, ledger, produce, rows
+from tests.support.things import BEGIN, KEYS, expected_totals, thing
 
 TOPIC = "things"
 COUNT = 6000

@@ -16,9 +16,9 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from streaming_jobs.errors import LeaseBusy, UsageError
-from streaming_jobs.flights import dataset, feeder
-from streaming_jobs.flights.content import TOPIC
-from streaming_jobs.flights.feeder import _Lost, _Sender, feed, survey
+from streaming_jobs.examples.flights import dataset, feeder
+from streaming_jobs.examples.flights.content import TOPIC
+from streaming_jobs.examples.flights.feeder import _Lost, _Sender, feed, survey
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources.connection import client_config
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_a_feed_with_a_report(settings: Settings, topics: Topics) ->
 def test_a_feeder_killed_in_the_middle_leaves_nothing_doubled_or_lost(settings: Settings, topics: Topics) -> None:
     program = f"""
         from pathlib import Path
-        from streaming_jobs.flights.feeder import feed
+        from streaming_jobs.examples.flights.feeder import feed
         from streaming_jobs.settings import KafkaSettings, Settings
         kafka = KafkaSettings(bootstrap_servers={topics.bootstrap!r})
         feed(Settings(home=Path({str(settings.home)!r}), kafka=kafka), rate=3000, share={SHARE})

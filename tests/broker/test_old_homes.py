@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
-from tests.driver import produce, rows
 from tests.homes.flows import BEGIN, KEYS, STEP
 from tests.homes.make import ARCHIVES, RECORDS, STREAMS, TOPIC, event, recourse
+from tests.support.driver import produce, rows
 
 MORE = 60
 pytestmark = pytest.mark.timeout(300)

@@ -20,18 +20,18 @@ from deltalake import DeltaTable, write_deltalake
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
 from reprocessing.plan import Checks, load
 from reprocessing.planner import make_plan
-from reprocessing.situation import look
+from reprocessing.snapshot import look
 from reprocessing.targets import Target
-from streaming_jobs import generation as generations
+from streaming_jobs.examples.stock import movements
+from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.stock import movements
-from streaming_jobs.stock.movements import PARTITIONS, TOPIC
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.topology import Topology
 from tests.broker.small_disk import small_disk
-from tests.driver import REPOSITORY, command, until
+from tests.support.driver import REPOSITORY, command, until
 
 COUNT = 4_000
 pytestmark = pytest.mark.timeout(300)
@@ -76,7 +76,7 @@ def outcome(story: Story, plan: str) -> str:
 
 
 def generation(story: Story) -> int:
-    record = generations.load(story.settings, "inventory")
+    record = stream_record.load(story.settings, "inventory")
     assert record is not None
     return record.generation
 
@@ -253,9 +253,9 @@ def test_a_writer_who_comes_between_two_publishes_is_not_written_over(story: Sto
 def test_every_target_becomes_offsets_and_a_border(story: Story, tmp_path: Path) -> None:
     """Two batches: the right code's, and the wrong code's."""
     offsets = Topics.of(story.settings.kafka, story.bootstrap).offsets(TOPIC).latest
-    record = generations.load(story.settings, "inventory")
+    record = stream_record.load(story.settings, "inventory")
     assert record is not None
-    stream = Topology.load(["streaming_jobs.stock.flows"]).select(["inventory"])[0]
+    stream = Topology.load(["streaming_jobs.examples.stock.streams"]).select(["inventory"])[0]
     kept = json.loads(run(story, "savepoints", "list", "inventory", "--output", "json").stdout)[0]["savepoint"]
     exported = tmp_path / "offsets.csv"
     plan = story.plan()

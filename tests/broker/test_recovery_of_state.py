@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import open_sink
-from streaming_jobs.sinks.upkeep import Upkeep
+from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import DeltaTable as Declared
-from tests.driver import REPOSITORY, command
+from tests.support.driver import REPOSITORY, command
 
 TOPIC = "readings"
 FLOWS = """

@@ -11,12 +11,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable, write_deltalake
 
-from streaming_jobs import generation as generations
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
+from streaming_jobs.state import stream_record
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
-from tests.driver import Bench, driver, finished, on_topic, produce, rows, until
-from tests.things import plain, thing
+from tests.support.driver import Bench, driver, finished, on_topic, produce, rows, until
+from tests.support.things import plain, thing
 
 Ran = tuple[Bench, Stream]
 
@@ -42,7 +42,7 @@ def refused(ran: Ran, error: type[Exception] = PreflightRefused) -> str:
 
 def folder(ran: Ran) -> Path:
     bench, stream = ran
-    return generations.checkpoint(bench.settings, stream.name, 1).folder
+    return stream_record.checkpoint(bench.settings, stream.name, 1).folder
 
 
 def test_nothing_is_wrong_with_an_untouched_stream(ran: Ran) -> None:
@@ -70,7 +70,7 @@ def test_an_old_copy_of_the_checkpoint_is_refused(ran: Ran) -> None:
 
 def test_a_lost_stream_record_is_refused(ran: Ran) -> None:
     bench, stream = ran
-    (generations.folder(bench.settings, stream.name) / "stream.json").unlink()
+    (stream_record.folder(bench.settings, stream.name) / "stream.json").unlink()
     assert "the stream's record is gone" in refused(ran)
 
 
@@ -94,7 +94,7 @@ def test_a_foreign_append_is_refused_until_it_is_accepted(ran: Ran) -> None:
     one = pa.Table.from_pylist([rows(bench.settings, "plain")[0]])
     write_deltalake(table, one, mode="append")
     assert "not written by stream plain" in refused(ran)
-    generations.accept(bench.settings, stream.name, "plain", DeltaTable(table.table_uri).version(), "a test row")
+    stream_record.accept(bench.settings, stream.name, "plain", DeltaTable(table.table_uri).version(), "a test row")
     assert bench.run(stream).status.state == "stopped"
 
 

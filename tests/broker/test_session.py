@@ -16,20 +16,31 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from streaming_jobs import stops
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.generation import StreamRecord, checkpoint
-from streaming_jobs.lease import acquire, holder
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.progress import Status, read_status
-from streaming_jobs.running import RunningStream
+from streaming_jobs.runtime.stream_runner import RunningStream
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.lease import acquire, holder
+from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.stream_record import StreamRecord, checkpoint
 from tests.broker.conftest import BenchFactory
 from tests.conftest import SettingsFactory
-from tests.driver import REPOSITORY, assert_chained, command, driver, finished, ledger, on_topic, produce, rows, until
-from tests.things import plain, thing
+from tests.support.driver import (
+    REPOSITORY,
+    assert_chained,
+    command,
+    driver,
+    finished,
+    ledger,
+    on_topic,
+    produce,
+    rows,
+    until,
+)
+from tests.support.things import plain, thing
 
 
 @pytest.fixture
@@ -67,7 +78,7 @@ def status(settings: Settings, bootstrap: str) -> dict[str, dict[str, Any]]:
         **os.environ,
         "RECOURSE_HOME": str(settings.home),
         "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
-        "RECOURSE_FLOWS": '["tests.things"]',
+        "RECOURSE_FLOWS": '["tests.support.things"]',
         "PYTHONPATH": str(REPOSITORY),
     }
     told = command(settings.home, environment, "streams", "status", "-o", "json")
@@ -241,7 +252,7 @@ FLOW = """
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 from streaming_jobs.stream import DeltaTable, stream
-from tests.things import THINGS
+from tests.support.things import THINGS
 
 @F.udf(LongType())
 def checked(number):
@@ -292,19 +303,19 @@ def test_streams_run_goes_on_with_corrected_code_and_after_a_recovery(
     assert status("mended").pid == first.pid == status("good").pid
 
     second = status("good")
-    stops.ask_for(settings, "mended", "mended-0001")
+    stop_request.ask_for(settings, "mended", "mended-0001")
     until(lambda: status("mended").state == "stopped", 60, "the stop for the recovery")
     assert status("good").state in ("running", "idle")
     (tmp_path / "own_flows.py").write_text(FLOW.format(body="return number + 0"))
-    stops.clear_for(settings, "mended", "mended-0001")
+    stop_request.clear_for(settings, "mended", "mended-0001")
     for stream in ("good", "mended"):
         until(lambda stream=stream: at_work(stream, second.started_at), 240, f"{stream} after the recovery")
     assert process.poll() is None and status("mended").pid == first.pid
 
     third = {stream: status(stream) for stream in ("good", "mended")}
-    stops.ask_for(settings, "mended", "mended-0002")
+    stop_request.ask_for(settings, "mended", "mended-0002")
     until(lambda: status("mended").state == "stopped", 60, "the stop for the second recovery")
-    stops.clear_for(settings, "mended", "mended-0002")  # no code has changed: the session runs the recovery's
+    stop_request.clear_for(settings, "mended", "mended-0002")  # no code has changed: the session runs the recovery's
     until(lambda: at_work("mended", third["mended"].started_at), 60, "the stream in the same session")
     assert status("good").started_at == third["good"].started_at, "the others did not stop"
     process.send_signal(signal.SIGTERM)

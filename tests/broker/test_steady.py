@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from streaming_jobs import generation as generations
 from streaming_jobs.ledger import newest, walk
-from streaming_jobs.sinks import upkeep
+from streaming_jobs.sinks.delta import maintenance
+from streaming_jobs.state import stream_record
 from tests.broker.conftest import BenchFactory
-from tests.driver import Bench, on_topic, produce, rows
-from tests.things import expected_totals, plain, thing, totals
+from tests.support.driver import Bench, on_topic, produce, rows
+from tests.support.things import expected_totals, plain, thing, totals
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -32,8 +32,8 @@ TIGHT = {
 @pytest.fixture
 def tight(bench: BenchFactory, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Bounds that are reached within a hundred batches."""
-    monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 0.0)
-    monkeypatch.setattr(upkeep, "_SWEEP_SHARE", 1.0)
+    monkeypatch.setattr(maintenance, "_SWEEP_EVERY", 0.0)
+    monkeypatch.setattr(maintenance, "_SWEEP_SHARE", 1.0)
     return bench(TIGHT)
 
 
@@ -56,7 +56,7 @@ def test_an_append_stream_stays_small_and_goes_on_from_a_short_log(tight: Bench,
     assert versions(tight, "plain") <= 10 + 5 + LOOK
     there, listed = data_files(tight, "plain")
     assert listed <= there and len(there) <= (LOOK + 10) * 6 < BATCHES * 5
-    checkpoint = generations.checkpoint(tight.settings, "plain", 1)
+    checkpoint = stream_record.checkpoint(tight.settings, "plain", 1)
     assert len(list((checkpoint.folder / "offsets").glob("[0-9]*"))) <= 102
 
     letters = tight.settings.tables / "plain_dead_letters"

@@ -6,8 +6,8 @@ import pytest
 
 from tests.broker.conftest import BenchFactory
 from tests.broker.test_refusals import cut
-from tests.driver import assert_chained, ledger, on_topic, produce, rows, until
-from tests.things import plain, thing
+from tests.support.driver import assert_chained, ledger, on_topic, produce, rows, until
+from tests.support.things import plain, thing
 
 RECORDS, CUT = 60_000, 50_000
 """The cut lies far behind what a consumer has fetched ahead, which is 1 MB: that much it goes on reading."""

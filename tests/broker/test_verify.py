@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.proof.topic import read_topic
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.verification.topic import read_topic
 from tests.conftest import SettingsFactory
-from tests.driver import REPOSITORY, command, driver, finished, ledger, produce, until
-from tests.driver import rows as made_rows
-from tests.things import thing
+from tests.support.driver import REPOSITORY, command, driver, finished, ledger, produce, until
+from tests.support.driver import rows as made_rows
+from tests.support.things import thing
 
 _WITHOUT_END = """
 import sys
@@ -29,7 +29,7 @@ import time
 
 from confluent_kafka import Producer
 
-from tests.things import thing
+from tests.support.things import thing
 
 bootstrap, topic, at_once, number = sys.argv[1], sys.argv[2], int(sys.argv[3]), 2_000
 producer, made = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0}), thing(0)
@@ -76,7 +76,7 @@ from collections import Counter
 
 from streaming_jobs import truth
 from tests import things
-from tests.driver import on_topic
+from tests.support.driver import on_topic
 
 plain, totals, windows, parity = (
     on_topic(stream, "{topic}") for stream in (things.plain, things.totals, things.windows, things.parity)

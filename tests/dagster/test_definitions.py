@@ -13,21 +13,21 @@ import dagster as dg
 import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
-from orchestration import job_yaml
-from orchestration.dagster_home import prepare
-from orchestration.decisions import IN_PROGRESS, RunSeen
+from orchestration.assets import sessions
+from orchestration.bundle import job_yaml
 from orchestration.definitions import definitions
-from orchestration.fingerprint import fingerprint
-from orchestration.reporting import table_key, topic_key
-from orchestration.runs import NEWEST, session_runs
-from orchestration.streams import sessions
-from orchestration.supervisor import Session
-from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
-from streaming_jobs import stops
+from orchestration.local_dagster.dagster_home import prepare
+from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
+from orchestration.sessions.fingerprint import fingerprint
+from orchestration.sessions.reporting import table_key, topic_key
+from orchestration.sessions.runs import NEWEST, session_runs
+from orchestration.sessions.supervisor import Session
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.lease import acquire
-from streaming_jobs.progress import Status, write_status
 from streaming_jobs.settings import Settings
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.topology import Topology
 from tests.dagster.conftest import ROOT
 from tests.dagster.fakes.command import fake_command
@@ -337,7 +337,7 @@ def test_the_watchdog_takes_nobody_elses_lease_for_the_runs_driver(
 
 def test_keepalive_does_not_wait_for_a_stream_that_a_recovery_holds(ticks: Ticks) -> None:
     """Its session has ended meanwhile: the others are started, that one is left out."""
-    stops.ask_for(ticks.settings, "customers", "customers-0001")
+    stop_request.ask_for(ticks.settings, "customers", "customers-0001")
     lease = acquire(ticks.settings, "customers", purpose="recovery customers-0001")
     assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
     lease.release()
@@ -407,17 +407,17 @@ def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_ag
     lease = acquire(ticks.settings, "orders", purpose="session")
     assert look(ticks) == {"orders": (True, "well")}
     lease.release()
-    stops.ask(ticks.settings, "orders", "asked by an operator")
+    stop_request.ask(ticks.settings, "orders", "asked by an operator")
     assert look(ticks) == {"orders": (False, "stopped")}
 
 
 def test_a_stream_that_ended_while_its_session_goes_on_is_red(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
     long_ago = time.time() - 2000
     session = RunSeen("r", "STARTED", created=long_ago, started=long_ago)
-    monkeypatch.setattr("orchestration.health_checks.session_runs", lambda *_: [session])
+    monkeypatch.setattr("orchestration.checks.session_runs", lambda *_: [session])
     write_status(ticks.settings, Status("orders", "stopped", 7, heartbeat=long_ago, trigger="continuous"))
     assert look(ticks) == {"orders": (False, "red: not_running")}
-    stops.ask(ticks.settings, "orders", "asked by an operator")
+    stop_request.ask(ticks.settings, "orders", "asked by an operator")
     assert look(ticks) == {"orders": (False, "stopped")}
 
 

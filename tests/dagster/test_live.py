@@ -15,14 +15,14 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
-from orchestration.client import DagsterClient
-from orchestration.processes import CODE_SERVER, DAEMON, WEBSERVER, DagsterProcesses
+from orchestration.local_dagster.client import DagsterClient
+from orchestration.local_dagster.processes import CODE_SERVER, DAEMON, WEBSERVER, DagsterProcesses
 from streaming_jobs.errors import SetupError
-from streaming_jobs.flights.feeder import feed
-from streaming_jobs.lease import Owner, holder
+from streaming_jobs.examples.flights.feeder import feed
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.progress import Status, read_status
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.lease import Owner, holder
+from streaming_jobs.state.status import Status, read_status
 from tests.dagster.conftest import ROOT
 
 JOB = "flights"

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from orchestration.client import DagsterClient
-from orchestration.dagster_home import code_server_port, is_free, prepare
-from orchestration.processes import DagsterProcesses, _Child
-from orchestration.tags import STOPPED_BY_TAG
-from orchestration.tether import tethered
+from orchestration.local_dagster.client import DagsterClient
+from orchestration.local_dagster.dagster_home import code_server_port, is_free, prepare
+from orchestration.local_dagster.processes import DagsterProcesses, _Child
+from orchestration.sessions.parent_death_signal import tethered
+from orchestration.sessions.tags import STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from tests.dagster.conftest import ROOT, starts, wait_for
@@ -86,7 +86,7 @@ def test_up_ends_sessions_in_order_goes_on_next_time_and_leaves_nothing_when_kil
 
 def test_what_is_tethered_ends_with_its_parent_also_on_kill_9() -> None:
     code = (
-        "import os, subprocess, sys, time; from orchestration.tether import tethered\n"
+        "import os, subprocess, sys, time; from orchestration.sessions.parent_death_signal import tethered\n"
         "child = subprocess.Popen(tethered(os.getpid(), ['/bin/sleep', '60'])); print(child.pid, flush=True)\n"
         "time.sleep(60)"
     )
@@ -111,7 +111,7 @@ def test_sigterm_ends_a_tethered_process_under_a_shell_that_ignores_signals() ->
 
 
 def test_a_process_that_dies_is_started_again_later_each_time(shop: Settings) -> None:
-    from orchestration.driver import BoundedLog
+    from orchestration.sessions.driver import BoundedLog
 
     child = _Child("short", ["/bin/false"], {}, BoundedLog(shop.logs / "short.log"))
     child.start()

@@ -15,17 +15,18 @@ import dagster as dg
 import psutil
 import pytest
 
-from orchestration import driver as drivers
-from orchestration import job_yaml, supervisor
-from orchestration.dagster_home import prepare
+from orchestration.assets import sessions
+from orchestration.bundle import job_yaml
 from orchestration.definitions import definitions
-from orchestration.fingerprint import fingerprint
-from orchestration.streams import sessions
-from orchestration.supervisor import PARENT_VARIABLE, identity
-from orchestration.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
-from streaming_jobs.lease import acquire, holder
-from streaming_jobs.progress import Status, read_status, write_status
+from orchestration.local_dagster.dagster_home import prepare
+from orchestration.sessions import driver as drivers
+from orchestration.sessions import supervisor
+from orchestration.sessions.fingerprint import fingerprint
+from orchestration.sessions.supervisor import PARENT_VARIABLE, identity
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.lease import acquire, holder
+from streaming_jobs.state.status import Status, read_status, write_status
 from streaming_jobs.topology import Topology
 from tests.dagster.conftest import ROOT, starts, wait_for
 from tests.dagster.fakes.command import fake_command

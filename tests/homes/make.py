@@ -18,8 +18,8 @@ from pathlib import Path
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
-from tests.driver import command, produce
 from tests.homes.flows import BEGIN, KEYS, STEP
+from tests.support.driver import command, produce
 
 ARCHIVES = Path(__file__).parent
 REPOSITORY = ARCHIVES.parent.parent

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
 from streaming_jobs.settings import Settings
-from tests.orders import HOSTILE, NAN, Event, Tables, expected, output, pairs, read
+from tests.support.orders import HOSTILE, NAN, Event, Tables, expected, output, pairs, read
 
 
 def script(chance: random.Random) -> list[Event]:

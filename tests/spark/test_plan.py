@@ -1,4 +1,4 @@
-"""What is read off plans that this very Spark makes; tests/unit/test_plan.py has the rules on recorded ones."""
+"""What is read off plans that this very Spark makes; tests/unit/streaming_jobs/runtime/test_query_plan.py has the rules on recorded ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from streaming_jobs.plan import PlanTraits, state_fingerprint, traits
+from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 
 ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 Change = Callable[[DataFrame], DataFrame]

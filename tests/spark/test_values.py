@@ -25,14 +25,15 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks import dead_letters, refused
-from streaming_jobs.sinks.delta import DeltaSink, ensure_sink
-from streaming_jobs.sinks.staged import Staged, stage
-from streaming_jobs.sinks.upkeep import Upkeep
+from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta import refused_rows
+from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.writers import Staged, stage
 from streaming_jobs.stream import DeltaTable as Declared
-from tests import values
 from tests.conftest import SettingsFactory
-from tests.unit.worlds import STREAM, entry
+from tests.support import values
+from tests.support.worlds import STREAM, entry
 
 PATHS = {
     "driver": {"driver": True, "spark_commits": False},
@@ -120,7 +121,7 @@ UNHELD = [
 @pytest.mark.parametrize("column", ["day", "at", "local", "days"])
 def test_a_year_that_python_has_not_is_found_in_every_type_of_time(spark: SparkSession, column: str) -> None:
     schema = StructType([StructField("id", LongType()), PLACES[column]])
-    reason = refused.reason(Declared("t"), schema)
+    reason = refused_rows.reason(Declared("t"), schema)
     assert reason is not None
     found = broken(spark).where("id = 1 or id >= 6").select("id", column).withColumn("reason", reason)
     assert [row["reason"] for row in found.orderBy("id").select("reason").collect()] == [None] * 2 + [

@@ -17,9 +17,9 @@ import time
 
 from streaming_jobs import session
 from streaming_jobs.errors import LeaseBusy, RecourseError
-from streaming_jobs.lease import acquire
-from streaming_jobs.progress import Status, write_status
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.status import Status, write_status
 
 
 def main() -> int:

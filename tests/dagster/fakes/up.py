@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 
-from orchestration.processes import DagsterProcesses
+from orchestration.local_dagster.processes import DagsterProcesses
 from streaming_jobs.settings import Settings
 
 

@@ -6,8 +6,8 @@ import sys
 
 import dagster as dg
 
-from orchestration import supervisor
 from orchestration.definitions import definitions
+from orchestration.sessions import supervisor
 from streaming_jobs.settings import Settings
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.fakes.execute import execute

@@ -1,0 +1,350 @@
+"""How streams run: `databricks.yml` and the files it includes, in Databricks bundle format, a subset of it.
+
+The same files deploy to Databricks and feed the Dagster loader. A field that is not understood here is
+refused, never ignored, and so is a job that the two would run differently. One job is one session: its
+task's `--streams` run in one driver. `docs/dagster.md` shows the format.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from orchestration.bundle.fields import Section, read_yaml
+from orchestration.bundle.quartz import cron_of
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.settings import Settings
+
+FILE_NAME = "databricks.yml"
+ENTRY_POINT = "recourse-session"
+"""The wheel's entry point that runs a session; locally `python -m streaming_jobs.session`."""
+
+TAKEN = {"bool", "conf", "config", "context", "dict", "float", "input", "int", "meta", "output", "str", "type"}
+TAKEN |= {"arg_dict", "input_arg_dict", "output_arg_dict", *keyword.kwlist}
+"""Names that Dagster does not give a job."""
+_KEY = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+_REFERENCE = re.compile(r"\$\{([^}]*)\}")
+_RUN_REFERENCE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A job parameter; values are text, as on Databricks."""
+
+    name: str
+    default: str
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """The job shall always run: one session after the other."""
+
+    paused: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The job runs at these times; `quartz` as written, `cron` the same for Dagster."""
+
+    quartz: str
+    cron: str
+    timezone: str
+    paused: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """The one task of a job: a session started with `parameters`."""
+
+    key: str
+    package_name: str
+    entry_point: str
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job; `file` is where it was read from, `key` its name in Dagster."""
+
+    key: str
+    name: str
+    description: str
+    tags: Mapping[str, str]
+    parameters: tuple[Parameter, ...]
+    trigger: Continuous | Schedule | None
+    timeout_seconds: int
+    task: Task
+    file: Path
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of the streams that the job's session runs."""
+        return tuple(name.strip() for name in _option(self.task.parameters, "--streams").split(",") if name.strip())
+
+    @property
+    def defaults(self) -> dict[str, str]:
+        """The parameters' values when a run sets none."""
+        return {parameter.name: parameter.default for parameter in self.parameters}
+
+    def arguments(self, values: Mapping[str, str] | None = None) -> list[str]:
+        """The session's arguments with every job parameter put in; a scheduled job ends when it has caught up."""
+        chosen = {**self.defaults, **(values or {})}
+        found = [_RUN_REFERENCE.sub(lambda m: chosen[_parameter_of(m[1])], text) for text in self.task.parameters]
+        if isinstance(self.trigger, Schedule) and not _option(found, "--trigger"):
+            found += ["--trigger", "available-now"]
+        return found
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """All jobs of a bundle, resolved for one target."""
+
+    name: str
+    target: str
+    jobs: tuple[Job, ...]
+    file: Path
+
+
+def find(settings: Settings) -> Path:
+    """The bundle file: the setting `jobs`, else ./databricks.yml, else the packaged one, else the checkout's.
+
+    Raises ConfigurationError when the setting names no file.
+    """
+    if settings.jobs is not None:
+        path = settings.jobs.expanduser().absolute()
+        if not path.is_file():
+            raise ConfigurationError(f"jobs: there is no file {path}", "name a databricks.yml, or leave it out")
+        return path
+    here = Path(__file__).parent
+    candidates = (Path.cwd() / FILE_NAME, here / "bundle" / FILE_NAME, here.parent / FILE_NAME)
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise ConfigurationError(f"no {FILE_NAME} in {candidates[0].parent}", "write one, or set `jobs` to its path")
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether a bundle file is the one that comes with the package, for the shipped streams."""
+    here = Path(__file__).parent
+    return path in (here / "bundle" / FILE_NAME, here.parent / FILE_NAME)
+
+
+def for_streams(bundle: Bundle, declared: Sequence[str]) -> Bundle:
+    """The shipped bundle where other streams are declared: without its jobs for streams that are not there.
+
+    Streams that are then in no job share one that always runs, so that a project needs no bundle to begin with.
+    """
+    jobs = [job for job in bundle.jobs if any(name in declared for name in job.streams)]
+    rest = [name for name in declared if not any(name in job.streams for job in jobs)]
+    if rest and len(jobs) < len(bundle.jobs):
+        task = Task("session", "recourse-streams", "recourse-session", ("--streams", ",".join(rest)))
+        description = "The streams that no job names, in one session. Write a databricks.yml to run them otherwise."
+        jobs.append(Job("streams", "streams", description, {}, (), Continuous(paused=False), 0, task, bundle.file))
+    return replace(bundle, jobs=tuple(jobs))
+
+
+def load(path: Path, target: str = "") -> Bundle:
+    """Read a bundle for `target` (empty: its default one); raises ConfigurationError naming file and key."""
+    root = Section.of(read_yaml(path), path, allowed=("bundle", "include", "variables", "targets", "resources"))
+    name = root.section("bundle", allowed=("name",), required=True).text("name")
+    chosen, overrides = _target(root, target)
+    references = {"bundle.name": name, "bundle.target": chosen, **_variables(root, overrides)}
+    jobs: dict[str, Job] = {}
+    sections = [root, *(Section.of(read_yaml(p), p, allowed=("resources",)) for p in _included(root, path))]
+    for section in sections:
+        resolved = section.resolved(lambda text, where: _resolve(text, references, where), only="resources")
+        for key, entry in resolved.section("resources", allowed=("jobs",)).section("jobs").sections(_JOB_FIELDS):
+            if key in jobs:
+                raise entry.error(f"job {key} is also in {jobs[key].file}", "rename one of the two")
+            jobs[key] = _job(key, entry)
+    return Bundle(name, chosen, tuple(jobs.values()), path)
+
+
+_JOB_FIELDS = (
+    "name",
+    "description",
+    "tags",
+    "parameters",
+    "continuous",
+    "schedule",
+    "max_concurrent_runs",
+    "timeout_seconds",
+    "tasks",
+)
+
+
+def _job(key: str, entry: Section) -> Job:
+    if not _KEY.fullmatch(key):
+        raise entry.error(f"'{key}' is not a job key", "use lower-case letters, digits and '_', a letter first")
+    if key in TAKEN:
+        raise entry.error(f"'{key}' cannot be a job key: Dagster or Python keeps the name", "rename the job")
+    if entry.number("max_concurrent_runs", 1) != 1:
+        raise entry.error("max_concurrent_runs is not 1", "one driver a stream: leave it out, or write 1")
+    parameters = _parameters(entry)
+    trigger = _trigger(entry)
+    task = _task(entry, trigger)
+    declared = {parameter.name for parameter in parameters}
+    for text in task.parameters:
+        for reference in _RUN_REFERENCE.finditer(text):
+            if (used := _parameter_of(reference[1])) not in declared:
+                raise entry.error(
+                    f"tasks: {{{{{reference[1]}}}}} names no parameter of the job",
+                    f"declare '{used}' under parameters" if used else "write {{job.parameters.<name>}}",
+                )
+    job = Job(
+        key=key,
+        name=entry.text("name", key),
+        description=entry.text("description", ""),
+        tags=_tags(entry),
+        parameters=parameters,
+        trigger=trigger,
+        timeout_seconds=entry.number("timeout_seconds", 0),
+        task=task,
+        file=entry.file,
+    )
+    if not job.streams:
+        raise entry.error("tasks: the parameters name no streams", "add '--streams' and the streams, joined by commas")
+    return job
+
+
+def _trigger(entry: Section) -> Continuous | Schedule | None:
+    if entry.has("continuous") and entry.has("schedule"):
+        raise entry.error("has both continuous and schedule", "keep one; without either the job is started by hand")
+    if entry.has("continuous"):
+        continuous = entry.section("continuous", allowed=("pause_status",))
+        return Continuous(_paused(continuous))
+    if not entry.has("schedule"):
+        return None
+    schedule = entry.section("schedule", allowed=("quartz_cron_expression", "timezone_id", "pause_status"))
+    quartz, zone = schedule.text("quartz_cron_expression"), schedule.text("timezone_id")
+    try:
+        cron = cron_of(quartz)
+    except ValueError as error:
+        raise schedule.error(f"quartz_cron_expression '{quartz}': {error}") from error
+    try:
+        ZoneInfo(zone)
+    except (OSError, ValueError, KeyError) as error:
+        raise schedule.error(f"timezone_id: no time zone '{zone}'", "such as UTC or America/New_York") from error
+    return Schedule(quartz, cron, zone, _paused(schedule))
+
+
+def _paused(section: Section) -> bool:
+    return section.choice("pause_status", ("UNPAUSED", "PAUSED"), "UNPAUSED") == "PAUSED"
+
+
+def _task(entry: Section, trigger: Continuous | Schedule | None) -> Task:
+    tasks = entry.items("tasks")
+    if len(tasks) != 1:
+        raise entry.error(f"has {len(tasks)} tasks", "one task is one session; give another session a job of its own")
+    fields: tuple[str, ...] = ("task_key", "description", "python_wheel_task")
+    if isinstance(trigger, Continuous) and isinstance(tasks[0], Mapping):
+        for retry in ("max_retries", "min_retry_interval_millis", "retry_on_timeout"):
+            if retry in tasks[0]:
+                found = f"tasks[0].{retry}: a continuous job has no task retries"
+                raise entry.error(found, "remove it; the job is restarted anyway")
+    task = entry.item("tasks", 0, allowed=fields)
+    wheel = task.section("python_wheel_task", allowed=("package_name", "entry_point", "parameters"), required=True)
+    entry_point = wheel.text("entry_point")
+    if entry_point != ENTRY_POINT:
+        raise wheel.error(f"entry_point '{entry_point}' starts no session", f"write {ENTRY_POINT}")
+    return Task(task.text("task_key"), wheel.text("package_name"), entry_point, tuple(wheel.texts("parameters")))
+
+
+def _parameters(entry: Section) -> tuple[Parameter, ...]:
+    found: dict[str, Parameter] = {}
+    for position in range(len(entry.items("parameters", []))):
+        item = entry.item("parameters", position, allowed=("name", "default"))
+        name = item.text("name")
+        if not _PARAMETER.fullmatch(name) or name in found:
+            raise item.error(f"'{name}' is not a new parameter name", "use letters, digits and '_', each name once")
+        found[name] = Parameter(name, item.text("default"))
+    return tuple(found.values())
+
+
+def _tags(entry: Section) -> dict[str, str]:
+    section = entry.section("tags")
+    tags = {key: section.text(key) for key in section.values}
+    for text in (*tags, *filter(None, tags.values())):
+        if not _TAG.fullmatch(text):
+            raise section.error(f"'{text}' cannot be a tag", "use letters, digits, '_', '-' and '.', 63 at most")
+    return tags
+
+
+def _target(root: Section, wanted: str) -> tuple[str, Section | None]:
+    targets = dict(root.section("targets").sections(("mode", "default", "variables")))
+    if not targets:
+        if wanted:
+            raise root.error(f"there is no target '{wanted}'", "the file has no targets")
+        return "default", None
+    declared = root.section("variables").values
+    for target in targets.values():
+        target.choice("mode", ("development", "production"), "development")
+        own = target.section("variables")
+        for name in own.values:
+            if name not in declared:
+                raise own.error(f"'{name}' is not declared", f"the variables are: {', '.join(declared) or 'none'}")
+    if wanted:
+        if wanted not in targets:
+            raise root.error(f"targets: there is no '{wanted}'", f"the targets are: {', '.join(targets)}")
+        return wanted, targets[wanted]
+    defaults = [name for name, target in targets.items() if target.flag("default")]
+    if len(defaults) != 1:
+        raise root.error(f"targets: {len(defaults)} have default: true", "mark exactly one")
+    return defaults[0], targets[defaults[0]]
+
+
+def _variables(root: Section, target: Section | None) -> dict[str, str]:
+    declared = dict(root.section("variables").sections(("description", "default")))
+    own = target.section("variables") if target else None
+    values = {}
+    for name, variable in declared.items():
+        if own and own.has(name):
+            values[f"var.{name}"] = own.text(name)
+        elif variable.has("default"):
+            values[f"var.{name}"] = variable.text("default")
+        else:
+            raise variable.error("has no default and the target sets none", "give it a value")
+    return values
+
+
+def _included(root: Section, path: Path) -> list[Path]:
+    found: list[Path] = []
+    for pattern in root.texts("include", []):
+        try:
+            matches = sorted(p for p in path.parent.glob(pattern) if p.is_file())
+        except Exception as error:
+            raise root.error(f"include: '{pattern}' cannot be used: {error}", "name files below its folder") from error
+        if not matches:
+            raise root.error(f"include: nothing matches '{pattern}'", f"the pattern counts from {path.parent}")
+        found += [p for p in matches if p not in found]
+    return found
+
+
+def _resolve(text: str, references: Mapping[str, str], where: Section) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in references:
+            raise where.error(f"${{{match[1]}}} is not known", f"known are: {', '.join(sorted(references))}")
+        return references[match[1]]
+
+    return _REFERENCE.sub(value, text)
+
+
+def _parameter_of(reference: str) -> str:
+    return reference.removeprefix("job.parameters.") if reference.startswith("job.parameters.") else ""
+
+
+def _option(parameters: Any, option: str) -> str:
+    texts = list(parameters)
+    for position, text in enumerate(texts):
+        if text == option and position + 1 < len(texts):
+            return str(texts[position + 1])
+        if text.startswith(f"{option}="):
+            return str(text.partition("=")[2])
+    return ""

@@ -1,0 +1,1 @@
+"""Dagster's own processes as children of `recourse up`. Read `processes.py` first."""

@@ -1,0 +1,99 @@
+"""The folder that DAGSTER_HOME names: its configuration, written anew at each start, and its storage."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import dagster as dg
+import yaml
+
+from orchestration.sessions.supervisor import GRACE
+from streaming_jobs.files import private_folder, write_atomic
+from streaming_jobs.settings import Settings
+
+LOCATION = "streams"
+"""Name of the code location."""
+CODE_SERVER_HOST = "127.0.0.1"
+
+
+def prepare(settings: Settings) -> Path:
+    """Write dagster.yaml and return the folder (mode 0700). Runs and events of earlier starts stay."""
+    home = private_folder(settings.dagster_home)
+    home.chmod(0o700)
+    write_atomic(home / "dagster.yaml", yaml.safe_dump(_configuration(settings), sort_keys=False))
+    # Made here once: two processes that make the same SQLite file at the same time stamp its schema twice, and
+    # every later start fails on that.
+    with dg.DagsterInstance.from_config(str(home)):
+        pass
+    return home
+
+
+def write_workspace(home: Path, port: int) -> Path:
+    """Write workspace.yaml, which tells webserver and daemon where the code server is."""
+    path = home / "workspace.yaml"
+    server = {"host": CODE_SERVER_HOST, "port": port, "location_name": LOCATION}
+    write_atomic(path, yaml.safe_dump({"load_from": [{"grpc_server": server}]}))
+    return path
+
+
+def code_server_port(home: Path) -> int:
+    """The code server's port, the same at each start: runs remember it, to be stopped through it."""
+    path = home / "code_server_port"
+    try:
+        port = int(path.read_text())
+    except (FileNotFoundError, ValueError):
+        port = 0
+    if not port or not is_free(CODE_SERVER_HOST, port):
+        port = free_port(CODE_SERVER_HOST)
+        write_atomic(path, str(port))
+    return port
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _configuration(settings: Settings) -> dict[str, object]:
+    longest = max(settings.for_stream(name).stop_deadline.total_seconds() for name in ["", *settings.streams])
+    return {
+        "telemetry": {"enabled": False},
+        "nux": {"enabled": False},
+        "run_monitoring": {
+            "enabled": True,
+            "start_timeout_seconds": 180,
+            # Longer than a session may take to stop; else a run is called canceled while its driver still lives.
+            "cancel_timeout_seconds": int(longest + GRACE + 60),
+            "poll_interval_seconds": 30,
+        },
+        "concurrency": {
+            # One session of a job at a time. Granularity `run` counts runs in progress, so no slot can leak.
+            "pools": {"granularity": "run", "default_limit": 1},
+            # Sessions never end: the limit has to leave room for everything else.
+            "runs": {"max_concurrent_runs": 100},
+        },
+        # The driver writes its own bounded log; Dagster's copy of a session's output would grow for ever.
+        "compute_logs": {
+            "module": "dagster._core.storage.noop_compute_log_manager",
+            "class": "NoOpComputeLogManager",
+        },
+        # Keepalive looks every ten seconds: most ticks do nothing and need not be kept.
+        "retention": {
+            "sensor": {"purge_after_days": {"skipped": 1, "success": 7, "failure": 14, "started": 1}},
+            "schedule": {"purge_after_days": {"skipped": 7, "success": 30, "failure": 30, "started": 7}},
+        },
+    }

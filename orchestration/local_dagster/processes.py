@@ -1,0 +1,309 @@
+"""Dagster's code server, webserver and daemon as children of `recourse up`.
+
+Each has a process group of its own (Ctrl-C in a terminal does not reach it), ends with us even on kill -9, is
+started again with a growing delay when it dies, and writes to a bounded log below <home>/logs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import dagster as dg
+import psutil
+import structlog
+
+from orchestration.bundle import last_good
+from orchestration.local_dagster.client import DagsterClient
+from orchestration.local_dagster.dagster_home import (
+    CODE_SERVER_HOST,
+    LOCATION,
+    code_server_port,
+    free_port,
+    is_free,
+    prepare,
+    write_workspace,
+)
+from orchestration.location import location
+from orchestration.sessions.decisions import IN_PROGRESS
+from orchestration.sessions.driver import BoundedLog
+from orchestration.sessions.parent_death_signal import tethered
+from orchestration.sessions.supervisor import GRACE, PARENT_VARIABLE, identity
+from orchestration.sessions.tags import KIND_TAG, STOPPED_BY_TAG
+from streaming_jobs.errors import ConfigurationError, SetupError, TransientError
+from streaming_jobs.settings import Settings
+from streaming_jobs.topology import Topology
+
+log = structlog.get_logger()
+
+READY_WITHIN = 120.0
+"""Seconds for all three to be up and the streams to be loaded."""
+CODE_SERVER, WEBSERVER, DAEMON = "code-server", "webserver", "daemon"
+_LONGEST_DELAY = 30.0
+_HEALTHY_AFTER = 60.0
+_PATIENCE = 2.0
+
+
+@dataclass
+class _Child:
+    """One of the three processes and its restarts."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: BoundedLog
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    restart_at: float | None = None
+    quick_ends: int = 0
+    family: list[psutil.Process] = field(default_factory=list)
+
+    def start(self) -> None:
+        output = self.log.open()
+        try:
+            self.process = subprocess.Popen(
+                tethered(os.getpid(), self.command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+        self.started, self.restart_at = time.monotonic(), None
+
+    def lives(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def look_after(self) -> None:
+        """Start it again when it has died, later each time in a row."""
+        self.log.trim()
+        if self.lives():
+            return
+        now = time.monotonic()
+        if self.restart_at is None:
+            self.quick_ends = 0 if now - self.started > _HEALTHY_AFTER else self.quick_ends + 1
+            delay = min(_LONGEST_DELAY, 0.5 * 2**self.quick_ends)
+            self.restart_at = now + delay
+            code = self.process.returncode if self.process else None
+            log.warning("a Dagster process died", process=self.name, exit_code=code, again_in_s=delay)
+        elif now >= self.restart_at:
+            self.start()
+
+    def ask_to_end(self) -> None:
+        """SIGTERM, without waiting; what it has started is noted, for `end`."""
+        if self.process is not None and not self.family:
+            self.family = _family(self.process)
+            with suppress(ProcessLookupError):
+                self.process.terminate()
+
+    def end(self, patience: float) -> None:
+        """SIGTERM, then after `patience` seconds SIGKILL for it and for what it started and left behind."""
+        if self.process is None:
+            return
+        self.ask_to_end()
+        _, alive = psutil.wait_procs(self.family, timeout=patience)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=5)
+        self.process.wait()
+        self.family = []
+
+
+def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        top = psutil.Process(process.pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+@dataclass
+class DagsterProcesses:
+    """The three processes, as a context manager or by `start`, `supervise` each second, and `stop`.
+
+    Start and supervise from a thread that lives as long as the process: the children end with that thread
+    (prctl(2)). `environment` is added to theirs, `module` is what the code server loads.
+    """
+
+    settings: Settings
+    environment: Mapping[str, str] = field(default_factory=dict)
+    module: str = "orchestration.definitions"
+    url: str = ""
+    _children: dict[str, _Child] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> str:
+        """Start all three, wait until the streams are loaded, and return the UI's address.
+
+        Raises SetupError when the port is taken or the processes do not come up in time, and ConfigurationError
+        when the streams or the job YAML cannot be loaded.
+        """
+        host, port = self.settings.dagster.host, self.settings.dagster.port
+        if port and not is_free(host, port):
+            raise SetupError(
+                f"port {port} of {host} is taken, so the UI cannot be there",
+                "end what uses it, or take another: --port 0",
+            )
+        # A person is there to correct it: the last good definitions are for reloads.
+        topology = Topology.of_settings(self.settings)
+        last_good.made_of_now(self.settings, topology, lambda bundle: location(bundle, topology, self.settings))
+        home = prepare(self.settings)
+        port = port or free_port(host)
+        server_port = code_server_port(home)
+        workspace = str(write_workspace(home, server_port))
+        self.url = f"http://{_reachable(host)}:{port}"
+        python = sys.executable
+        commands = {
+            CODE_SERVER: [
+                *(python, "-m", "dagster", "code-server", "start", "-m", self.module, "--location-name", LOCATION),
+                *("-h", CODE_SERVER_HOST, "-p", str(server_port), "--use-python-environment-entry-point"),
+            ],
+            WEBSERVER: [python, "-m", "dagster_webserver", "-h", host, "-p", str(port), "-w", workspace],
+            DAEMON: [python, "-m", "dagster._daemon", "run", "-w", workspace],
+        }
+        for name, command in commands.items():
+            bounded = BoundedLog(self.settings.logs / f"dagster-{name}.log")
+            self._children[name] = _Child(name, command, self._environment(), bounded)
+        # The others are only useful with it, and quieter when it is there.
+        self._children[CODE_SERVER].start()
+        self._children[WEBSERVER].start()
+        self._await_ready()
+        self._children[DAEMON].start()
+        return self.url
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes that live, by name."""
+        return {name: child.process.pid for name, child in self._children.items() if child.process and child.lives()}
+
+    @property
+    def client(self) -> DagsterClient:
+        """For asking the webserver."""
+        return DagsterClient(self.url)
+
+    def supervise(self) -> None:
+        """Start again what has died; call it about each second."""
+        for child in self._children.values():
+            child.look_after()
+
+    def stop(self) -> None:
+        """End the sessions at a batch border, then the three processes.
+
+        Each of the three is asked as early as it can be spared, and killed when it takes its time: what they know is
+        in Dagster's storage.
+        """
+        # The daemon first: keepalive would start again what is stopped here.
+        for name in (DAEMON, WEBSERVER):
+            if name in self._children:
+                self._children[name].ask_to_end()
+        self._end(DAEMON)
+        with self._instance() as instance:
+            if instance is not None:
+                self._stop_runs(instance)
+        for name in (CODE_SERVER, WEBSERVER):
+            self._end(name)
+
+    def kill(self) -> None:
+        """End the three and all below them at once; the next session repeats the batch it was in."""
+        for name in (DAEMON, WEBSERVER, CODE_SERVER):
+            child = self._children.get(name)
+            if child is not None:
+                child.end(0.0)
+
+    def _end(self, name: str) -> None:
+        child = self._children.get(name)
+        if child is not None:
+            child.end(_PATIENCE)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "RECOURSE_HOME": str(self.settings.home.expanduser().absolute()),
+            "DAGSTER_HOME": str(self.settings.dagster_home),
+            "DAGSTER_DISABLE_TELEMETRY": "1",
+            PARENT_VARIABLE: identity(),
+            **self.environment,
+        }
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + READY_WITHIN
+        client = self.client
+        up = False
+        while time.monotonic() < deadline:
+            for name in (CODE_SERVER, WEBSERVER):
+                child = self._children[name]
+                if not child.lives():
+                    raise SetupError(
+                        f"Dagster's {name} ended at once:\n{child.log.tail(2000)}", f"see {child.log.path}"
+                    )
+            with suppress(TransientError):
+                up = up or client.answers()
+                if up:
+                    loaded, problem = client.location_state()
+                    if loaded:
+                        return
+                    if problem and "Connect Failed" not in problem and "UNAVAILABLE" not in problem:
+                        raise ConfigurationError(f"the streams could not be loaded: {problem[-2000:]}")
+            time.sleep(0.25)
+        raise SetupError(f"Dagster was not ready within {READY_WITHIN:.0f} s", f"see the logs in {self.settings.logs}")
+
+    @contextmanager
+    def _instance(self) -> Iterator[dg.DagsterInstance | None]:
+        if not (self.settings.dagster_home / "dagster.yaml").is_file() or not self._children:
+            yield None
+            return
+        with dg.DagsterInstance.from_config(str(self.settings.dagster_home)) as instance:
+            yield instance
+
+    def _stop_runs(self, instance: dg.DagsterInstance) -> None:
+        """Cancel each run in progress and wait; tagged, so that the next start goes on with them."""
+        in_progress = dg.RunsFilter(statuses=[status for status in dg.DagsterRunStatus if status.value in IN_PROGRESS])
+        runs = instance.get_runs(in_progress)
+        for run in runs:
+            instance.add_run_tags(run.run_id, {STOPPED_BY_TAG: "shutdown"})
+            self._cancel(instance, run.run_id)
+        names = ["", *self.settings.streams]
+        longest = max(self.settings.for_stream(name).stop_deadline.total_seconds() for name in names)
+        deadline = time.monotonic() + longest + 2 * GRACE
+        while runs and time.monotonic() < deadline:
+            runs = [run for run in runs if not _finished(instance, run.run_id)]
+            time.sleep(0.2)
+        for run in runs:
+            log.warning("a run did not end in time", run=run.run_id, job=run.job_name, kind=run.tags.get(KIND_TAG))
+
+    def _cancel(self, instance: dg.DagsterInstance, run_id: str) -> None:
+        try:
+            instance.run_coordinator.cancel_run(run_id)
+        except Exception as error:  # noqa: BLE001  (gRPC and Dagster raise many kinds; the run sees CANCELING by itself)
+            log.info("a run could not be told to stop; it looks for itself", run=run_id, error=str(error)[:200])
+
+
+def _reachable(host: str) -> str:
+    """The host as a URL on this machine has it."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104  (where people are told to look, not where we listen)
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _finished(instance: dg.DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    return run is None or run.is_finished

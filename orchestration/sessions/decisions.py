@@ -1,0 +1,221 @@
+"""What the sensors decide, apart from Dagster: from what is seen of a job's runs and streams to a verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
+
+FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0
+"""Seconds before a session that ended is started again: the first time, and at most."""
+HEALTHY_AFTER = 120.0
+"""Seconds a session has to last for the delay to begin anew."""
+
+IN_PROGRESS = ("QUEUED", "NOT_STARTED", "MANAGED", "STARTING", "STARTED", "CANCELING", "SUSPENDED")
+
+
+@dataclass(frozen=True)
+class RunSeen:
+    """One run as Dagster's storage has it; times in seconds since 1970."""
+
+    run_id: str
+    status: str
+    created: float
+    started: float | None = None
+    ended: float | None = None
+    updated: float = 0.0
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lasted(self) -> float:
+        """Seconds from start to end; 0 if it never started."""
+        return max(0.0, (self.ended or 0.0) - self.started) if self.started else 0.0
+
+
+@dataclass(frozen=True)
+class JobSeen:
+    """A continuous job at one moment: its runs, newest first, and its streams."""
+
+    runs: Sequence[RunSeen]
+    streams: Sequence[str]
+    stopped_on_purpose: frozenset[str] = frozenset()
+    held_by: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a session; `run_key` keeps two ticks from starting two."""
+
+    run_key: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Do nothing, and say why."""
+
+    reason: str
+
+
+def keepalive(seen: JobSeen, now: float) -> Start | Wait:
+    """Whether a continuous job's session is to be started now."""
+    runs = without_duplicates(seen.runs)
+    newest = newest_session(seen.runs)
+    if in_progress := [run for run in runs if run.status in IN_PROGRESS]:
+        return Wait(_in_progress(seen.runs[0], in_progress))
+    if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
+        return Wait("every stream was stopped on purpose; launch the job to start them again")
+    if newest and newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
+        stopped = f"run {newest.run_id[:8]}" if newest.started else f"run {newest.run_id[:8]} before it began"
+        verb = "stopped" if newest.started else "cancelled"
+        return Wait(f"an operator {verb} {stopped}; launch the job to start it again")
+    if seen.held_by:
+        holders = ", ".join(f"{stream} by {who}" for stream, who in sorted(seen.held_by.items()))
+        return Wait(f"a driver outside this job runs: {holders}")
+    if newest is None:
+        return Start("first")
+    if gave_up(newest, seen.fingerprint):
+        return Wait(
+            f"gave up: run {newest.run_id[:8]} failed and would fail again; correct what it names, then launch the job"
+        )
+    rest = back_off(runs) - (now - (newest.ended or newest.updated))
+    if rest > 0:
+        return Wait(f"run {newest.run_id[:8]} ended; the next try is in {rest:.0f} s")
+    return Start(f"after-{newest.run_id}")
+
+
+def without_duplicates(runs: Sequence[RunSeen]) -> list[RunSeen]:
+    """The runs but those that were cancelled in the queue while another one was the session: nothing was stopped.
+
+    A run that was cancelled before it began while there was no other is a stop: it would have been the session.
+    """
+    return [run for run in runs if not (run.status == "CANCELED" and run.started is None and _another(run, runs))]
+
+
+def newest_session(runs: Sequence[RunSeen]) -> RunSeen | None:
+    """The run by which a job is judged: the newest that is no cancelled duplicate."""
+    return next(iter(without_duplicates(runs)), None)
+
+
+def _another(queued: RunSeen, runs: Sequence[RunSeen]) -> bool:
+    until = queued.ended or queued.updated
+    return any(
+        run.started is not None and run.started <= until and (run.ended is None or run.ended >= queued.created)
+        for run in runs
+        if run.run_id != queued.run_id
+    )
+
+
+def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
+    """Why nothing is to be started while a run is in progress; names the run that is the session."""
+    session = next((run for run in in_progress if run.status != "QUEUED"), in_progress[-1])
+    if newest.status == "CANCELED" and newest.started is None:
+        return f"queued run {newest.run_id[:8]} was cancelled; session {session.run_id[:8]} runs"
+    said = f"run {session.run_id[:8]} is {session.status.lower()}"
+    behind = [run.run_id[:8] for run in in_progress if run is not session and run.status == "QUEUED"]
+    if not behind:
+        return said
+    waiting = f"run {behind[0]} waits" if len(behind) == 1 else f"{len(behind)} runs wait"
+    return f"{said}; {waiting} in the queue for its end"
+
+
+def should_run(runs: Sequence[RunSeen], now: float, *, patience: float) -> bool:
+    """Whether a driver ought to run a continuous job's streams and had `patience` seconds to begin.
+
+    False while a session is in progress, which says by itself what is wrong, after an operator's stop, and before the
+    first session.
+    """
+    considered = without_duplicates(runs)
+    if not considered or any(run.status in IN_PROGRESS and run.status != "QUEUED" for run in considered):
+        return False
+    newest = considered[0]
+    if newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
+        return False
+    return now - (newest.ended or newest.created) > patience
+
+
+def gave_up(newest: RunSeen, fingerprint: str) -> bool:
+    """Whether the newest run failed for good and nothing has changed since."""
+    return (
+        newest.status == "FAILURE"
+        and newest.tags.get(FAILURE_TAG) == "permanent"
+        and newest.tags.get(FINGERPRINT_TAG) == fingerprint
+    )
+
+
+def back_off(runs: Sequence[RunSeen]) -> float:
+    """Seconds to wait after the newest run: doubled with every run in a row that did not last."""
+    newest = runs[0]
+    if newest.status == "CANCELED":
+        return 0.0
+    in_a_row = 0
+    for run in runs:
+        if run.status not in ("FAILURE", "SUCCESS"):
+            break
+        in_a_row += 1
+        if run.lasted >= HEALTHY_AFTER:
+            break
+    return float(min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(in_a_row - 1, 16)))
+
+
+@dataclass(frozen=True)
+class SessionSeen:
+    """A run in progress beside what is left of it on this machine."""
+
+    run: RunSeen
+    worker_lives: bool | None
+    held: bool
+    heartbeat: float | None
+
+
+def presumed_dead(seen: SessionSeen, now: float, *, stale_after: float, patience: float) -> str | None:
+    """Why a run that Dagster believes to be in progress is none; None if it may be one.
+
+    Never while its worker or a driver lives: they notice by themselves what is wrong.
+    """
+    if seen.worker_lives or seen.held:
+        return None
+    run = seen.run
+    if run.status == "STARTED":
+        last = max(seen.heartbeat or 0.0, run.started or run.updated)
+        if now - last <= stale_after:
+            return None
+        return f"no heartbeat for {now - last:.0f} s, no driver holds its streams, and its worker is gone"
+    limit = stale_after + patience
+    if run.status in ("STARTING", "CANCELING") and now - run.updated > limit:
+        age = f"{run.status.lower()} for {now - run.updated:.0f} s"
+        return f"{age}, no driver holds its streams, and its worker is gone"
+    return None
+
+
+@dataclass(frozen=True)
+class StreamSeen:
+    """A stream's last word; `silent`: what its health says if a session of it lives and says nothing, else empty."""
+
+    stream: str
+    state: str
+    started_at: float
+    silent: str = ""
+    error: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something a person should know; `key` is the same as long as it is the same trouble."""
+
+    stream: str
+    key: str
+    text: str
+
+
+def alert_of(seen: StreamSeen) -> Alert | None:
+    """The stream's trouble: it failed, or its session lives and says nothing."""
+    error = seen.error or {}
+    if seen.state == "failed" or error.get("lasting") == "true":  # its quick tries are used up
+        found = f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
+        key = f"failed {seen.started_at:.0f} {error.get('code', '')}"
+        return Alert(seen.stream, key, f"stream {seen.stream} failed: {found}")
+    if seen.silent:
+        return Alert(seen.stream, f"silent {seen.started_at:.0f}", f"stream {seen.stream} is silent: {seen.silent}")
+    return None

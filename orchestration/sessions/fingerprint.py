@@ -1,0 +1,38 @@
+"""What a permanent failure depends on: job, parameters, settings, code, and what a person has accepted since."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from orchestration.bundle.job_yaml import Job
+from streaming_jobs.errors import RecourseError
+from streaming_jobs.runtime.code_version import code_version
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stream_record
+from streaming_jobs.stream import Stream
+
+
+def fingerprint(job: Job, streams: Sequence[Stream], settings: Settings, arguments: Sequence[str]) -> str:
+    """16 hexadecimal digits; secrets are not part of it, so a new password needs a launch by hand.
+
+    `arguments` are the session's own: one that was launched with other parameters says nothing of the defaults.
+    """
+    parts: list[str] = [repr(job), json.dumps(list(arguments)), settings.model_dump_json()]
+    for stream in streams:
+        code = code_version(stream, settings.flows)
+        parts.append(f"{stream.name} {code.hash} {code.package} {_decisions(settings, stream)}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _decisions(settings: Settings, stream: Stream) -> str:
+    """The generation, and the foreign commits that `streams accept` has declared right."""
+    try:
+        record = stream_record.load(settings, stream.name)
+    except RecourseError as error:  # a damaged record is a part of what failed
+        return error.found
+    if record is None:
+        return ""
+    return json.dumps([record.generation, [asdict(a) for a in record.accepted]])

@@ -1,0 +1,195 @@
+"""What a session tells Dagster while its streams are at work: each minute one event per table.
+
+A materialisation if rows were committed since the last one, because an asset's overview shows the figures of the newest
+materialisation and nothing else; an observation otherwise, so that plots go on. A stream that does not work (starting,
+stopping, failed, silent) is not reported at all: old figures would look like new ones. `health_checks` says what is
+wrong with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from orchestration.sessions.reasons import failure_text
+from streaming_jobs.durations import format_duration
+from streaming_jobs.settings import DagsterSettings
+from streaming_jobs.state.status import Status
+from streaming_jobs.stream import Stream
+
+LogEvent = Callable[[dg.AssetObservation | dg.AssetMaterialization], None]
+
+AT_WORK = ("running", "idle")
+"""States in which a stream's figures are those of now."""
+PLOTTED_DELAY = 86_400.0
+"""A watermark further behind than these seconds is that of historic data: shown as text, not plotted."""
+
+
+def figures(status: Status, now: float) -> dict[str, dg.MetadataValue]:
+    """The status as metadata: what is worth a plot as a number, everything else as text or time.
+
+    Rates, lag and watermark are left out when they are older than a minute: `now` is seconds since 1970.
+    """
+    found: dict[str, dg.MetadataValue] = {
+        "state": dg.MetadataValue.text(status.state),
+        "as_of": dg.MetadataValue.timestamp(status.heartbeat),
+        "recovery_number": dg.MetadataValue.text(str(status.generation)),
+        "rows_since_session_start": dg.MetadataValue.int(status.rows_written),
+        "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
+        "late_rows_since_session_start": dg.MetadataValue.int(status.late_rows),
+    }
+    found |= _last_batch(status)
+    if _fresh(status.progress_at, now):
+        found |= _numbers(status, ("input_rows_per_s", "processed_rows_per_s", "state_rows", "state_mb", "batch_ms"))
+    if _fresh(status.lag_at, now):
+        found |= _numbers(status, ("lag_records", "lag_s"))
+    if status.watermark:
+        found |= _watermark(status)
+    if status.code_version:
+        found["code_version"] = dg.MetadataValue.text(status.code_version)
+    return found
+
+
+def dead_letter_figures(status: Status) -> dict[str, dg.MetadataValue]:
+    """The dead letters' own figures: those of the stream's rows do not belong to their table."""
+    found: dict[str, dg.MetadataValue] = {
+        "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
+        "as_of": dg.MetadataValue.timestamp(status.heartbeat),
+        **_last_batch(status),
+    }
+    if status.totals is not None:
+        found["dead_letters_in_all"] = dg.MetadataValue.int(status.totals.dead_letters)
+    return found
+
+
+def _last_batch(status: Status) -> dict[str, dg.MetadataValue]:
+    found: dict[str, dg.MetadataValue] = {}
+    if status.batch is not None:
+        found["last_committed_batch"] = dg.MetadataValue.text(str(status.batch))
+    if status.committed_at is not None:
+        found["last_commit"] = dg.MetadataValue.timestamp(status.committed_at)
+    return found
+
+
+def _numbers(status: Status, keys: Iterable[str]) -> dict[str, dg.MetadataValue]:
+    values = {key: getattr(status, key) for key in keys}
+    return {
+        key: dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(float(value))
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _watermark(status: Status) -> dict[str, dg.MetadataValue]:
+    moment = datetime.fromisoformat(str(status.watermark).replace("Z", "+00:00"))
+    found: dict[str, dg.MetadataValue] = {"watermark": dg.MetadataValue.timestamp(moment.astimezone(UTC))}
+    delay = status.watermark_delay_s
+    if delay is not None and delay <= PLOTTED_DELAY:
+        found["watermark_delay_s"] = dg.MetadataValue.float(float(delay))
+    elif delay is not None:
+        days = format_duration(timedelta(days=int(delay // 86_400)))
+        found["watermark_delay"] = dg.MetadataValue.text(f"{days}: the event times are of the past")
+    return found
+
+
+def _fresh(moment: float | None, now: float) -> bool:
+    return moment is not None and now - moment <= 60.0
+
+
+@dataclass
+class _Told:
+    """What Dagster has been told of one stream in this session."""
+
+    at: float = float("-inf")
+    materialized_at: float = float("-inf")
+    materialized_batch: int | None = None
+    dead_letters: int | None = None
+    failed_since: float | None = None
+    """Which session's failure was told, by its `started_at`: a session that starts itself again keeps its run."""
+
+
+@dataclass
+class Reporter:
+    """Turns the status files of one session into asset events.
+
+    `clock` gives seconds for the intervals, `now` seconds since 1970 for the age of figures; both for tests.
+    """
+
+    streams: Iterable[Stream]
+    settings: DagsterSettings
+    log_event: LogEvent
+    log_error: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+    _told: dict[str, _Told] = field(default_factory=dict)
+
+    def report(self, statuses: Mapping[str, Status | None]) -> None:
+        """Say what is due; `statuses` are this session's own (None: the stream has said nothing yet)."""
+        for stream in self.streams:
+            status, told = statuses.get(stream.name), self._told.setdefault(stream.name, _Told())
+            if status is None:
+                continue
+            self._say_failed(status, told)
+            since = self.clock() - told.at
+            if self._at_work(status) and since >= self.settings.observe_every.total_seconds():
+                self._say(stream, status, told)
+
+    def finish(self, statuses: Mapping[str, Status | None]) -> None:
+        """The session's last word: a materialisation of what was committed since, of streams that stopped in order."""
+        for stream in self.streams:
+            status, told = statuses.get(stream.name), self._told.setdefault(stream.name, _Told())
+            if status is None:
+                continue
+            self._say_failed(status, told)
+            if status.state == "stopped" and _committed(status, told):
+                self._materialize(stream, status, told)
+
+    def _at_work(self, status: Status) -> bool:
+        silent = self.now() - status.heartbeat > self.settings.stale_after.total_seconds()
+        return status.state in AT_WORK and not silent and (status.lag_at or status.committed_at) is not None
+
+    def _say_failed(self, status: Status, told: _Told) -> None:
+        if status.state != "failed":
+            told.failed_since = None
+        elif told.failed_since != status.started_at:
+            told.failed_since = status.started_at
+            self.log_error(failure_text(status))
+
+    def _say(self, stream: Stream, status: Status, told: _Told) -> None:
+        every = self.settings.materialize_every.total_seconds()
+        if _committed(status, told) and self.clock() - told.materialized_at >= every:
+            self._materialize(stream, status, told)
+        else:
+            for sink in stream.sinks.values():
+                self.log_event(dg.AssetObservation(table_key(sink.name), metadata=figures(status, self.now())))
+            told.at = self.clock()
+
+    def _materialize(self, stream: Stream, status: Status, told: _Told) -> None:
+        for sink in stream.sinks.values():
+            self.log_event(dg.AssetMaterialization(table_key(sink.name), metadata=figures(status, self.now())))
+        if status.dead_letters != told.dead_letters:
+            letters = table_key(stream.dead_letters)
+            self.log_event(dg.AssetMaterialization(letters, metadata=dead_letter_figures(status)))
+            told.dead_letters = status.dead_letters
+        told.at = told.materialized_at = self.clock()
+        told.materialized_batch = status.batch
+
+
+def _committed(status: Status, told: _Told) -> bool:
+    """Whether this session has committed a batch that no materialisation has told of."""
+    committed = status.committed_at is not None and status.committed_at >= status.started_at
+    return committed and status.batch != told.materialized_batch
+
+
+def table_key(table: str) -> dg.AssetKey:
+    """The asset of a table."""
+    return dg.AssetKey([table])
+
+
+def topic_key(topic: str) -> dg.AssetKey:
+    """The asset of a topic; under `kafka`, so that a table may have the same name."""
+    return dg.AssetKey(["kafka", topic])

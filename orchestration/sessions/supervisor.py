@@ -1,0 +1,314 @@
+"""A Dagster run is a session: the run worker starts the driver, watches it, reports, and ends it in every case.
+
+What ends a session, and how the run ends then:
+
+    Stop in the UI, or the run was set to canceling        driver stops at a batch border    CANCELED
+    the driver ends by itself, exit code 0                                                   SUCCESS
+    it has lasted dagster.max_session (continuous job)     driver stops at a batch border    SUCCESS
+    exit code 75 (lease busy), 78 (permanent), any other                                     FAILURE
+    the code server above this worker is gone              driver stops at a batch border    FAILURE
+    kill -9 of this worker                                 driver reads end of file, stops   FAILURE (by Dagster)
+
+A session outlives trouble with Dagster's own storage: a figure that could not be reported is only logged.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import dagster as dg
+import structlog
+
+from orchestration.bundle.job_yaml import Continuous, Job
+from orchestration.events import not_being_made, report_without_run
+from orchestration.sessions.driver import BoundedLog, Driver
+from orchestration.sessions.executor import last_word
+from orchestration.sessions.reasons import of_log, of_streams, one_line
+from orchestration.sessions.reporting import Reporter
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
+from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
+from streaming_jobs.platform.process_identity import is_alive, mark
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.stream import Stream
+
+log = structlog.get_logger()
+
+PARENT_VARIABLE = "RECOURSE_PARENT"
+"""Environment: pid and start time of `recourse up`; a session does not outlive it."""
+
+POLL = 1.0
+LOOK_AT_RUN_EVERY = 5.0
+GRACE = 15.0
+"""Seconds beyond the streams' own stop deadline before what is left of a driver is killed."""
+TAIL = 6000
+
+Command = Callable[[Sequence[str]], list[str]]
+Context = dg.AssetExecutionContext
+
+
+def session_command(arguments: Sequence[str]) -> list[str]:
+    """The driver's command line."""
+    return [sys.executable, "-m", "streaming_jobs.session", *arguments]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one job runs: its streams in one driver. `command` makes the driver's command line."""
+
+    job: Job
+    streams: tuple[Stream, ...]
+    settings: Settings
+    command: Command = session_command
+
+    @property
+    def log(self) -> BoundedLog:
+        """The driver's log, one file a job."""
+        return BoundedLog(self.settings.logs / f"session-{self.job.key}.log")
+
+    @property
+    def patience(self) -> float:
+        """Seconds a driver is given to stop."""
+        deadlines = [self.settings.for_stream(s.name).stop_deadline for s in self.streams]
+        return max(d.total_seconds() for d in deadlines) + GRACE
+
+
+class _Gone(Exception):
+    """The process above this worker is gone; the text says which."""
+
+
+class _LongEnough(Exception):
+    """The session has lasted as long as one may: a run's log stays bounded, and new code comes into use."""
+
+
+@dataclass
+class _Watch:
+    """One run's look at its driver, its status files, its own run and its parents."""
+
+    context: Context
+    session: Session
+    driver: Driver
+    reporter: Reporter
+    parent: int
+    begun: float = field(default_factory=time.monotonic)
+    looked_at: float = 0.0
+    said: str = ""
+
+    def until_end(self) -> int:
+        """Wait for the driver's end and return its exit code; raises when something else ends the session."""
+        while (code := self.driver.exit_code()) is None:
+            self._check_parents()
+            self._check_age()
+            with self._trouble_is_logged():
+                self.reporter.report(self.statuses())
+                self.session.log.trim()
+            if time.monotonic() - self.looked_at >= LOOK_AT_RUN_EVERY:
+                self.looked_at = time.monotonic()
+                self._check_own_run()
+            time.sleep(POLL)
+        return code
+
+    def statuses(self) -> dict[str, Status | None]:
+        """The status files that this run's driver wrote."""
+        found = {s.name: read_status(self.session.settings, s.name) for s in self.session.streams}
+        return {name: s if s and s.run_id == self.context.run.run_id else None for name, s in found.items()}
+
+    @contextmanager
+    def _trouble_is_logged(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (a full disk or a locked database must not end a stream)
+            if (text := repr(error)) != self.said:
+                self.said = text
+                log.warning("could not report to Dagster; the session goes on", run=self.context.run.run_id, error=text)
+
+    def _check_own_run(self) -> None:
+        """Stop also when only the storage says so: a new code server cannot interrupt the old one's workers."""
+        status = None
+        with self._trouble_is_logged():
+            run = self.context.instance.get_run_by_id(self.context.run.run_id)
+            status = run.status if run else None
+        ended = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
+        if status in ended:
+            raise dg.DagsterExecutionInterruptedError(f"the run is {status.value}")
+
+    def _check_age(self) -> None:
+        continuous = isinstance(self.session.job.trigger, Continuous)
+        if continuous and time.monotonic() - self.begun > self.session.settings.dagster.max_session.total_seconds():
+            raise _LongEnough
+
+    def _check_parents(self) -> None:
+        if os.getppid() != self.parent:
+            raise _Gone("the code server that this run belonged to is gone")
+        if not parent_lives(os.environ.get(PARENT_VARIABLE, "")):
+            raise _Gone("recourse up, which this run belonged to, is gone")
+
+
+def run_session(context: Context, session: Session, values: Mapping[str, object]) -> None:
+    """Run one session to its end; raises Failure for a driver that failed, and the interrupt for a stop."""
+    job, settings = session.job, session.settings
+    context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity()})
+    chosen = job.arguments({name: _text(name, value) for name, value in values.items()})
+    arguments = [*chosen, "--supervised"]
+    if by_itself(context.run.tags):
+        arguments.append("--respect-stop")
+    elif (record := context.instance.get_run_record_by_id(context.run.run_id)) is not None:
+        # A stop since then is the newer word. Dagster's time is in whole seconds, rounded down.
+        arguments += ["--asked-at", f"{record.create_timestamp.timestamp() + 1:.3f}"]
+    session.log.write(_mark(context, session))
+    driver = Driver(session.command(arguments), {"RECOURSE_RUN_ID": context.run.run_id}, session.log)
+    tell = partial(report_without_run, context.instance)
+    reporter = Reporter(session.streams, settings.dagster, tell, context.log.error)
+    watch = _Watch(context, session, driver, reporter, os.getppid())
+    gone: str | None = None
+    code: int | None = None
+    interrupt: BaseException | None = None
+    try:
+        pid = driver.start()
+        context.log.info("driver %d runs %s; its log: %s", pid, ", ".join(job.streams), session.log.path)
+        with watch._trouble_is_logged():
+            not_being_made(context.instance, context.selected_asset_keys)
+        code = watch.until_end()
+    except _Gone as error:
+        gone = str(error)
+    except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
+        interrupt = error
+    except _LongEnough:
+        context.log.info("the session has lasted %s; keepalive starts the next one", settings.dagster.max_session)
+    finally:
+        # BaseException too: Dagster's interrupt is one. A second Stop must not cut the first one short.
+        with uninterrupted():
+            ended = driver.end(session.patience)
+            with watch._trouble_is_logged():
+                reporter.finish(watch.statuses())
+                words = session.log.tail_from(_mark(context, session), TAIL)
+                context.log.info("driver ended with exit code %s; its last words:\n%s", ended, words)
+    if interrupt is not None:
+        _stopped(context, session, interrupt, ended)
+        return
+    if gone is not None:
+        words = f"{gone}; the session was stopped and keepalive starts it again"
+        raise _failure(context, session, [words], code)
+    if code:
+        _fail(context, session, code, watch.statuses(), chosen)
+
+
+def _text(name: str, value: object) -> str:
+    """A parameter as the session takes it: a number, true, false or text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, (str, int, float)):
+        raise dg.Failure(f"parameter {name}: {value!r} is not a single value; write a number or a text")
+    return str(value)
+
+
+def _stopped(context: Context, session: Session, interrupt: BaseException, ended: int | None) -> None:
+    """A stop on request ends the run in one line; any other interrupt goes on to Dagster."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    word = last_word(context.run.run_id)
+    if word is None or run is None or run.status not in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED):
+        raise interrupt
+    if ended == 0:
+        word.stopped = "stopped on request: each stream ended at a batch border"
+    else:
+        word.stopped = f"stopped on request: the driver did not stop in {session.patience:.0f} s (exit code {ended})"
+
+
+def _fail(
+    context: Context,
+    session: Session,
+    code: int,
+    statuses: Mapping[str, Status | None],
+    arguments: Sequence[str],
+) -> None:
+    log_text = session.log.tail_from(_mark(context, session), TAIL)
+    reasons = of_streams(statuses.values()) or list(filter(None, [of_log(log_text)]))
+    by_hand = list(arguments) != session.job.arguments()
+    if code == LeaseBusy.exit_code:
+        words = "another driver holds a stream of this session"
+        context.instance.add_run_tags(context.run.run_id, {FAILURE_TAG: "lease_busy"})
+    elif code in (PermanentError.exit_code, UsageError.exit_code):
+        from orchestration.sessions.fingerprint import fingerprint
+
+        words = "it fails again with these parameters" if by_hand else "it fails again until a person acts"
+        mark = fingerprint(session.job, session.streams, session.settings, arguments)
+        context.instance.add_run_tags(context.run.run_id, {FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark})
+    elif code == -signal.SIGKILL:
+        words = "the driver was killed (-9, perhaps out of memory)"
+    elif code < 0:
+        words = f"the driver was ended by signal {-code}"
+    else:
+        words = f"the driver ended with exit code {code}"
+    raise _failure(context, session, [*reasons, words], code)
+
+
+def _failure(context: Context, session: Session, said: Sequence[str], code: int | None) -> dg.Failure:
+    """The step's failure with all that is known; the run's is one line, the reason first."""
+    if word := last_word(context.run.run_id):
+        word.failed = one_line("; ".join(text.partition("\n  next: ")[0] for text in said))
+    return dg.Failure("\n".join(said), _metadata(context, session, code), allow_retries=False)
+
+
+def _mark(context: Context, session: Session) -> str:
+    """The line that a run's part of the log begins with."""
+    return f"--- run {context.run.run_id} of {session.job.key}"
+
+
+def _metadata(context: Context, session: Session, code: int | None) -> dict[str, dg.MetadataValue]:
+    tail = session.log.tail_from(_mark(context, session), TAIL).replace("```", "'''")
+    found: dict[str, dg.MetadataValue] = {
+        "driver_log": dg.MetadataValue.path(str(session.log.path)),
+        "log_tail": dg.MetadataValue.md(f"```\n{tail}\n```"),
+    }
+    if code is not None:
+        found["exit_code"] = dg.MetadataValue.int(code)
+    return found
+
+
+def by_itself(tags: Mapping[str, str]) -> bool:
+    """Whether a sensor or a schedule launched the run, not a person; then streams stopped on purpose stay stopped."""
+    return "dagster/sensor_name" in tags or "dagster/schedule_name" in tags
+
+
+def identity(pid: int | None = None) -> str:
+    """Host, pid and mark (process_identity.py) of a process (this one), as a tag value."""
+    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}:{mark(pid)}"
+
+
+def lives(worker: str) -> bool | None:
+    """Whether the process that `identity` described runs on this host; None if that cannot be told from here."""
+    try:
+        host, pid, started = worker.rsplit(":", 2)
+    except ValueError:
+        return None
+    if host != socket.gethostname():
+        return None
+    return pid.isdigit() and is_alive(int(pid), started)
+
+
+def parent_lives(parent: str) -> bool:
+    """Whether the `recourse up` above us runs; true when there is none."""
+    return not parent or lives(parent) is not False
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore SIGINT and SIGTERM within the block, so that an orderly end is not cut short by another request."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,135 @@
+"""Going on without a replay: what abort does, and a plan that goes forward.
+
+The fence has opened a generation that the old checkpoint is not of. So the stream goes on from the savepoint of stage
+`keep`: a checkpoint like it, a publish of just the files that the tables have, and a generation that says where it
+comes from. Going forward is the same with a checkpoint whose last batch ends further on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from reprocessing import staging
+from reprocessing.context import Work
+from reprocessing.history import Offsets
+from reprocessing.publish import Content, content_of, contents_of, fence, fenced_by, publish, sinks
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest, walk
+from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import Generation
+
+
+def abort(work: Work) -> Mapping[str, Any]:
+    """Bring the stream to where it goes on as it was; may be run again from its beginning after a kill."""
+    number = work.plan.generation + 1
+    fenced = fenced_by(work.settings, work.stream, work.plan.id)  # else the stream was free to run on
+    if work.journal.begun("fence") and fenced and work.record.generation != number:
+        kept = work.kept()
+        # Of all tables: a kill may have left some without it.
+        fence(work.settings, work.stream, work.plan.id, work.plan.generation, passed=True)
+        go_on(work, kept, kept.ends, number=number, doing="abort")
+    staging.clear(work.settings, work.plan)
+    return {"generation": work.record.generation}
+
+
+def skip(work: Work) -> Mapping[str, Any]:
+    """Let the stream go on at the plan's offsets; may be run again from its beginning after a kill."""
+    if work.record.generation != work.plan.generation:
+        kept = work.kept()
+        go_on(work, kept, skipped_to(work), number=work.plan.generation, doing="skip")
+    return {"generation": work.record.generation}
+
+
+def skipped_to(work: Work) -> Offsets:
+    """Where the stream goes on: the plan's offsets, or where it is by now, if that is further."""
+    at = position(work)
+    return {
+        topic: {p: max(offset, at.get(topic, {}).get(p, 0)) for p, offset in each.items()}
+        for topic, each in work.plan.wanted.items()
+    }
+
+
+def position(work: Work) -> Offsets:
+    """Where the stream had come when it was kept: a batch that only the tables know as done counts."""
+    return {
+        topic: {int(p): offset for p, offset in each.items()} for topic, each in work.found("keep")["position"].items()
+    }
+
+
+def _as_they_are(work: Work, kept: Savepoint, doing: str) -> dict[str, Content]:
+    """What the tables hold after the savepoint's batch; where a person has accepted a change since, with that change.
+
+    A batch that the tables have and the checkpoint does not know as done comes again after an abort, so its rows go; a
+    skip lies behind it, so they stay. Raises PreflightRefused where an accepted change came on top of rows that go.
+    """
+    unfinished = work.found("keep")["batch"] != kept.batch
+    if unfinished and doing == "skip":
+        return {sink.name: content_of(sink.path) for sink in sinks(work.settings, work.stream)}
+    contents = contents_of(work.settings, kept)
+    for sink in sinks(work.settings, work.stream):
+        _, foreign = newest(sink.path, work.stream.name)
+        if foreign and all(commit.version in work.record.accepts(sink.name) for commit in foreign):
+            if unfinished or _further(sink, kept):
+                raise PreflightRefused(
+                    f"version {foreign[0].version} of table {sink.name} came after a batch that was not finished",
+                    f"put the table back to version {foreign[-1].version - 1}, and make the change again afterwards",
+                )
+            contents[sink.name] = content_of(sink.path)
+    return contents
+
+
+def _further(sink: DeltaSink, kept: Savepoint) -> bool:
+    """Whether the table has a batch after the savepoint's: a crash came before the primary table had it too."""
+    entries = (commit.entry for commit in walk(sink.path) if commit.entry is not None)
+    newest_batch = next((e for e in entries if e.stream == kept.stream and e.kind == "batch"), None)
+    return newest_batch is not None and newest_batch.txn > kept.txn
+
+
+def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str) -> None:
+    """Open generation `number` on what the savepoint holds; the next batch begins at `ends`."""
+    settings, record = work.settings, work.record
+    target = stream_record.checkpoint(settings, work.stream.name, number).folder
+    if not target.exists():
+        copy(savepoints.checkpoint_of(settings, kept), target, ends=ends)
+    publish(
+        settings,
+        work.stream,
+        _as_they_are(work, kept, doing),
+        record=record,
+        plan=work.plan.id,
+        at=Txn(number, kept.batch),
+        offsets=[OffsetRange(topic, kept.topic_ids[topic], {}, dict(each)) for topic, each in ends.items()],
+        code=CodeVersion(*kept.code),
+        between=lambda _: work.crash_point(f"recover_{doing}_between"),
+    )
+    work.crash_point(f"recover_{doing}_published")
+    opened = Generation(number, time.time(), f"{doing} of {work.plan.id}", kept.generation, kept.batch)
+    void = []
+    if doing == "skip":
+        void = list(_void(work, ends, number))
+        border = tuple(
+            OffsetRange(topic, kept.topic_ids[topic], dict(each), dict(each)) for topic, each in ends.items()
+        )
+        entry = LedgerEntry("batch", work.stream.name, work.stream.primary.name, number, kept.batch, border)
+        ledger_file(settings, work.stream.name).append(replace(entry, code=CodeVersion(*kept.code)), {})
+    opened_record = replace(record, generations=(*record.generations, opened), void_ranges=(*record.void_ranges, *void))
+    stream_record.save(settings, opened_record)
+
+
+def _void(work: Work, ends: Offsets, generation: int) -> Iterator[Mapping[str, Any]]:
+    """The ranges that are never read, as the record keeps them: as long as their generation is on the path."""
+    at = position(work)
+    earliest = {topic.name: topic.earliest for topic in work.plan.saw.topics}
+    for topic, each in ends.items():
+        for partition, end in each.items():
+            begin = at.get(topic, {}).get(partition, earliest[topic].get(partition, 0))
+            if begin < end:
+                place = {"topic": topic, "partition": partition, "from": begin, "to": end}
+                yield {**place, "plan": work.plan.id, "generation": generation, "at": time.time()}

@@ -1,0 +1,160 @@
+"""The moment of a replay at which its tables hold what the published ones should: where these end in the topics.
+
+A replay reads to the topics' end, and records may have come since the stream stopped. They are no difference that a
+recovery makes. So one of the replay's batches ends where the published tables' last batch did; where state is kept
+under a watermark one also begins where that one did, since what a window emits depends on it. Before the batch after
+that, the staging tables are kept as they are, by hard links, and the audit compares those.
+
+How: Spark has written `offsets/N` when it calls for batch N. If that batch would go past the border, its entry is
+written anew with an end on the border, and the query begins again: Spark then runs batch N as the entry says.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltalake import CommitProperties, DeltaTable
+
+from reprocessing import staging as workshop
+from reprocessing.context import Work
+from reprocessing.plan import staging
+from reprocessing.publish import content_of
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.files import sync, sync_tree, write_atomic
+from streaming_jobs.preflight.take_snapshot import all_tables
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.checkpoint import Checkpoint, TopicOffsets
+from streaming_jobs.state.savepoints import SavedTable
+
+Place = tuple[str, int]  # topic, partition
+
+_FOLDER = "_at_the_border"
+
+
+@dataclass(frozen=True)
+class Border:
+    """Called before each batch of a replay; True when the batch's entry was written anew.
+
+    `steps` are offsets at which a batch has to end, in order; at the last one `keep` is called. With `empty_last` the
+    published tables' last batch had no records: so there has to be one like it at the border. No batch is made larger
+    than `largest` offsets.
+    """
+
+    steps: tuple[TopicOffsets, ...]
+    empty_last: bool
+    largest: int
+    keep: Callable[[], None]
+
+    def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
+        """Look at the batch that is about to run."""
+        start, end, border = _flat(checkpoint.start(batch)), _flat(checkpoint.end(batch)), _flat(self.steps[-1])
+        if set(end) != set(border) or any(start.get(place, 0) > offset for place, offset in border.items()):
+            return False  # a new partition, or past it
+        if all(start.get(place, 0) == offset for place, offset in border.items()):
+            again = self._ended_here_before(checkpoint, batch)
+            if self.empty_last and not again and end != border:
+                return self._rewrite(checkpoint, batch, border)
+            if again if self.empty_last else not again:
+                self.keep()
+            return False
+        target = next(
+            step for step in map(_flat, self.steps) if any(start.get(place, 0) < step[place] for place in step)
+        )
+        if all(end[place] <= offset for place, offset in target.items()):
+            return False
+        return self._rewrite(checkpoint, batch, self._share(start, target))
+
+    def _ended_here_before(self, checkpoint: Checkpoint, batch: int) -> bool:
+        """Whether the batch before, which ended at the border, had no records."""
+        try:
+            return batch > 0 and _flat(checkpoint.start(batch - 1)) == _flat(self.steps[-1])
+        except PreflightRefused:  # the checkpoint begins with the batch before: a savepoint at the border
+            return False
+
+    def _share(self, start: Mapping[Place, int], target: Mapping[Place, int]) -> dict[Place, int]:
+        """Where a batch from `start` towards `target` ends that reads no more than the largest."""
+        left = {place: max(offset - start.get(place, 0), 0) for place, offset in target.items()}
+        total = sum(left.values())
+        if total <= self.largest:
+            return dict(target)
+        shares = {place: each * self.largest // total for place, each in left.items()}
+        if not any(shares.values()):
+            shares[max(left, key=lambda place: left[place])] = 1
+        return {place: start.get(place, 0) + share for place, share in shares.items()}
+
+    def _rewrite(self, checkpoint: Checkpoint, batch: int, ends: Mapping[Place, int]) -> bool:
+        topics: dict[str, dict[int, int]] = {}
+        for (topic, partition), offset in ends.items():
+            topics.setdefault(topic, {})[partition] = offset
+        text = checkpoint.entry_ending_at(batch, topics)
+        log = checkpoint.folder / "offsets"
+        (log / f".{batch}.crc").unlink(missing_ok=True)  # Hadoop's checksum is that of the old text
+        write_atomic(log / str(batch), text)
+        sync(log)
+        return True
+
+
+def border_of(work: Work) -> Border:
+    """The border of a plan's replay: where the published tables end, and for windows where their last batch began."""
+    kept, found = work.kept(), work.found("keep")
+    ends = {topic: {int(p): offset for p, offset in each.items()} for topic, each in found["position"].items()}
+    before: TopicOffsets | None = kept.ends
+    if found["batch"] == kept.batch:
+        try:
+            before = Checkpoint(savepoints.checkpoint_of(work.settings, kept)).start(kept.batch)
+        except PreflightRefused:  # the savepoint's log does not reach back to the batch's beginning
+            before = None
+    own = work.own.for_stream(work.stream.name)
+    steps: tuple[TopicOffsets, ...] = (ends,)
+    empty = False
+    watermark = any(topic.event_time is not None for topic in work.stream.sources.values())
+    if work.plan.stateful and watermark and before is not None and set(_flat(before)) == set(_flat(ends)):
+        empty = _flat(before) == _flat(ends)
+        steps = (ends,) if empty else (before, ends)
+    return Border(steps, empty, own.max_offsets_per_trigger, lambda: keep_tables(work))
+
+
+def kept_table(work: Work, name: str) -> Path | None:
+    """A staging table as it was at the border; None where the replay has none, or has read nothing past it."""
+    path = staging(work.settings, work.plan.id) / _FOLDER / name
+    return path if path.is_dir() else None
+
+
+def keep_tables(work: Work) -> None:
+    """Keep the staging tables as they are now; what was kept already stays."""
+    place = staging(work.settings, work.plan.id) / _FOLDER
+    if place.is_dir():
+        return
+    partial = place.with_name(f"{_FOLDER}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    for declared, _ in all_tables(work.stream):
+        table = work.own.tables / declared.name
+        if not table.is_dir():
+            continue
+        handle, content = DeltaTable(table), content_of(table)
+        partitions = tuple(handle.metadata().partition_columns)
+        saved = SavedTable(declared.name, "", handle.version(), content.schema, partitions, len(content.files))
+        how = CommitProperties(custom_metadata={"at": str(int(time.time()))})
+        files = list(content.files.values())
+        workshop.table_of(partial / declared.name, saved, files, table, stream=work.stream.name, how=how)
+    partial.mkdir(parents=True, exist_ok=True)
+    sync_tree(partial)  # what lies there under its last name is believed by every resume
+    partial.replace(place)
+    sync(place.parent)
+
+
+def at_the_border(work: Work, reached: TopicOffsets) -> int | None:
+    """Records past the border that the replay has read, when the tables were kept there; None if it has no border."""
+    border = _flat({t: {int(p): o for p, o in each.items()} for t, each in work.found("keep")["position"].items()})
+    since = {place: offset - border.get(place, 0) for place, offset in _flat(reached).items()}
+    if not any(since.values()):
+        return 0
+    return sum(since.values()) if kept_table(work, work.stream.primary.name) is not None else None
+
+
+def _flat(offsets: TopicOffsets) -> dict[Place, int]:
+    return {(topic, p): offset for topic, each in offsets.items() for p, offset in each.items()}

@@ -1,0 +1,136 @@
+"""A stream as planning finds it: its record, its tables and topics, its history, its savepoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from reprocessing.history import Batch, History, path
+from reprocessing.journal import next_step
+from reprocessing.plan import SawTable, SawTopic, SawWorld
+from reprocessing.targets import View
+from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.preflight.snapshot import TopicWorld, World
+from streaming_jobs.preflight.take_snapshot import all_tables, gather, ledger_file
+from streaming_jobs.runtime.code_version import code_version
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.stream import Stream
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A stream as planning finds it; `unreachable` where no broker answered (`offline.py`)."""
+
+    settings: Settings
+    stream: Stream
+    topics: Topics
+    record: StreamRecord
+    around: World
+    history: History
+    savepoints: Sequence[Savepoint]
+    notes: Sequence[str] = ()
+    unreachable: BrokerUnreachable | None = None
+
+    @cached_property
+    def world(self) -> SawWorld:
+        """What a plan keeps of it; raises UsageError where there is nothing to put right."""
+        if self.history.last is None:
+            raise UsageError(f"stream {self.stream.name} has not run a batch yet", "there is nothing to put right")
+        last = self.history.last.txn
+        code = code_version(self.stream, self.settings.flows)
+        return SawWorld(
+            generation=self.record.generation,
+            batch=last.batch,
+            code=(code.hash, code.package),
+            tables=tuple(self._tables()),
+            topics=tuple(_saw(topic) for topic in self.around.topics),
+        )
+
+    def view(self) -> View:
+        """What resolving a target looks at."""
+        return View(
+            record=self.record,
+            history=self.history,
+            topics=self.around.topics,
+            savepoints=self.savepoints,
+            for_time=self.topics.offsets_for_time,
+            now=time.time(),
+        )
+
+    def _tables(self) -> list[SawTable]:
+        found = []
+        for declared, role in all_tables(self.stream):
+            sink = open_sink(self.settings, declared, self.stream.name)
+            if sink is None and role == "deletes":  # the stream has not run since it remembers deletes
+                continue
+            if sink is None:
+                raise PreflightRefused(f"table {declared.name} is gone", "put it back from a copy")
+            if not sink.direct:
+                raise UsageError(
+                    f"table {declared.name} has constraints or features that a publish in one commit cannot keep",
+                    "a recovery of such a table is not offered; see docs/recover.md",
+                )
+            sizes = sink.handle.get_add_actions()["size_bytes"].to_pylist()
+            found.append(
+                SawTable(
+                    name=declared.name,
+                    role=role,
+                    table_id=sink.table_id,
+                    version=sink.handle.version(),
+                    files=len(sizes),
+                    size=sum(sizes),
+                    mode=declared.mode,
+                )
+            )
+        return found
+
+
+def look(settings: Settings, stream: Stream, topics: Topics) -> Situation:
+    """Gather everything; raises UsageError for a stream that has never run. Takes no lease and changes nothing."""
+    record = stream_record.load(settings, stream.name)
+    if record is None:
+        raise UsageError(f"stream {stream.name} has never run", "there is nothing to put right")
+    around = gather(settings, stream, topics)
+    history = path(record.generations, ledger_file(settings, stream.name).days(stream.name))
+    entry = next(t.entry for t in around.tables if t.role == "primary")
+    ours = entry is not None and entry.kind in ("batch", "publish") and entry.generation == record.generation
+    if entry is not None and ours and entry.batch >= 0 and history.find(entry.txn) is None:
+        history.append(_batch(entry))
+    return Situation(settings, stream, topics, record, around, history, savepoints.savepoints(settings, stream.name))
+
+
+def refuse_fenced(found: Situation) -> None:
+    """Raise PreflightRefused when another recovery has fenced a table and is not over."""
+    for table in found.around.tables:
+        if table.entry is not None and (
+            table.entry.kind == "fence"
+            or (table.entry.kind == "publish" and table.entry.generation > found.record.generation)
+        ):
+            raise PreflightRefused(
+                f"the recovery plan {table.entry.plan} of table {table.name} is under way",
+                next_step(table.entry.plan or "PLAN", "applying"),
+            )
+
+
+def _saw(topic: TopicWorld) -> SawTopic:
+    return SawTopic(topic.name, topic.topic_id or "", dict(topic.earliest), dict(topic.latest))
+
+
+def _batch(entry: LedgerEntry) -> Batch:
+    return Batch(
+        txn=entry.txn,
+        at=time.time(),
+        starts={r.topic: dict(r.start) for r in entry.offsets},
+        ends={r.topic: dict(r.end) for r in entry.offsets},
+        code=entry.code,
+        versions={},
+        records=sum(r.records for r in entry.offsets),
+    )

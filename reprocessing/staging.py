@@ -1,0 +1,153 @@
+"""Where a recovery replays: a state folder and tables of its own, on which an ordinary session runs.
+
+    <state>/recoveries/<plan>/state/<stream>/     stream.json, the new generation's checkpoint, its ledger
+    <tables>/_staging/<plan>/<table>/             ordinary Delta tables; nobody reads them but the audit
+
+The tables begin with the savepoint's files (hard links), and say in their ledger that they hold everything up to its
+batch; so the replay is nothing but this stream, started again from there, with today's code.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+
+from reprocessing.plan import Plan, folder, staging
+from streaming_jobs.files import hard_link, private_folder, sync, sync_tree
+from streaming_jobs.ledger import LedgerEntry, Txn, app_id
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY
+from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.savepoints import SavedTable, Savepoint
+from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRecord
+
+
+def settings_of(settings: Settings, plan: Plan) -> Settings:
+    """The settings under which the replay runs: the stream's own, with the plan's folders."""
+    return settings.model_copy(
+        update={
+            "state_dir": folder(settings, plan.id) / "state",
+            "tables_dir": staging(settings, plan.id),
+            "savepoint": settings.savepoint.model_copy(update={"every": settings.savepoint.every * 0}),
+        }
+    )
+
+
+def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Savepoint | None) -> None:
+    """Make the workshop anew, whatever a kill has left of it."""
+    clear(settings, plan)
+    own = settings_of(settings, plan)
+    opened = replace(
+        record,
+        generations=(*record.generations, opened_by(plan)),
+        tables=(),
+        accepted=(),
+    )
+    if savepoint is None or plan.discards_state:
+        begins = {topic: {str(p): offset for p, offset in ends.items()} for topic, ends in plan.base.ends.items()}
+        topics = tuple(replace(topic, start=begins.get(topic.name, topic.start)) for topic in record.topics)
+        opened = replace(opened, topics=topics, state_fingerprint={})
+    if savepoint is None:
+        stream_record.save(own, opened)
+        return
+    files = savepoints.files_of(settings, savepoint)
+    roles = {table.name: table.role for table in record.tables}
+    bound = []
+    for saved in savepoint.tables:
+        table_id = table_of(
+            private_folder(own.tables) / saved.name,
+            saved,
+            files[saved.name],
+            savepoints.links(settings, plan.stream, saved.name, savepoint.id),
+            stream=plan.stream,
+            how=_up_to(plan, savepoint, saved.name, primary=roles[saved.name] == "primary"),
+        )
+        bound.append(BoundTable(saved.name, table_id, roles[saved.name]))
+    if not plan.discards_state:
+        opened = replace(opened, state_fingerprint=dict(savepoint.state_fingerprint))
+        copy(
+            savepoints.checkpoint_of(settings, savepoint),
+            private_folder(stream_record.folder(own, plan.stream)) / f"g{plan.generation:04d}",
+        )
+    stream_record.save(own, replace(opened, tables=tuple(bound)))
+
+
+def sync_all(settings: Settings, plan: Plan) -> None:
+    """Have the workshop on disk: state, tables, and the folders that name them."""
+    own = settings_of(settings, plan)
+    for root in (own.state, own.tables):
+        sync_tree(root)
+    for above in (own.tables.parent, own.tables.parent.parent):
+        sync(above)
+
+
+def opened_by(plan: Plan) -> Generation:
+    """The generation that a plan's replay opens."""
+    origin = plan.base.generation if plan.base.savepoint else None
+    return Generation(
+        plan.generation, time.time(), f"recovery {plan.id}", origin, plan.base.batch, restarts=plan.discards_state
+    )
+
+
+def clear(settings: Settings, plan: Plan) -> None:
+    """Remove the workshop; it stays removed."""
+    shutil.rmtree(folder(settings, plan.id) / "state", ignore_errors=True)
+    shutil.rmtree(staging(settings, plan.id), ignore_errors=True)
+    parent = staging(settings, plan.id).parent
+    if parent.is_dir() and not any(parent.iterdir()):
+        parent.rmdir()
+    for place in (folder(settings, plan.id), parent, parent.parent):
+        if place.is_dir():
+            sync(place)
+
+
+def table_of(
+    path: Path, saved: SavedTable, files: Sequence[TableFile], links: Path, *, stream: str, how: CommitProperties
+) -> str:
+    """Make a Delta table at `path` of a savepoint's files (hard links), in one commit as `how` says; its Delta id."""
+    handle = DeltaTable.create(
+        path,
+        Schema.from_json(saved.schema),
+        partition_by=list(saved.partition_by) or None,
+        name=saved.name,
+        configuration={STREAM_PROPERTY: stream},
+        raise_if_key_not_exists=False,
+    )
+    for file in files:
+        source = on_disk(links, file.path)
+        hard_link(source, path / source.relative_to(links))
+    handle.create_write_transaction(
+        [file.add() for file in files],
+        mode="append",
+        schema=handle.schema(),
+        partition_by=list(saved.partition_by) or None,
+        commit_properties=how,
+    )
+    return str(handle.metadata().id)
+
+
+def _up_to(plan: Plan, savepoint: Savepoint, table: str, *, primary: bool) -> CommitProperties:
+    """A commit that says: this table holds everything up to the savepoint's batch, in the plan's generation."""
+    at = Txn(plan.generation, opened_by(plan).first_batch - 1)
+    entry = LedgerEntry(
+        kind="publish",
+        stream=plan.stream,
+        table=table,
+        generation=plan.generation,
+        batch=at.batch,
+        offsets=savepoint.offsets,
+        txns={other.name: at.version for other in savepoint.tables if other.name != table} if primary else {},
+        plan=plan.id,
+        note=f"the files of savepoint {savepoint.id}",
+    )
+    return CommitProperties(
+        custom_metadata={"userMetadata": entry.encode()},
+        app_transactions=[Transaction(app_id(plan.stream, table), at.version, int(time.time() * 1000))],
+    )

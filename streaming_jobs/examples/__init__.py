@@ -1,0 +1,1 @@
+"""The streams that come with Recourse. Read `flights/streams.py` first."""

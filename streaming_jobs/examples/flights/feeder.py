@@ -1,0 +1,285 @@
+"""Sends the flights to their topic, each once, in order of departure.
+
+The topic itself is the record of what was fed (`content.py`): a feed that was cut off goes on where it
+stopped, and a topic that holds the flights already is left alone unless more is asked for. It is asked again when
+the connection is lost while records are on their way: a broker forgets an idempotent producer whose newest record
+timestamp is a day old (`producer.id.expiration.ms`), so one that was killed would take a repetition of ours, of 2013,
+for new records.
+
+Live, no partition runs away from the others: records go in one order, and each `CHUNK` of them has to be
+acknowledged before the next is sent. Whoever reads the topic finds every flight but some of the newest `CHUNK`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+from confluent_kafka import KafkaError, Message, Producer
+from numpy.typing import NDArray
+
+from streaming_jobs.durations import format_duration
+from streaming_jobs.errors import BrokerUnreachable, LeaseBusy, PermanentError, UsageError
+from streaming_jobs.examples.flights import dataset
+from streaming_jobs.examples.flights.content import TOPIC, TopicContent, content
+from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.settings import KafkaSettings, Settings
+from streaming_jobs.sources.connection import Failures, client_config
+from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
+
+PARTITIONS = 4
+"""Of the topic when the feeder creates it; one that exists is taken with as many as it has."""
+CHUNK = 5_000
+"""Records sent before all of them have to be acknowledged: how far partitions can drift apart."""
+_TICK = 0.1
+
+Progress = Callable[[int, int], None]
+_log = structlog.get_logger("recourse.feeder")
+
+
+@dataclass(frozen=True)
+class FeedReport:
+    """What one feed sent, in how many seconds; `held` of `total` flights are in the topic after it."""
+
+    records: int
+    seconds: float
+    held: int
+    total: int
+    stopped: bool
+
+    @property
+    def rate(self) -> float:
+        """Records a second."""
+        return self.records / self.seconds if self.seconds else 0.0
+
+
+def feed(
+    settings: Settings,
+    *,
+    rate: float | None,
+    share: float = 1.0,
+    again: bool = False,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
+    chunk: int = CHUNK,
+) -> FeedReport:
+    """Bring the first `share` of the flights (in order of departure) into the topic; send what is missing.
+
+    `rate` is in records a second, None for full speed. A topic that holds them all is refused (UsageError)
+    unless `again`, which sends every one of them once more. `stop`, or Ctrl-C, ends the feed between chunks
+    with a report; the same call later goes on from there. `progress` is told (held, total) after each chunk.
+    Raises BrokerUnreachable when the broker stays away, LeaseBusy when another feeder runs in this home,
+    PermanentError when somebody else wrote to the topic meanwhile.
+    """
+    if rate is not None and rate <= 0:
+        raise UsageError(f"a rate of {rate} events a second makes no sense", "give a number above 0, or none")
+    total = dataset.flights_in(share)
+    topics = Topics.of(settings.kafka, bootstrap_servers(settings))
+    with _only_feeder(settings):
+        found = _prepared(settings.kafka, topics, total, again)
+        wanted = np.arange(total) if again else found.missing
+        held = 0 if again else found.held
+        sending = _Sending(settings.kafka, topics, dataset.records(share), stop or threading.Event(), min(chunk, CHUNK))
+        started = time.monotonic()
+        sent = sending.send(wanted, rate, lambda n: progress(held + n, total) if progress else None, repeat=again)
+        seconds = time.monotonic() - started
+        grown = topics.offsets(TOPIC).total - found.records
+    if grown != sent and not sending.interrupted:
+        raise PermanentError(
+            f"topic {TOPIC} grew by {grown:,} records while {sent:,} were sent: somebody else writes to it",
+            f"delete the topic {TOPIC} and feed it anew",
+        )
+    _log.info("fed", topic=TOPIC, records=grown, seconds=round(seconds, 2), stopped=grown < len(wanted))
+    return FeedReport(grown, seconds, held + grown, total, stopped=grown < len(wanted))
+
+
+def survey(settings: Settings, share: float = 1.0) -> TopicContent:
+    """What the topic holds of the first `share` of the flights; sends nothing and creates nothing."""
+    topics = Topics.of(settings.kafka, bootstrap_servers(settings))
+    return content(settings.kafka, topics, dataset.flights_in(share))
+
+
+def _prepared(kafka: KafkaSettings, topics: Topics, total: int, again: bool) -> TopicContent:
+    info = topics.describe(TOPIC)
+    if info is None:
+        info = topics.create(TOPIC, PARTITIONS, KEEP_FOREVER)
+    if info.retention_ms != KEEP_FOREVER or "compact" in info.cleanup_policy:
+        raise UsageError(
+            f"topic {TOPIC} would lose records that are stamped 2013: "
+            f"retention.ms={info.retention_ms}, cleanup.policy={info.cleanup_policy}",
+            f"set retention.ms=-1 and cleanup.policy=delete, or delete topic {TOPIC}: the feeder creates it anew",
+        )
+    found = content(kafka, topics, total)
+    if again:
+        return found
+    if not len(found.missing):
+        raise UsageError(
+            f"topic {TOPIC} already holds the {found.total:,} flights asked for ({found.records:,} records): "
+            "feeding twice doubles them",
+            "nothing is left to do; to send all of them once more, use --again",
+        )
+    if found.foreign:
+        raise UsageError(
+            f"topic {TOPIC} is not a feed that can go on: {found.foreign}",
+            f"delete topic {TOPIC} and feed it anew, or send all flights on top with --again",
+        )
+    return found
+
+
+@contextmanager
+def _only_feeder(settings: Settings) -> Iterator[None]:
+    folder = settings.home.expanduser().absolute() / "feed"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{TOPIC}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LeaseBusy(f"another feeder of topic {TOPIC} runs in {folder}", "wait for it, or stop it") from error
+        yield
+
+
+class _Lost(Exception):
+    """The connection went while records were on their way: only the topic knows which of them arrived."""
+
+
+class _Sending:
+    """Sends what is wanted, producer after producer: each lost connection ends one, and the topic is asked anew."""
+
+    def __init__(
+        self, kafka: KafkaSettings, topics: Topics, records: dataset.Records, stop: threading.Event, chunk: int
+    ) -> None:
+        self.interrupted = False
+        self._kafka, self._topics, self._records = kafka, topics, records
+        self._stop, self._chunk = stop, chunk
+
+    def send(self, wanted: NDArray[np.int64], rate: float | None, told: Callable[[int], None], *, repeat: bool) -> int:
+        """Send these records in order; the number sent is exact unless Ctrl-C cut into a chunk.
+
+        With `repeat` they are in the topic already, so it cannot tell; the producer's own retries are trusted.
+        """
+        before, left = 0, wanted
+        while True:
+            sender = _Sender(self._kafka, self._topics.bootstrap, self._records, self._stop, self._chunk, repeat)
+            try:
+                sent = sender.send(left, rate, partial(_onward, told, before))
+                self.interrupted = sender.interrupted
+                return before + sent
+            except _Lost:
+                _log.info("connection lost; asking the topic what arrived", topic=TOPIC)
+                left = self._missing()
+                before = len(wanted) - len(left)
+
+    def _missing(self) -> NDArray[np.int64]:
+        began = time.monotonic()
+        while True:
+            try:
+                found = content(self._kafka, self._topics, len(self._records.keys))
+                break
+            except BrokerUnreachable:
+                if time.monotonic() - began > self._kafka.timeout.total_seconds():
+                    raise
+        if found.foreign:
+            raise PermanentError(
+                f"topic {TOPIC} is no longer one feed: {found.foreign}", f"delete topic {TOPIC} and feed it anew"
+            )
+        return found.missing
+
+
+def _onward(told: Callable[[int], None], before: int, sent: int) -> None:
+    told(before + sent)
+
+
+class _Sender:
+    """One producer and the loop around it: send a chunk, wait for its acknowledgement, pause, stop."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        bootstrap: str,
+        records: dataset.Records,
+        stop: threading.Event,
+        chunk: int,
+        retry: bool,
+    ) -> None:
+        """With `retry` a lost connection is left to the producer, otherwise it raises _Lost."""
+        self.interrupted = False
+        self._records = records
+        self._stop = stop
+        self._chunk = chunk
+        self._retry = retry
+        self._patience: timedelta = 2 * kafka.timeout
+        self._failures = Failures(bootstrap)
+        self._undelivered: KafkaError | None = None
+        settings: dict[str, Any] = client_config(kafka, bootstrap) | {
+            "enable.idempotence": True,
+            "acks": "all",
+            # As Kafka's Java clients do; librdkafka's own default places most keys elsewhere.
+            "partitioner": "murmur2_random",
+            "linger.ms": 5,
+            "compression.type": "lz4",
+            # No deadline inside: a record given up would leave a gap in the order. Ours is the lack of progress.
+            "message.timeout.ms": 0,
+            "delivery.report.only.error": True,
+            "on_delivery": self._delivered,
+            "error_cb": self._failures,
+        }
+        self._producer = Producer(settings)
+
+    def send(self, positions: NDArray[np.int64], rate: float | None, told: Callable[[int], None]) -> int:
+        """Send these records in order; raises _Lost, or BrokerUnreachable when the broker takes none for long."""
+        sent, started = 0, time.monotonic()
+        try:
+            while sent < len(positions) and not self._stop.is_set():
+                due = len(positions) if rate is None else int((time.monotonic() - started) * rate) + 1
+                if size := min(due - sent, self._chunk, len(positions) - sent):
+                    self._send_chunk(positions[sent : sent + size].tolist())
+                    sent += size
+                    told(sent)
+                if rate is not None and sent < len(positions):
+                    self._stop.wait(_TICK)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self._acknowledged()
+        return sent
+
+    def _send_chunk(self, positions: list[int]) -> None:
+        keys, values, stamps = self._records.keys, self._records.values, self._records.timestamps
+        self._failures.succeeded()  # what was lost while nothing was on its way does not matter
+        for at in positions:
+            self._producer.produce(TOPIC, value=values[at], key=keys[at], timestamp=stamps[at])
+        self._acknowledged()
+
+    def _acknowledged(self) -> None:
+        self._failures.begin()
+        left, moved = len(self._producer), time.monotonic()
+        while still := self._producer.flush(_TICK):
+            if self._failures.disconnected and not self._retry:
+                self._producer.purge()
+                raise _Lost
+            if still < left:
+                left, moved = still, time.monotonic()
+                self._failures.succeeded()
+            self._failures.check()
+            if time.monotonic() - moved > self._patience.total_seconds():
+                self._producer.purge()
+                raise BrokerUnreachable(
+                    f"the broker at {self._failures.bootstrap} took no record for {format_duration(self._patience)}",
+                    "bring it back (`recourse doctor`) and feed again: it goes on where it stopped",
+                )
+        if self._undelivered is not None:
+            raise BrokerUnreachable(
+                f"a record was not delivered: {self._undelivered.str()}", "feed again: it goes on where it stopped"
+            )
+
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        # Called for failures only (delivery.report.only.error).
+        self._undelivered = error

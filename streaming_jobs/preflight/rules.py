@@ -1,0 +1,344 @@
+"""Before every start: do checkpoint, tables and topics tell the same story?
+
+`verdicts` is pure: it looks at a `World` (`surroundings.py`) that was gathered before (`world.py`), returns findings.
+A finding of severity `refuse` means that starting would lose, double or mix rows; the stream stays where it
+is until a person has acted. The rules, in the order they are looked at:
+
+1. The generation in stream.json is the one the tables carry, and no table is behind a fence.
+2. The primary table's last batch is the checkpoint's last committed batch, or its last planned one
+   (a crash between the table's commit and Spark's); its offsets are the checkpoint's.
+3. Every secondary table is where the primary's newest entry says, or at the last planned batch.
+4. Nobody else has changed the rows of a table since our newest entry, unless a person accepted it.
+5. The topics are the ones the stream began with, none more and none less, and everything from the stream's
+   position on is there.
+6. The stream still has the tables that it began with; one that remembers deletes may begin later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from streaming_jobs.durations import format_duration
+from streaming_jobs.errors import OffsetsLost, PreflightRefused
+from streaming_jobs.ledger import Txn
+from streaming_jobs.preflight.snapshot import TableWorld, TopicWorld, World, restore_checkpoint
+from streaming_jobs.spelling import counted
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that preflight found: what it is, and what to run."""
+
+    severity: Literal["refuse", "lost", "warn"]
+    found: str
+    next_step: str
+
+
+def verdicts(world: World) -> list[Finding]:
+    """All findings about a world; an empty list means the stream may start."""
+    return [
+        *_unrecorded(world),
+        *_sinks(world),
+        *_generations(world),
+        *_positions(world),
+        *_foreign(world),
+        *_topics(world),
+    ]
+
+
+def enforce(findings: list[Finding]) -> list[str]:
+    """Raise PreflightRefused or OffsetsLost for findings that forbid a start; return the warnings."""
+    blocking = [f for f in findings if f.severity != "warn"]
+    if blocking:
+        error = OffsetsLost if all(f.severity == "lost" for f in blocking) else PreflightRefused
+        steps = list(dict.fromkeys(f.next_step for f in blocking))
+        raise error("; ".join(f.found for f in blocking), "; or ".join(steps))
+    return [f"{f.found}: {f.next_step}" for f in findings]
+
+
+def _unrecorded(world: World) -> Iterator[Finding]:
+    if world.record is not None:
+        return
+    if world.checkpoint.planned is not None:
+        yield Finding(
+            "refuse",
+            f"the checkpoint of stream {world.stream} is at batch {world.checkpoint.planned}, but its record is gone",
+            _restore(world),
+        )
+    for table in world.tables:
+        if table.txn is not None:
+            yield Finding(
+                "refuse",
+                f"table {table.name} holds rows of stream {world.stream} up to {table.txn}, "
+                "but the stream's record is gone",
+                _restore(world),
+            )
+
+
+def _sinks(world: World) -> Iterator[Finding]:
+    for table in world.tables:
+        if table.table_id is not None and table.owner != world.stream:
+            whose = f"belongs to stream {table.owner}" if table.owner else "was not made by Recourse"
+            renamed = f"if {table.owner} was renamed, keep its name: @stream(name='{table.owner}', ...); otherwise "
+            yield Finding(
+                "refuse",
+                f"table {table.name} {whose}, so stream {world.stream} may not write it",
+                f"{renamed if table.owner else ''}name another table in the stream's sink, or move that table away",
+            )
+    if world.record is None or not world.record.tables:
+        return
+    now = {t.name: t.role for t in world.tables}
+    before = {t.name: t.role for t in world.record.tables}
+    for name in sorted(before.keys() - now.keys()):
+        again = "declare the sink again"
+        if before[name] == "deletes":
+            again = "declare order_by and delete_when of its sink again: they hold for the table's whole life"
+        yield Finding("refuse", f"stream {world.stream} no longer writes table {name}", again)
+    for name in sorted(now.keys() - before.keys()):
+        if now[name] == "deletes":
+            continue
+        yield Finding(
+            "refuse",
+            f"stream {world.stream} would begin to write table {name} in the middle of its life",
+            "declare it as a sink of a new stream, which reads the topic from its start",
+        )
+    for table in world.tables:
+        bound = world.record.table(table.name)
+        if bound is None:
+            continue
+        if table.table_id is None:
+            yield Finding(
+                "refuse",
+                f"table {table.name} is gone",
+                f"put it back from a copy; or {world.start_over}",
+            )
+        elif bound.table_id and table.table_id != bound.table_id:
+            yield Finding(
+                "refuse",
+                f"table {table.name} is another table than the one stream {world.stream} filled",
+                "put it back",
+            )
+
+
+def _generations(world: World) -> Iterator[Finding]:
+    if world.record is None:
+        return
+    current = world.record.generation
+    for table in world.tables:
+        if table.txn is None:
+            continue
+        if table.entry is not None and table.entry.kind == "fence":
+            yield Finding(
+                "refuse",
+                f"table {table.name} is fenced by the recovery plan {table.entry.plan}",
+                f"finish it: recourse recover resume {table.entry.plan}; or give it up: "
+                f"recourse recover abort {table.entry.plan}",
+            )
+        elif table.entry is not None and table.entry.kind == "publish" and table.txn.generation > current:
+            yield Finding(
+                "refuse",
+                f"the recovery plan {table.entry.plan} has published table {table.name} and is not finished",
+                f"finish it: recourse recover resume {table.entry.plan}",
+            )
+        elif table.txn.generation > current:
+            yield Finding(
+                "refuse",
+                f"table {table.name} is in generation {table.txn.generation}, the stream's state in {current}: "
+                "the state folder is an old copy",
+                _restore(world),
+            )
+
+
+def _positions(world: World) -> Iterator[Finding]:
+    if world.record is None:
+        return
+    primary = next(t for t in world.tables if t.role == "primary")
+    at = _batch(primary, world.record.generation)
+    planned, committed = world.checkpoint.planned, world.checkpoint.committed
+    done = -1 if committed is None else committed
+    if at not in {done, -1 if planned is None else planned}:
+        yield Finding("refuse", _disagreement(primary.name, at, done), _remedy(world, at, done))
+        return
+    if primary.entry is not None and at >= 0 and at in world.checkpoint.ends:
+        ledger = {r.topic: dict(r.end) for r in primary.entry.offsets}
+        spark = {topic: dict(ends) for topic, ends in world.checkpoint.ends[at].items()}
+        if primary.entry.txn.batch == at and ledger != spark:
+            yield Finding(
+                "refuse",
+                f"batch {at} ends at {spark} in the checkpoint and at {ledger} in table {primary.name}: "
+                "the checkpoint is from another life of the stream",
+                _restore(world),
+            )
+    listed = primary.entry.txns if primary.entry else {}
+    for table in world.tables:
+        if table.role == "primary":
+            continue
+        expected = Txn.of(listed[table.name]) if table.name in listed else None
+        # No batch of the primary has listed the table yet: it is at most made.
+        made = expected is None and table.txn == Txn(world.record.generation, -1)
+        in_flight = planned is not None and planned > done and at < planned
+        if table.txn == expected or made or (in_flight and table.txn == Txn(world.record.generation, planned or 0)):
+            continue
+        yield Finding(
+            "refuse",
+            f"table {table.name} is at {table.txn or 'no batch'}, but table {primary.name} says it should be at "
+            f"{expected or 'no batch'}",
+            f"put table {table.name} back to the newest version that it had, or restore all of the stream's tables "
+            "and its checkpoint from one copy",
+        )
+
+
+def _batch(table: TableWorld, generation: int) -> int:
+    return table.txn.batch if table.txn is not None and table.txn.generation == generation else -1
+
+
+def _disagreement(table: str, at: int, done: int) -> str:
+    said = f"batch {at}" if at >= 0 else "no batch"
+    checkpoint = f"batch {done}" if done >= 0 else "no batch"
+    older = "the table was put back to an older version" if at < done else "the checkpoint is missing or an old copy"
+    return f"table {table} has {said}, the checkpoint has {checkpoint}: {older}"
+
+
+def _remedy(world: World, at: int, done: int) -> str:
+    if at < done:
+        return (
+            "put the table back to the version that it had (its log has it), or the checkpoint to a copy of that time"
+        )
+    return _restore(world)
+
+
+def _restore(world: World) -> str:
+    return restore_checkpoint(world.stream, world.folders)
+
+
+def _foreign(world: World) -> Iterator[Finding]:
+    accepted = world.record.accepts if world.record else lambda _: frozenset[int]()
+    for table in world.tables:
+        if table.table_id is not None and table.owner != world.stream:
+            continue  # told once; every commit in it is foreign
+        for commit in table.foreign:
+            if commit.version in accepted(table.name):
+                continue
+            yield Finding(
+                "refuse",
+                f"version {commit.version} of table {table.name} ({commit.operation or 'unknown operation'}) changed "
+                f"rows and was not written by stream {world.stream}",
+                f"undo it, or if it is right: recourse streams accept {world.stream} --table {table.name} "
+                f"--version {commit.version} --why '...'",
+            )
+        if not table.log_reaches_entry:
+            yield Finding(
+                "refuse",
+                f"the log of table {table.name} no longer shows what happened since the stream's last batch",
+                "put the table back from a copy that still has its log",
+            )
+
+
+def _topics(world: World) -> Iterator[Finding]:
+    planned = world.checkpoint.planned
+    starts = world.checkpoint.starts.get(planned, {}) if planned is not None else {}
+    ends = world.checkpoint.ends.get(planned, {}) if planned is not None else {}
+    to_read = planned is not None and planned != world.checkpoint.committed and not primary_has(world, planned)
+    position = starts if to_read else ends
+    yield from _other_topics(world)
+    for topic in world.topics:
+        if topic.topic_id is None:
+            yield Finding(
+                "refuse",
+                f"topic {topic.name} does not exist",
+                f"create it, or correct the name (stream {world.stream})",
+            )
+            continue
+        bound = world.record.topic(topic.name) if world.record else None
+        if bound is not None and bound.topic_id != topic.topic_id:
+            yield Finding(
+                "lost",
+                f"topic {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound_start(bound)))} "
+                "of the old topic cannot be read any more",
+                f"on the new topic, {world.start_over}",
+            )
+            continue
+        for partition, end in ends.get(topic.name, {}).items():
+            offset = position.get(topic.name, {}).get(partition, 0)
+            earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
+            if earliest is None or latest is None:
+                yield Finding("lost", f"partition {partition} of topic {topic.name} is gone", world.start_over)
+            elif offset < earliest:
+                yield Finding(
+                    "lost",
+                    f"offsets {offset} to {earliest - 1} of topic {topic.name}, partition {partition}, are gone "
+                    f"({counted(earliest - offset, 'record')} never read)",
+                    f"bring them back from a copy of the topic, or go on without them: {_skip_lost(world, position)}",
+                )
+            elif end > latest:
+                yield Finding(
+                    "lost",
+                    f"topic {topic.name}, partition {partition}, ends at offset {latest}, the stream is at {end}: "
+                    f"offsets {latest} to {end - 1} are gone",
+                    f"put the topic back, or {world.start_over}",
+                )
+        yield from _retention(topic)
+
+
+def _skip_lost(world: World, position: Mapping[str, Mapping[int, int]]) -> str:
+    """The command that goes on with what the topics still have, and leaves the stream where it has lost nothing."""
+    several = len(world.topics) > 1
+    places = [
+        f"{topic.name}/{partition}:{max(offset, topic.earliest.get(partition, 0))}"
+        if several
+        else f"{partition}:{max(offset, topic.earliest.get(partition, 0))}"
+        for topic in world.topics
+        for partition, offset in sorted(position.get(topic.name, {}).items())
+    ]
+    return f"recourse recover plan {world.stream} --to-offsets {','.join(places)}"
+
+
+def _other_topics(world: World) -> Iterator[Finding]:
+    """Before the first batch the topics may still change: nothing was read from them."""
+    if world.record is None or world.checkpoint.planned is None:
+        return
+    now, before = {t.name for t in world.topics}, {t.name for t in world.record.topics}
+    for name in sorted(before - now):
+        yield Finding(
+            "refuse",
+            f"stream {world.stream} no longer reads topic {name}",
+            "declare it again, or make it a new stream",
+        )
+    for name in sorted(now - before):
+        yield Finding(
+            "refuse",
+            f"stream {world.stream} would begin to read topic {name} in the middle of its life",
+            "declare the topics it began with again, or make it a new stream",
+        )
+
+
+def primary_has(world: World, batch: int) -> bool:
+    """Whether the primary table has the batch, so that its repetition reads nothing."""
+    primary = next(t for t in world.tables if t.role == "primary")
+    return world.record is not None and primary.txn == Txn(world.record.generation, batch)
+
+
+def bound_start(bound: object) -> Mapping[int, int]:
+    """The offsets a stream began at, of a bound topic whose position is not known yet."""
+    return {int(p): o for p, o in getattr(bound, "start", {}).items()}
+
+
+def _lost(position: Mapping[int, int]) -> str:
+    return "everything after offsets " + ", ".join(f"{p}:{o}" for p, o in sorted(position.items()))
+
+
+_SAFE_RETENTION = timedelta(days=3650)
+
+
+def _retention(topic: TopicWorld) -> Iterator[Finding]:
+    if 0 <= topic.retention_ms < _SAFE_RETENTION // timedelta(milliseconds=1):
+        kept = format_duration(timedelta(milliseconds=topic.retention_ms))
+        yield Finding(
+            "warn",
+            f"topic {topic.name} keeps records for {kept} counted from the time each record carries: records with "
+            "older times vanish within minutes, read or not",
+            "set retention.ms=-1 on the topic if its records carry times of the past",
+        )

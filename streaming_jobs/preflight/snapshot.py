@@ -1,0 +1,88 @@
+"""A stream's surroundings at one moment, as `world.gather` finds them: checkpoint, tables and topics."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from streaming_jobs.ledger import Commit, LedgerEntry, Txn
+from streaming_jobs.state.checkpoint import TopicOffsets
+from streaming_jobs.state.stream_record import StreamRecord
+
+Role = Literal["primary", "secondary", "deletes"]
+"""Of a stream's table. One of role `deletes` remembers the deletes of another; it may begin at any start."""
+
+
+@dataclass(frozen=True)
+class TableWorld:
+    """One sink's table: `entry` is the stream's newest ledger entry, `foreign` later commits of others.
+
+    The log of the table may no longer reach back to that entry; it was then taken from the ledger beside the state.
+    """
+
+    name: str
+    role: Role
+    table_id: str | None
+    owner: str | None
+    txn: Txn | None
+    entry: LedgerEntry | None = None
+    foreign: tuple[Commit, ...] = ()
+    log_reaches_entry: bool = True
+
+
+@dataclass(frozen=True)
+class TopicWorld:
+    """One source topic as the broker has it now; None values when it does not exist."""
+
+    name: str
+    topic_id: str | None
+    earliest: Mapping[int, int] = field(default_factory=dict)
+    latest: Mapping[int, int] = field(default_factory=dict)
+    retention_ms: int = -1
+
+
+@dataclass(frozen=True)
+class CheckpointWorld:
+    """The checkpoint: last planned and committed batch and where each ends and the planned one starts."""
+
+    planned: int | None = None
+    committed: int | None = None
+    ends: Mapping[int, TopicOffsets] = field(default_factory=dict)
+    starts: Mapping[int, TopicOffsets] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that `verdicts` looks at; `folders` are the stream's state folder and its tables."""
+
+    stream: str
+    record: StreamRecord | None
+    checkpoint: CheckpointWorld
+    tables: tuple[TableWorld, ...]
+    topics: tuple[TopicWorld, ...]
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def start_over(self) -> str:
+        """The last way out, as the next step of an error."""
+        return start_over(self.stream, self.folders)
+
+
+def start_over(stream: str, folders: Sequence[Path] = ()) -> str:
+    """How to begin a stream anew; `folders` are its state and its tables. Says what that costs."""
+    places = " ".join(shlex.quote(str(folder)) for folder in folders) or "its state folder and its tables"
+    return (
+        f"start the stream over: move {places} away (readers lose these rows until the topic is read again) and run "
+        f"`recourse streams run {stream}`"
+    )
+
+
+def restore_checkpoint(stream: str, folders: Sequence[Path] = ()) -> str:
+    """What to do about a checkpoint that cannot be trusted, as the next step of an error."""
+    return (
+        "put the checkpoint folder back from the newest copy, taken together with the tables; without one, "
+        f"{start_over(stream, folders)}"
+    )

@@ -1,0 +1,139 @@
+"""Gathering what preflight looks at: checkpoint, tables and topics as they are now. Needs no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from deltalake.exceptions import DeltaError
+
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.ledger import LedgerEntry, Txn, app_id, newest, walk
+from streaming_jobs.preflight.snapshot import (
+    CheckpointWorld,
+    Role,
+    TableWorld,
+    TopicWorld,
+    World,
+    restore_checkpoint,
+    start_over,
+)
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, open_sink
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
+from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.stream import DeltaTable, Stream
+
+
+def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
+    """The stream's world, as it is now.
+
+    Raises PreflightRefused for a damaged checkpoint or table, BrokerUnreachable without a broker.
+    """
+    try:
+        record = stream_record.load(settings, stream.name)
+        checkpoint = stream_record.checkpoint(settings, stream.name, record.generation if record else 1)
+        checkpoint.check()
+        at = _checkpoint(checkpoint)
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(error.found, restore_checkpoint(stream.name, folders(settings, stream))) from error
+    return World(
+        stream=stream.name,
+        record=record,
+        checkpoint=at,
+        folders=folders(settings, stream),
+        tables=tuple(_tables(settings, stream)),
+        topics=tuple(_topic(topics, topic.name) for topic in stream.sources.values()),
+    )
+
+
+def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
+    """The stream's state folder and its tables."""
+    return (
+        stream_record.folder(settings, stream.name),
+        *(settings.tables / declared.name for declared, _ in all_tables(stream)),
+    )
+
+
+def all_tables(stream: Stream) -> list[tuple[DeltaTable, Role]]:
+    """Every table of a stream with its role, the dead letters last."""
+    letters = dead_letters.declared(stream.dead_letters, stream.name)
+    return [
+        (stream.primary, "primary"),
+        *((table, "secondary") for table in stream.secondary),
+        *((table, "deletes") for table in stream.deletes),
+        (letters, "secondary"),
+    ]
+
+
+def ledger_file(settings: Settings, stream: str) -> LedgerFile:
+    """The stream's ledger beside its state."""
+    return LedgerFile(stream_record.folder(settings, stream) / "ledger", settings.table.ledger_retention)
+
+
+def _checkpoint(checkpoint: Checkpoint) -> CheckpointWorld:
+    planned, committed = checkpoint.last_planned, checkpoint.last_committed
+    known = {batch for batch in (planned, committed) if batch is not None}
+    return CheckpointWorld(
+        planned=planned,
+        committed=committed,
+        ends={batch: checkpoint.end(batch) for batch in known},
+        starts={planned: checkpoint.start(planned)} if planned is not None else {},
+    )
+
+
+def _tables(settings: Settings, stream: Stream) -> Iterable[TableWorld]:
+    kept = ledger_file(settings, stream.name).newest(stream.name)
+    for declared, role in all_tables(stream):
+        try:
+            yield _table(settings, stream.name, declared, role, kept)
+        except (PreflightRefused, DeltaError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise PreflightRefused(
+                f"the log of table {declared.name} cannot be read: {str(getattr(error, 'found', error))[:300]}",
+                f"put {settings.tables / declared.name / '_delta_log'} back from a copy; or "
+                f"{start_over(stream.name, folders(settings, stream))}",
+            ) from error
+
+
+def _table(
+    settings: Settings,
+    stream: str,
+    declared: DeltaTable,
+    role: Role,
+    kept: tuple[LedgerEntry, Mapping[str, int]] | None,
+) -> TableWorld:
+    sink = open_sink(settings, declared, stream)
+    if sink is None:
+        return TableWorld(declared.name, role, None, None, None)
+    version = sink.handle.transaction_version(app_id(stream, declared.name))
+    commit, foreign = newest(sink.path, stream)
+    entry: LedgerEntry | None = commit.entry if commit else None
+    reaches = True
+    if commit is None:
+        since = kept[1].get(declared.name, -1) if kept else -1
+        foreign = [c for c in foreign if c.version > since]
+        oldest = min((c.version for c in walk(sink.path)), default=sink.handle.version() + 1)
+        reaches = oldest <= since + 1
+        if kept and role == "primary":
+            entry = kept[0]
+    return TableWorld(
+        name=declared.name,
+        role=role,
+        table_id=sink.table_id,
+        owner=sink.handle.metadata().configuration.get(STREAM_PROPERTY),
+        txn=Txn.of(version) if version is not None else None,
+        entry=entry,
+        foreign=tuple(foreign),
+        log_reaches_entry=reaches,
+    )
+
+
+def _topic(topics: Topics, name: str) -> TopicWorld:
+    info = topics.describe(name)
+    if info is None:
+        return TopicWorld(name, None)
+    offsets = topics.offsets(name)
+    return TopicWorld(name, info.id, offsets.earliest, offsets.latest, info.retention_ms)

@@ -1,0 +1,153 @@
+"""What a power cut leaves half written, put right before a start: the newest file of a log, never one before it.
+
+Everything is on disk before what relies on it is written (`sinks/durable.py`, `checkpoint_sync.py`), so only what was
+being written at that moment can be torn: empty, cut off, or naming files that are not there. Nothing relies on it yet.
+It is removed, and the batch is repeated. What more than that is damaged was damaged otherwise, and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+
+from streaming_jobs.files import sync
+from streaming_jobs.ledger import Txn
+from streaming_jobs.preflight.take_snapshot import all_tables
+from streaming_jobs.preflight.torn_tables import torn_files
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log_cleanup import log_files
+from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.stream import Stream
+
+log = structlog.get_logger()
+
+
+def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list[Path]:
+    """Remove what is torn in the stream's tables and its checkpoint; what that was. The caller holds the lease.
+
+    `reached` is for a recovery: where it has brought the tables for certain; without it, what one was writing stays.
+    Raises PreflightRefused for a table whose newest commit is damaged although something relies on it.
+    """
+    record = stream_record.load(settings, stream.name)
+    if record is None:
+        return []
+    checkpoint = stream_record.checkpoint(settings, stream.name, record.generation)
+    gone = list(_torn_entry(checkpoint.folder / "commits"))
+    for declared, _ in all_tables(stream):
+        if (folder := settings.tables / declared.name / "_delta_log").is_dir():
+            gone += _mend_beside(folder)
+    gone += _remove(*torn_files(settings, stream, record, _newest(checkpoint.folder / "commits"), reached))
+    primary = open_sink(settings, stream.primary, stream.name)
+    at = primary.position if primary is not None else None
+    done = at.batch if at is not None and at.generation == record.generation else -1
+    gone += _mend_plan(checkpoint, done)
+    gone += _torn_snapshots(checkpoint.folder / "state")
+    for path in gone:
+        log.warning("removed what a power cut had left half written", stream=stream.name, path=str(path))
+    return gone
+
+
+def _remove(*paths: Path) -> Iterator[Path]:
+    for path in paths:
+        if path.exists():
+            path.unlink()
+            sync(path.parent)
+            yield path
+
+
+def _torn_entry(folder: Path) -> Iterator[Path]:
+    """The newest entry of `commits` or `offsets`, if it was cut off; both are text in several lines."""
+    newest = _newest(folder)
+    if newest is not None and not _whole_entry(folder / str(newest)):
+        yield from _remove(folder / str(newest))
+
+
+def _mend_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
+    """The plan of a batch that no table has, if it was cut off or Spark's note on the batch before it was lost."""
+    planned = _newest(checkpoint.folder / "offsets")
+    committed = _newest(checkpoint.folder / "commits")
+    if done < 0 and committed is None and _any_empty(checkpoint.folder):
+        shutil.rmtree(checkpoint.folder)  # the first start, before anything was written
+        sync(checkpoint.folder.parent)
+        yield checkpoint.folder
+        return
+    if planned is None or planned <= done:
+        return
+    path = checkpoint.folder / "offsets" / str(planned)
+    # Spark had noted the batch before that one: no more than one of its notes was being written.
+    lost = planned - 1 == done and planned - 2 == (-1 if committed is None else committed)
+    if not _whole_entry(path) or (planned and lost):
+        yield from _remove(path)
+
+
+def _any_empty(checkpoint: Path) -> bool:
+    paths = [checkpoint / "metadata", *(checkpoint / "sources").glob("*/0"), *(checkpoint / "offsets").glob("[0-9]*")]
+    return checkpoint.is_dir() and any(not path.is_file() or not path.stat().st_size for path in paths)
+
+
+def _mend_beside(log: Path) -> Iterator[Path]:
+    """A checkpoint of the log that was cut off, and what names the newest one; both repeat what commits say."""
+    hint = log / "_last_checkpoint"
+    torn = [file.path for file in log_files(log) if file.kind == "checkpoint" and not _is_parquet(file.path)]
+    if torn or (hint.exists() and not _points_somewhere(hint)):
+        yield from _remove(hint)
+    yield from _remove(*torn)
+
+
+def _torn_snapshots(state: Path) -> Iterator[Path]:
+    """Snapshots of state that Spark was writing beside the stream; it goes on from the one before."""
+    for path in sorted(state.rglob("*.zip")):
+        if not _whole_snapshot(path):
+            yield from _remove(path, path.with_name(f"{path.name}.crc"))
+
+
+def _whole_snapshot(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as packed:
+            _, _, text = packed.read("metadata").decode().partition("\n")
+    except (zipfile.BadZipFile, KeyError):
+        return False
+    tables = [path.parent / "SSTs" / file["dfsSstFileName"] for file in json.loads(text)["sstFiles"]]
+    return all(table.is_file() and table.stat().st_size for table in tables)
+
+
+def _newest(folder: Path) -> int | None:
+    return max((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()), default=None)
+
+
+def _whole_entry(path: Path) -> bool:
+    """Whether Spark's entry has all its lines; one in a format that is not known here is not judged."""
+    version, _, rest = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").partition("\n")
+    if rest and version not in ("v1", "v2"):
+        return True
+    return bool(rest) and all(_is_json(line) for line in rest.split("\n") if line != "-")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_parquet(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(size - 4, 0))
+        return size > 8 and file.read() == b"PAR1"
+
+
+def _points_somewhere(hint: Path) -> bool:
+    try:
+        version = int(json.loads(hint.read_bytes())["version"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    return any(hint.parent.glob(f"{version:020d}.checkpoint*"))

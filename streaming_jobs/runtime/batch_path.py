@@ -1,0 +1,47 @@
+"""Which way a batch's rows travel: through the driver, which is quicker, or through the executors, which hold more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from streaming_jobs.ledger import Txn
+from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.settings import StreamSettings
+
+Route = Literal["driver", "executor"]
+
+
+@dataclass
+class Attempts:
+    """Remembers on disk which batch is going through the driver, so that its repetition takes the executors."""
+
+    file: Path
+
+    def died(self, txn: Txn) -> bool:
+        """Whether this batch was begun on the driver path before and never finished."""
+        try:
+            return self.file.read_text() == str(txn.version)
+        except FileNotFoundError:
+            return False
+
+    def begin(self, txn: Txn) -> None:
+        """Note that the batch goes through the driver. The note of a finished batch fits no other one."""
+        self.file.write_text(str(txn.version))
+
+
+def choose_path(
+    settings: StreamSettings, traits: PlanTraits, *, records: int, bytes_per_record: float, died_before: bool
+) -> Route:
+    """Through the driver, or through the executors.
+
+    The number of records is known from the offsets before the batch runs. State can emit any number of rows;
+    there the session's cap on result size stops a batch that does not fit, and its repetition takes the executors.
+    """
+    if settings.path != "auto":
+        return settings.path
+    if died_before or (traits.multiplies and records > 10_000):
+        return "executor"
+    fits = records * bytes_per_record <= settings.driver_path_max_mb << 20
+    return "driver" if traits.stateful or fits else "executor"

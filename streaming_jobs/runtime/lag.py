@@ -1,0 +1,227 @@
+"""How far a stream is behind the end of its topics, now: in records, by partition, and in seconds.
+
+    records     the last committed offset (read_committed: the last stable one) less the stream's position, summed up
+    seconds     everything that was in the topics that long ago has been read; 0 at the end
+
+Seconds need no record timestamps, which may be years away from now: each look at the topics is remembered until the
+stream has come past what it saw. After a start they count on from the moment that the status file of before names; a
+stream that has never been at an end counts from the first look at it, so the figure is then a lower bound. So it is
+after the clock was set back.
+
+A session looks every two seconds in a thread of its own (`EndOffsets`), so that the figure holds in a long batch too.
+Where no driver runs, `lag_now` looks once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Protocol
+
+import structlog
+
+from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, RecourseError
+from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.preflight.snapshot import World
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.checkpoint import TopicOffsets
+from streaming_jobs.stream import Stream
+
+log = structlog.get_logger()
+
+LOOK_EVERY = 2.0
+_LOOKS = 200
+_QUICK = timedelta(seconds=2)
+
+
+class AsksForEnds(Protocol):
+    """What is asked of the cluster."""
+
+    def latest(self, name: str) -> dict[int, int]:
+        """The end of every partition; raises a RecourseError when nobody answers."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ends of topics by partition; `at` (seconds since 1970) is before the broker was asked."""
+
+    at: float
+    offsets: TopicOffsets
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far behind a stream was at `at`; `partitions` by topic."""
+
+    at: float
+    records: int
+    seconds: float | None
+    partitions: Mapping[str, Mapping[int, int]]
+    read_up_to: float
+
+
+@dataclass
+class LagClock:
+    """Turns looks at the topics into lag; `read_up_to` is what is known from before."""
+
+    read_up_to: float | None = None
+    _looks: deque[Ends] = field(default_factory=deque)
+
+    def measure(self, position: TopicOffsets, ends: Ends) -> Lag:
+        """The lag at `ends.at` of a stream that has read up to `position`."""
+        while self._looks and self._looks[-1].at > ends.at:  # seen before the clock was set back
+            self._looks.pop()
+        if self.read_up_to is not None:
+            self.read_up_to = min(self.read_up_to, ends.at)
+        # Far behind for long, looks come seldom: half a percent of the lag apart, so a day is some thousand of them.
+        apart = (ends.at - self._looks[0].at) / _LOOKS if self._looks else 0.0
+        if not self._looks or ends.at - self._looks[-1].at > apart:
+            self._looks.append(ends)
+        while self._looks and not any(behind(position, self._looks[0].offsets).values()):
+            self.read_up_to = max(self.read_up_to or 0.0, self._looks.popleft().at)
+        if self.read_up_to is None:
+            self.read_up_to = self._looks[0].at
+        by_topic = {
+            topic: {p: max(end - position.get(topic, {}).get(p, 0), 0) for p, end in each.items()}
+            for topic, each in ends.offsets.items()
+        }
+        lag = lag_of(ends.at, by_topic, self.read_up_to)
+        self.read_up_to = lag.read_up_to
+        return lag
+
+
+def lag_of(at: float, partitions: Mapping[str, Mapping[int, int]], read_up_to: float) -> Lag:
+    """The lag at one moment, summed up; a stream at the end has read up to that moment."""
+    records = sum(sum(each.values()) for each in partitions.values())
+    known = read_up_to if records else max(at, read_up_to)
+    return Lag(at, records, round(max(at - known, 0.0), 1), partitions, known)
+
+
+def behind(position: TopicOffsets, ends: TopicOffsets) -> dict[tuple[str, int], int]:
+    """Records between a position and an end, by topic and partition, where there are any."""
+    each = {(t, p): end - position.get(t, {}).get(p, 0) for t, ends_of in ends.items() for p, end in ends_of.items()}
+    return {place: count for place, count in each.items() if count > 0}
+
+
+class EndOffsets:
+    """Looks at the ends of topics again and again in a thread, from `start` to `close`.
+
+    A broker that does not answer ends nothing: the newest look simply gets older.
+    """
+
+    def __init__(self, topics: AsksForEnds, names: Iterable[str], every: float = LOOK_EVERY) -> None:
+        self._topics, self._names, self._every = topics, sorted(set(names)), every
+        self._found: dict[str, tuple[float, dict[int, int]]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="end-offsets", daemon=True)
+        self._unanswered = False
+
+    def start(self) -> EndOffsets:
+        """Begin to look."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Look no more. A call that is under way ends by itself, within the deadline of the topics' client."""
+        self._stop.set()
+
+    def newest(self, names: Iterable[str]) -> Ends | None:
+        """The newest look at these topics together; None before each of them was seen."""
+        found = {name: self._found.get(name) for name in names}
+        known = {name: seen for name, seen in found.items() if seen is not None}
+        if not known or len(known) < len(found):
+            return None
+        return Ends(min(at for at, _ in known.values()), {name: ends for name, (_, ends) in known.items()})
+
+    def look(self) -> None:
+        """Look once."""
+        for name in self._names:
+            at = time.time()
+            try:
+                self._found[name] = (at, self._topics.latest(name))
+                self._unanswered = False
+            except Exception as error:  # noqa: BLE001 - it ends nothing: the figure gets older, and says so
+                if not self._unanswered:
+                    log.info("the end of a topic could not be seen", topic=name, reason=str(error)[:200])
+                self._unanswered = True
+                if isinstance(error, BrokerUnreachable):
+                    return
+            if self._stop.is_set():
+                return
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.look()
+            self._stop.wait(self._every)
+
+
+def position_in(world: World) -> TopicOffsets | None:
+    """Where the stream goes on, from what preflight has gathered; None if only its start will tell."""
+    checkpoint = world.checkpoint
+    if checkpoint.committed is not None:
+        return checkpoint.ends[checkpoint.committed]
+    if checkpoint.planned is not None:
+        return checkpoint.starts[checkpoint.planned]
+    return _beginning(world.record) if world.record is not None else None
+
+
+def position_on_disk(settings: Settings, stream: str) -> TopicOffsets | None:
+    """Where a stream that does not run would go on; None if that cannot be told from its files.
+
+    Raises PreflightRefused when they are damaged.
+    """
+    record = stream_record.load(settings, stream)
+    if record is None:
+        return None
+    checkpoint = stream_record.checkpoint(settings, stream, record.generation)
+    if (committed := checkpoint.last_committed) is not None:
+        return checkpoint.end(committed)
+    if (planned := checkpoint.last_planned) is not None:
+        return checkpoint.start(planned)
+    return _beginning(record)
+
+
+def lag_now(settings: Settings, streams: Iterable[Stream], read_up_to: Mapping[str, float]) -> dict[str, Lag]:
+    """The lag of streams that no driver looks after, by name; empty for whom it cannot be told within two seconds.
+
+    `read_up_to` is what each one's status file names; without it the seconds of a lag are not known.
+    """
+    positions = [(s, position) for s in streams if (position := _position_or_none(settings, s.name)) is not None]
+    if not positions:
+        return {}
+    try:
+        topics = Topics(client_config(settings.kafka, bootstrap_servers(settings)), _QUICK)
+    except RecourseError as error:
+        log.info("the end of the topics could not be seen", reason=str(error)[:200])
+        return {}
+    looking = EndOffsets(topics, (topic.name for stream, _ in positions for topic in stream.sources.values()))
+    looking.look()
+    found = {}
+    for stream, position in positions:
+        ends = looking.newest(topic.name for topic in stream.sources.values())
+        if ends is None:
+            continue
+        before = read_up_to.get(stream.name)
+        lag = LagClock(before).measure(position, ends)
+        found[stream.name] = lag if before is not None or not lag.records else replace(lag, seconds=None)
+    return found
+
+
+def _position_or_none(settings: Settings, stream: str) -> TopicOffsets | None:
+    try:
+        return position_on_disk(settings, stream)
+    except PreflightRefused as error:  # its next start says it
+        log.info("the position of a stream cannot be read", stream=stream, reason=error.found)
+        return None
+
+
+def _beginning(record: stream_record.StreamRecord) -> TopicOffsets | None:
+    starts = {t.name: {int(p): offset for p, offset in t.start.items()} for t in record.topics}
+    return starts or None

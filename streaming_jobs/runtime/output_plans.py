@@ -1,0 +1,88 @@
+"""What a stream's plans make of a record, noted when a session starts: `<state>/<stream>/outputs.json`.
+
+By code version and table: the nodes that the function adds to the source's own plan, and the columns that are plain
+copies of `_source.partition` and `_source.offset`. A verifier needs it, which runs without Spark: whether every record
+makes one row cannot be read off a Python function.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.runtime.query_plan import analysed, definitions, parts, streaming_nodes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_FORMAT = 1
+_MOST_CODES = 200
+_ATTRIBUTE = re.compile(r"(.+)#(\d+)L?(?:-T\d+ms)?")
+_NAMED = re.compile(r".* AS (.+)#(\d+)L?(?:-T\d+ms)?")
+_PLACE = re.compile(r"(?:cast\()?_source#\d+\.(partition|offset)(?: as (?:int|bigint)\))?")
+
+
+def note(folder: Path, code: str, outputs: Mapping[str, DataFrame], sources: Iterable[DataFrame]) -> None:
+    """Note the plans of a code version, by table, in a stream's state folder; nothing is written if they are known."""
+    read = [analysed(frame) for frame in sources]
+    made = {table: output_of(analysed(frame), read) for table, frame in outputs.items()}
+    _write(folder, {code: made})
+
+
+def adopt(folder: Path, other: Path) -> None:
+    """Take over what was noted in another state folder: a replay's has become the stream's."""
+    _write(folder, _read(other))
+
+
+def output_of(plan: str, sources: Iterable[str]) -> dict[str, Any]:
+    """What a plan (its text) makes of a record: `nodes` besides those of the sources, and `position` if it has one."""
+    nodes = Counter(name for name, _ in streaming_nodes(plan))
+    for source in sources:
+        nodes -= Counter(name for name, _ in streaming_nodes(source))
+    places = _places(plan)
+    position = [places["partition"], places["offset"]] if len(places) == 2 else None
+    return {"nodes": sorted(nodes), "position": position}
+
+
+def _places(plan: str) -> dict[str, str]:
+    """By `partition` and `offset` the output column that is a plain copy of it."""
+    top = next((line for name, line in streaming_nodes(plan) if name == "Project"), "")
+    known = definitions(plan)
+    found: dict[str, str] = {}
+    for part in parts(top[top.find("[") + 1 : top.rfind("]")]):
+        match = _NAMED.fullmatch(part.strip()) or _ATTRIBUTE.fullmatch(part.strip())
+        if match is None:
+            continue
+        name, column = match[1], match[2]
+        for _ in range(len(known) + 1):  # each step follows another column
+            expression = known.get(column, "").rpartition(" AS ")[0]
+            if place := _PLACE.fullmatch(expression):
+                found.setdefault(place[1], name)
+                break
+            step = _ATTRIBUTE.fullmatch(expression)
+            if step is None or not re.fullmatch(r"\w+", step[1]):
+                break
+            column = step[2]
+    return found
+
+
+def _write(folder: Path, made: Mapping[str, Any]) -> None:
+    known = _read(folder)
+    if all(known.get(code) == output for code, output in made.items()):
+        return
+    kept = {**{code: output for code, output in known.items() if code not in made}, **made}
+    newest = dict(list(kept.items())[-_MOST_CODES:])
+    write_json(private_folder(folder) / "outputs.json", {"format": _FORMAT, "code": newest})
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        value = json.loads((folder / "outputs.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # it is noted anew by each start
+        return {}
+    return dict(value.get("code", {})) if value.get("format") == _FORMAT else {}

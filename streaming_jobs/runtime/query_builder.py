@@ -1,0 +1,374 @@
+"""From a declaration to a query that is ready to start: topics, plan, tables and record are brought together here.
+
+Whatever cannot be right is refused before Spark starts the query: an output that does not fit its table, a changed
+aggregation on kept state, several sinks behind state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from streaming_jobs.durations import milliseconds, parse_duration
+from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
+from streaming_jobs.preflight.rules import primary_has
+from streaming_jobs.preflight.snapshot import World
+from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
+from streaming_jobs.runtime import output_plans
+from streaming_jobs.runtime.batch import BatchPipeline, BatchReport, Replan
+from streaming_jobs.runtime.batch_path import Attempts
+from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.failures import function_raised
+from streaming_jobs.runtime.pace import Pace
+from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
+from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta import remembered_deletes
+from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.upsert_order import POSITION_FIELD, TOPICS
+from streaming_jobs.sources.kafka import KafkaSource, Observed
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.savepoints import Keeper
+from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
+from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns, checked_order
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class Connection:
+    """How a session reaches the cluster: Spark's options, and two clients (`quick` gives up after 2 s)."""
+
+    spark_options: Mapping[str, str]
+    topics: Topics
+    quick: Topics
+
+
+class BoundQuery:
+    """The running query, once there is one: the pipeline's first batch can come before `start` returns."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._query: StreamingQuery | None = None
+
+    def bind(self, query: StreamingQuery) -> None:
+        """Tell which query it is."""
+        self._query = query
+        self._ready.set()
+
+    def observed(self, observation: str) -> Observed:
+        """What was counted of one source in the plan that ran last (`Dataset.observe`)."""
+        found = self._execution().observedMetrics().get(observation)
+        if not found.isDefined():
+            return Observed()
+        # One call over the gateway, not one a field: a batch may take no more than 20 ms.
+        counts = str(found.get().mkString(",")).split(",")
+        return Observed(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
+
+    def dropped_behind(self) -> int | None:
+        """The watermark (ms) behind which the state of the plan that ran last dropped rows; None: it dropped none."""
+        waiting, dropped, watermarks = [self._execution().executedPlan()], 0, [0]
+        while waiting:
+            node = waiting.pop()
+            children = node.children()
+            waiting += [children.apply(i) for i in range(children.size())]
+            metric = node.metrics().get("numRowsDroppedByWatermark")
+            if metric.isDefined():
+                dropped += int(metric.get().value())
+                mark = node.eventTimeWatermarkForLateEvents()
+                watermarks += [int(mark.get())] if mark.isDefined() else []
+        return max(watermarks) if dropped else None
+
+    def _execution(self) -> Any:
+        if not self._ready.wait(30) or self._query is None:
+            raise TransientError("the query did not report itself within 30 s")
+        return self._query._jsq.streamingQuery().lastExecution()
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A stream ready to start; `start` starts the query and binds it to the pipeline."""
+
+    record: StreamRecord
+    pipeline: BatchPipeline
+    writer: DataStreamWriter
+    handle: BoundQuery
+
+    def start(self) -> StreamingQuery:
+        """Start the query."""
+        query = self.writer.start()
+        self.handle.bind(query)
+        return query
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What is needed to assemble one stream; `before_commit` and `report` are the pipeline's."""
+
+    stream: Stream
+    settings: Settings
+    connection: Connection
+    trigger: str
+    stop: threading.Event
+    before_commit: Callable[[StreamRecord], None]
+    report: Callable[[BatchReport], None]
+    replan: Replan | None = None
+
+    @property
+    def own(self) -> StreamSettings:
+        """The stream's settings."""
+        return self.settings.for_stream(self.stream.name)
+
+    @property
+    def _commit_interval(self) -> timedelta:
+        return self.own.commit_interval(upsert=self.stream.primary.mode == "upsert")
+
+    @property
+    def share(self) -> int:
+        """Offsets of each source in one batch; never none, which Spark would take for no limit or for no progress."""
+        return max(1, self.own.max_offsets_per_trigger // len(self.stream.sources))
+
+    def assemble(self, spark: SparkSession, world: World) -> Assembled:
+        """Bring everything together; writes stream.json and makes or widens the tables."""
+        name = self.stream.name
+        record = world.record or stream_record.first(name)
+        if world.record is None:
+            stream_record.save(self.settings, record)
+        sources = self._sources()
+        starts = self._starts(record, world)
+        frames = {s.parameter: s.stream(spark, start=starts[s.topic.name], max_offsets=self.share) for s in sources}
+        outputs = self._outputs(frames)
+        plan_traits = self._checked_traits(outputs)
+        record = self._bound(record, world, starts, outputs)
+        tables = self._tables(record, outputs)
+        roles = {declared.name: role for declared, role in all_tables(self.stream)}
+        record = replace(record, tables=tuple(BoundTable(t.name, t.table_id, roles[t.name]) for t in tables.values()))
+        if record != world.record:
+            stream_record.save(self.settings, record)
+        by_table = {self.stream.sinks[sink].name: frame for sink, frame in outputs.items()}
+        output_plans.note(stream_record.folder(self.settings, name), record.code[-1].hash, by_table, frames.values())
+        handle = BoundQuery()
+        pipeline = self._pipeline(record, sources, tables, plan_traits, handle)
+        frame = next(iter(outputs.values())) if len(outputs) == 1 else next(iter(frames.values()))
+        updates = plan_traits.stateful and self.stream.primary.mode == "upsert"
+        writer: DataStreamWriter = (
+            frame.writeStream.queryName(name)
+            .outputMode("update" if updates else "append")
+            .option("checkpointLocation", str(pipeline.checkpoint.folder))
+            .foreachBatch(pipeline)
+        )
+        return Assembled(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
+
+    def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
+        """What the stream's function makes; raises UsageError for what is no frame, FunctionRaised for an exception."""
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import DataFrame
+
+        function = self.stream.function
+        try:
+            outputs = self.stream.outputs(**frames)
+        except (RecourseError, AnalysisException, ParseException):
+            raise
+        except Exception as error:
+            raise function_raised(function, error) from error
+        returned: Mapping[str, object] = outputs
+        for sink, frame in returned.items():
+            if not isinstance(frame, DataFrame):
+                place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+                raise UsageError(
+                    f"the function of stream {self.stream.name} returned {type(frame).__name__} for {sink}, "
+                    f"not a DataFrame ({place})",
+                    "return a DataFrame, or for several sinks a mapping of each sink's name to one",
+                )
+        return outputs
+
+    def _sources(self) -> list[KafkaSource]:
+        lateness = self.own.lateness  # zero is a lateness too
+        return [
+            KafkaSource(
+                parameter, topic, self.connection.spark_options, lateness if lateness is not None else topic.delay
+            )
+            for parameter, topic in self.stream.sources.items()
+        ]
+
+    def _starts(self, record: StreamRecord, world: World) -> dict[str, dict[int, int]]:
+        """Where each topic begins: what the record says once a batch was planned, else resolved to offsets now."""
+        bound = {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
+        if world.checkpoint.planned is not None:
+            return bound
+        if record.generation > 1 and bound:  # a recovery from the very start; Spark wants each partition named
+            return {
+                t.name: {p: bound.get(t.name, {}).get(p, first) for p, first in t.earliest.items()}
+                for t in world.topics
+            }
+        return {
+            topic.name: resolve_start(self.own.start, self.connection.topics, topic.name)
+            for topic in self.stream.sources.values()
+        }
+
+    def _checked_traits(self, outputs: Mapping[str, DataFrame]) -> PlanTraits:
+        each = [traits(frame) for frame in outputs.values()]
+        if len(outputs) > 1 and (any(t.stateful for t in each) or len(self.stream.sources) > 1):
+            raise ConfigurationError(
+                f"stream {self.stream.name} has several sinks and keeps state or joins sources",
+                "split it: one stream for the state, and one for each further table",
+            )
+        if len(outputs) == 1 and each[0].reads > len(self.stream.sources):
+            raise ConfigurationError(
+                f"stream {self.stream.name} uses a topic's frame twice (a union or a join with itself), and Spark "
+                "would read the topic twice, at two positions",
+                "write it as one pass: a flag column or an explode instead of a union, a window instead of a self-join",
+            )
+        return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each))
+
+    def _bound(
+        self,
+        record: StreamRecord,
+        world: World,
+        starts: Mapping[str, Mapping[int, int]],
+        outputs: Mapping[str, DataFrame],
+    ) -> StreamRecord:
+        """The record with its topics, code and state fingerprint; raises PreflightRefused if state would not fit."""
+        if world.checkpoint.planned is None:
+            topics = tuple(
+                BoundTopic(t.name, t.topic_id or "", {str(p): o for p, o in starts[t.name].items()})
+                for t in world.topics
+            )
+            record = replace(record, topics=topics)
+        fingerprint = state_fingerprint(next(iter(outputs.values())))
+        if world.checkpoint.committed is not None and dict(record.state_fingerprint) != fingerprint:
+            raise PreflightRefused(
+                f"the state of stream {self.stream.name} was built by another aggregation: "
+                f"{differences(record.state_fingerprint, fingerprint)}",
+                f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
+            )
+        record = replace(record, state_fingerprint=fingerprint)
+        changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(world))
+        if changed is not record and record.code and world.checkpoint.committed is not None:
+            note = f"before code {changed.code[-1].hash}"
+            savepoints.try_take(self.settings, changed, world.checkpoint.committed, "code", note)
+        return changed
+
+    def _tables(self, record: StreamRecord, outputs: Mapping[str, DataFrame]) -> dict[str, DeltaSink]:
+        return {
+            declared.name: ensure_sink(
+                self.settings,
+                declared,
+                self.stream.name,
+                self._schema(declared.name, outputs),
+                generation=record.generation,
+            )
+            for declared, _ in all_tables(self.stream)
+        }
+
+    def _schema(self, table: str, outputs: Mapping[str, DataFrame]) -> StructType:
+        from pyspark.sql.types import StructType
+
+        if table == self.stream.dead_letters:
+            return dead_letters.SCHEMA
+        for sink in self.stream.sinks.values():
+            if sink.deletes is not None and sink.deletes.name == table:
+                output = self._schema(sink.name, outputs)
+                checked_order(sink.name, sink.order_by, output)
+                return remembered_deletes.schema(sink, output)
+        sink, frame = next((self.stream.sinks[n], f) for n, f in outputs.items() if self.stream.sinks[n].name == table)
+        output = StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
+        checked_columns(table, output.fieldNames())
+        if sink.order_by and SOURCE_COLUMN in frame.columns:
+            if len(self.stream.sources) > TOPICS:
+                raise ConfigurationError(
+                    f"stream {self.stream.name} orders table {table} by the positions of {len(self.stream.sources)} "
+                    f"topics, and {TOPICS} can be told apart",
+                    "leave _source out of the output, so that rows of equal order replace each other as they arrive",
+                )
+            output = StructType([*output.fields, POSITION_FIELD])
+        return output
+
+    def _pipeline(
+        self,
+        record: StreamRecord,
+        sources: list[KafkaSource],
+        tables: Mapping[str, DeltaSink],
+        plan_traits: PlanTraits,
+        handle: BoundQuery,
+    ) -> BatchPipeline:
+        name = self.stream.name
+        primary, *secondary = (tables[sink.name] for sink in self.stream.sinks.values())
+        remember = {kept.name: parse_duration(kept.deletes_kept) for kept in self.stream.deletes}
+        return BatchPipeline(
+            stream=self.stream,
+            generation=record.generation,
+            checkpoint=stream_record.checkpoint(self.settings, name, record.generation),
+            topic_ids={t.name: t.topic_id for t in record.topics},
+            sources=sources,
+            primary=primary,
+            secondary=secondary,
+            dead_letters=tables[self.stream.dead_letters],
+            deletes={s.name: tables[s.deletes.name] for s in self.stream.sinks.values() if s.deletes is not None},
+            code=loaded_code(self.stream, self.settings.flows),
+            settings=self.own,
+            traits=plan_traits,
+            upkeep=[
+                Upkeep(sink, self.settings.table, record.generation, forgets=remember.get(sink.name))
+                for sink in tables.values()
+            ],
+            ledger_file=ledger_file(self.settings, name),
+            attempts=Attempts(stream_record.folder(self.settings, name) / "attempt"),
+            stop=self.stop,
+            before_commit=lambda: self.before_commit(record),
+            report=self.report,
+            between=Keeper(self.settings, record).after,
+            replan=self.replan,
+            query=handle,
+            pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
+        )
+
+
+def next_batch(world: World) -> int:
+    """The first batch whose rows this start writes: the planned one if it is not done, else the one after it.
+
+    A planned batch that the primary table has already keeps the rows of the code that wrote them.
+    """
+    planned = world.checkpoint.planned
+    if planned is None:
+        return 0
+    return planned + (1 if planned == world.checkpoint.committed or primary_has(world, planned) else 0)
+
+
+def resolve_start(start: str, topics: Topics, topic: str) -> dict[int, int]:
+    """Offsets for `earliest`, `latest`, or an ISO time with zone; raises ConfigurationError for anything else."""
+    if start in ("earliest", "latest"):
+        return dict(getattr(topics.offsets(topic), start))
+    try:
+        at = datetime.fromisoformat(start)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise ConfigurationError(
+            f"start position '{start}' is not earliest, latest or a time with zone", "write 2026-11-21T08:00:00+00:00"
+        )
+    return topics.offsets_for_time(topic, int(at.timestamp() * 1000))
+
+
+def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> DataStreamWriter:
+    """The writer with its trigger, batches `at_least` that far apart; raises ConfigurationError for another text."""
+    if trigger == "continuous":
+        return writer.trigger(processingTime=f"{max(milliseconds(at_least), 1)} milliseconds")
+    if trigger == "available-now":
+        return writer.trigger(availableNow=True)
+    if trigger.startswith("every "):
+        interval = max(parse_duration(trigger.removeprefix("every ")), at_least)
+        return writer.trigger(processingTime=f"{milliseconds(interval)} milliseconds")
+    raise ConfigurationError(
+        f"'{trigger}' is not a trigger", "use continuous, available-now, or 'every' and a duration"
+    )

@@ -1,0 +1,45 @@
+"""The options of the driver process."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.runtime import restart_in_place
+from streaming_jobs.settings import checked_trigger
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options as given; argparse ends the process for one that does not exist."""
+    parser = argparse.ArgumentParser(prog="python -m streaming_jobs.session", description="Run streams.")
+    parser.add_argument("--streams", default="", help="names, separated by commas; all if left out")
+    parser.add_argument("--trigger", help="continuous, available-now, or 'every 10 seconds'")
+    parser.add_argument("--config", type=Path, help="configuration file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
+    parser.add_argument("--supervised", action="store_true", help="stop when standard input ends")
+    parser.add_argument("--respect-stop", action="store_true", help="leave out streams that were stopped on purpose")
+    parser.add_argument("--asked-at", type=float, metavar="SECONDS", help="when this start was asked for, since 1970")
+    parser.add_argument("--print-versions", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(restart_in_place.AGAIN, action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def flags(options: argparse.Namespace) -> dict[str, str]:
+    """The settings among the options; raises UsageError for one without a value, and for a wrong trigger."""
+    if options.trigger is not None:
+        try:
+            checked_trigger(options.trigger)
+        except ValueError as error:
+            raise UsageError(
+                f"--trigger: {error}", "correct it, or leave it out: the setting `trigger` holds"
+            ) from None
+    return dict(_assignment(text) for text in options.set)
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise UsageError(f"--set {text}: no value", "write --set key=value")
+    return key, value

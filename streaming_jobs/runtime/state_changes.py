@@ -1,0 +1,123 @@
+"""How two states differ, in words: `window of at: 5 minutes -> 15 minutes; new: max(amount) AS m`.
+
+Works on fingerprints (`plan.state_fingerprint`), which are the text of Spark's plan: thousands of characters for a
+window, of which one number is what somebody has changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from streaming_jobs.runtime.query_plan import parts
+
+_AGGREGATE = re.compile(r"(\w+) \[(.*?)\], \[(.*)\]", re.DOTALL)
+_NAMED = re.compile(r"(.*) AS (\S+)", re.DOTALL)
+_LITERAL = re.compile(r"cast\((-?[\d.]+) as \w+\)")
+_CONVERTED = re.compile(r"precisetimestampconversion\(([^(),]+), TimestampType, LongType\)")
+_SLIDE, _LENGTH = re.compile(r"% (\d+)\)"), re.compile(r"- \d+\) \+ (\d+)")
+_GAP = re.compile(r"\+ cast\(([^()]+) as interval\)")
+_LONGEST, _LONGEST_OF_ALL = 80, 600
+_UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000))
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """What is another one in the second state, in one line; empty where the states are the same."""
+    if dict(before) == dict(after):
+        return ""
+    if not before or not after:
+        return "there was no state, and now there is" if after else "there was state, and now there is none"
+    old, new = _labelled(before), _labelled(after)
+    said = [_changed(label, old[label], new[label]) for label in old if label in new and old[label] != new[label]]
+    said += [f"gone: {_alone(label, old[label])}" for label in old if label not in new]
+    said += [f"new: {_alone(label, new[label])}" for label in new if label not in old]
+    words = "; ".join(dict.fromkeys(said)) or _first_difference(before, after)
+    return words if len(words) <= _LONGEST_OF_ALL else words[:_LONGEST_OF_ALL] + " ..."
+
+
+def _labelled(state: Mapping[str, str]) -> dict[tuple[str, str, str], str]:
+    """What a state is made of: (which operator, kind of part, its name) -> what it is."""
+    found: dict[tuple[str, str, str], str] = {}
+    for index, text in state.items():
+        node, *definitions = text.split("; ")
+        for kind, name, value in (*_node(node), *map(_definition, definitions)):
+            found[(index, kind, name)] = value
+    return found
+
+
+def _node(text: str) -> Iterator[tuple[str, str, str]]:
+    if (match := _AGGREGATE.fullmatch(text)) and match[1] == "Aggregate":
+        keys = match[2]
+        yield "operator", "", "Aggregate"
+        yield "keys", "", keys
+        for part in (part.strip() for part in parts(match[3])):
+            if named := _NAMED.fullmatch(part):
+                yield "output", named[2], part
+        return
+    name, _, rest = text.partition(" ")
+    yield "operator", "", name
+    if rest:
+        yield "of", "", rest
+
+
+def _definition(text: str) -> tuple[str, str, str]:
+    named = _NAMED.fullmatch(text)
+    if named is None:
+        return "part", text, text
+    value, name = named[1], named[2]
+    if name in ("window", "session_window") and (column := _CONVERTED.search(value)):
+        return "window", f"{name} of {column[1]}", _window(value)
+    value = _LITERAL.sub(r"\1", value)
+    return "made of", name, value[1:-1] if value.startswith("(") and value.endswith(")") else value
+
+
+def _window(text: str) -> str:
+    if gap := _GAP.search(text):
+        return gap[1]
+    slide, length = _SLIDE.search(text), _LENGTH.search(text)
+    if slide is None:
+        return "of another kind"
+    each = _span(int(slide[1]))
+    return each if length is None or length[1] == slide[1] else f"{_span(int(length[1]))} each {each}"
+
+
+def _span(microseconds: int) -> str:
+    for unit, size in _UNITS:
+        if microseconds % size == 0:
+            number = microseconds // size
+            return f"{number} {unit}{'' if number == 1 else 's'}"
+    return f"{microseconds / 1_000_000:g} seconds"
+
+
+def _changed(label: tuple[str, str, str], old: str, new: str) -> str:
+    _, kind, name = label
+    old, new = _around(old, new)
+    start = {"keys": "grouped by ", "window": f"{name}: ", "made of": f"{name}: "}.get(kind, "")
+    return f"{start}{old} -> {new}"
+
+
+def _alone(label: tuple[str, str, str], value: str) -> str:
+    _, kind, name = label
+    if kind == "window":
+        return f"{name}, {value}"
+    text = {"made of": f"{name} = {value}", "keys": f"grouped by {value}"}.get(kind, value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
+
+
+def _around(old: str, new: str) -> tuple[str, str]:
+    """Both texts, of long ones only the part in which they begin to differ."""
+    if max(len(old), len(new)) <= _LONGEST:
+        return old, new
+    same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    first = max(same - _LONGEST // 2, 0)
+    cut = [
+        ("... " if first else "") + text[first : first + _LONGEST] + (" ..." if len(text) > first + _LONGEST else "")
+        for text in (old, new)
+    ]
+    return cut[0], cut[1]
+
+
+def _first_difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """For states that are made of the same parts in words: the place in the text where they begin to differ."""
+    old, new = ("; ".join(f"{key}: {text}" for key, text in state.items()) for state in (before, after))
+    return " -> ".join(_around(old, new))

@@ -1,0 +1,75 @@
+"""A stream's output as its table takes it, and beside it the place of the record that each row comes from.
+
+An output that keeps the column `_source` says of each row where its record lies. Upserts need that for their order, and
+dead letters so that a refused row names its record: which of the stream's records have no row is known only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, is_position, packed
+from streaming_jobs.stream import SOURCE_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+TOPIC = "__topic"
+ORDER = ("__partition", "__offset")
+PLACE = (TOPIC, *ORDER)
+"""Columns that name a row's record; they are in no table."""
+
+
+def fitted(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> DataFrame:
+    """The table's columns in its order and types, plus what ordering, deleting and refusing need.
+
+    The topic of appended rows is left out where it is one for all: it would come along with every row, and only the
+    refused ones need it (`named`).
+    """
+    sourced = SOURCE_COLUMN in frame.columns
+    columns = []
+    for field in sink.schema.fields:
+        value = F.col(f"`{field.name}`") if not is_position(field) else F.lit(None)
+        if is_position(field) and sourced and sink.declared.order_by:
+            value = F.expr(packed(topics, SOURCE_COLUMN))
+        columns.append(value.cast(field.dataType).alias(field.name))
+    if sink.declared.mode == "upsert":
+        if sourced:
+            columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in PLACE]
+        if sink.declared.delete_when:
+            columns.append(F.coalesce(F.expr(sink.declared.delete_when), F.lit(False)).alias(DELETE_COLUMN))
+    elif sourced and _is_place(frame):
+        names = ORDER if len(topics) == 1 else PLACE
+        columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in names]
+    return frame.select(*columns)
+
+
+def named(refused: pa.Table, topics: Sequence[str]) -> pa.Table:
+    """Refused rows with the topic of their records, where they have the rest of the place."""
+    if TOPIC in refused.column_names or not set(ORDER) <= set(refused.column_names) or len(topics) != 1:
+        return refused
+    topic = pc.if_else(pc.is_valid(refused[ORDER[1]]), pa.scalar(topics[0]), pa.scalar(None, pa.string()))
+    return refused.append_column(TOPIC, topic)
+
+
+def without_place(rows: pa.Table) -> pa.Table:
+    """Rows as the table takes them."""
+    return rows.drop_columns([name for name in PLACE if name in rows.column_names])
+
+
+def as_returned(sink: DeltaSink, rows: pa.Table) -> pa.Table:
+    """Rows as the function returned them, without the position that is added to them."""
+    return rows.drop_columns([f.name for f in sink.schema.fields if is_position(f) and f.name in rows.column_names])
+
+
+def _is_place(frame: DataFrame) -> bool:
+    """Whether the column is the one that the function was given; a table that is appended to may have any other."""
+    kind = frame.schema[SOURCE_COLUMN].dataType
+    return isinstance(kind, StructType) and {name.strip("_") for name in PLACE} <= set(kind.fieldNames())

@@ -1,0 +1,222 @@
+"""What keeps a table quick and its disk bounded: compaction, removal of unlisted files, a short log.
+
+All of it runs in the stream's driver between two batches, so nothing else writes the table meanwhile. Its commits
+change no rows and say so in their ledger entry. The batch is committed by then, so nothing here ends the stream: a
+commit of somebody else that comes first, a full disk or a damaged log put the work off, which is told, and the next
+attempt comes by itself. What preflight reads stays in the log: the stream's newest entry and all commits after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import structlog
+from deltalake import CommitProperties
+from deltalake.exceptions import DeltaError
+
+from streaming_jobs.errors import RecourseError
+from streaming_jobs.files import sync_files
+from streaming_jobs.ledger import LedgerEntry, newest
+from streaming_jobs.settings import TableSettings
+from streaming_jobs.sinks.delta import column_bounds, orphan_files, remembered_deletes
+from streaming_jobs.sinks.delta.log_cleanup import expired, log_files
+from streaming_jobs.sinks.delta.sink import DeltaSink
+
+log = structlog.get_logger()
+
+_LOOK_EVERY = 50
+_SWEEP_EVERY = 60.0
+_SWEEP_SHARE = 0.01
+_LOOK_BYTES = 4
+"""Part of `deleted_files_max_mb` that commits may remove from a table before its unlisted files are looked at."""
+_LEVELS = (64, 8, 1)
+_CROWD = 8
+
+
+def crowded(files: Iterable[tuple[object, int]], *, enough: int, target: int) -> int | None:
+    """The size in bytes up to which files are worth compacting now, or None; `files` are (partition, bytes).
+
+    A table that grows in small files would rewrite nearly all of its rows at each compaction if all files below
+    `target` counted alike. So there are three sizes, `target` / 64, / 8 and / 1, and a file of half a size has reached
+    it. Files that have not reached the first are compacted to it when there are `enough` in partitions with several
+    of them, and those between two sizes when one partition has 8: a row is rewritten a few times in its life.
+    """
+    sizes: dict[object, list[int]] = {}
+    for partition, size in files:
+        sizes.setdefault(partition, []).append(size)
+    chosen, reached = None, 0
+    for level in (target // share for share in _LEVELS):
+        counts = [sum(1 for size in partition if reached <= size < level // 2) for partition in sizes.values()]
+        if (max(counts, default=0) >= _CROWD) if reached else (sum(n for n in counts if n > 1) >= enough):
+            chosen = level
+        reached = level // 2
+    return chosen
+
+
+@dataclass
+class Upkeep:
+    """The upkeep of one table; `after_commit` is called after each of the stream's commits.
+
+    `forgets`, of a table that remembers deletes, is for how long it does.
+    """
+
+    sink: DeltaSink
+    settings: TableSettings
+    generation: int
+    forgets: timedelta | None = None
+    put_off: Mapping[str, str] = field(default_factory=dict)
+    """What did not succeed when it was tried last, each in a sentence with the reason."""
+    _commits: int = 0
+    _removed_bytes: int = 0
+    _sweep_at: float = field(default_factory=lambda: time.monotonic() + _SWEEP_EVERY)
+    _forget_at: float = 0.0
+
+    def after_commit(self) -> None:
+        """Every 50 commits: compact if there are enough small files, shorten the log, remove unlisted files.
+
+        Unlisted files are looked for once a minute at most, and never for more than a hundredth of the time; but at
+        once when the commits have removed a quarter of what may lie there: an upsert can rewrite a whole table.
+        """
+        self._commits += 1
+        many = max((self.settings.deleted_files_max_mb << 20) // _LOOK_BYTES, 1)
+        if self.sink.removed_bytes - self._removed_bytes >= many:
+            self._removed_bytes = self.sink.removed_bytes
+            self.remove_unlisted()
+        if self._commits % _LOOK_EVERY:
+            return
+        if self.forgets is not None and time.monotonic() >= self._forget_at:
+            self.forget(self.forgets)
+            self._forget_at = time.monotonic() + max(_SWEEP_EVERY, self.forgets.total_seconds() * _SWEEP_SHARE)
+        if self.settings.compact_after_files and self.sink.direct:
+            self._or_put_off("compaction", self._compact_crowded)
+        if time.monotonic() >= self._sweep_at:
+            began = time.monotonic()
+            self.remove_unlisted()
+            ended = time.monotonic()
+            self._sweep_at = ended + max(_SWEEP_EVERY, (ended - began) / _SWEEP_SHARE)
+        self.shorten_log()
+
+    def compaction_size(self) -> int | None:
+        """The size in bytes below which files should be compacted now; None when there are few."""
+        actions = self.sink.handle.get_add_actions(flatten=True)
+        sizes = actions["size_bytes"].to_pylist()
+        partitions: Iterable[object] = [()] * len(sizes)
+        if columns := [actions[f"partition.{name}"].to_pylist() for name in self.sink.declared.partition_by]:
+            partitions = zip(*columns, strict=True)
+        return crowded(
+            zip(partitions, sizes, strict=True),
+            enough=self.settings.compact_after_files,
+            target=self.settings.target_file_mb << 20,
+        )
+
+    def compact(self, size: int | None = None) -> int:
+        """Rewrite files below `size` bytes (the target size of files, if left out) into larger ones, the same rows.
+
+        Returns how many files went.
+        """
+        return self._or_put_off("compaction", lambda: self._compact(size or self.settings.target_file_mb << 20))
+
+    def _compact_crowded(self) -> int:
+        size = self.compaction_size()
+        return self._compact(size) if size else 0
+
+    def _compact(self, size: int) -> int:
+        began = time.monotonic()
+        self.sink.refresh()
+        metrics = self.sink.handle.optimize.compact(
+            target_size=size,
+            writer_properties=column_bounds.writer_properties(self.sink.schema, "ZSTD"),
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": self._entry("compaction").encode()}, max_commit_retries=0
+            ),
+        )
+        self.sink.refresh()
+        self.sink.sync()
+        log.info(
+            "compacted",
+            table=self.sink.name,
+            files_before=metrics["numFilesRemoved"],
+            files_after=metrics["numFilesAdded"],
+            seconds=round(time.monotonic() - began, 2),
+        )
+        return int(metrics["numFilesRemoved"])
+
+    def shorten_log(self) -> int:
+        """Delete what is past its retention from the table's log; how many files that were.
+
+        Oldest first, so that the log has no gap wherever a kill ends it.
+        """
+        return self._or_put_off("shortening the log", self._shorten_log)
+
+    def _shorten_log(self) -> int:
+        place, _ = newest(self.sink.path, self.sink.stream)
+        gone = expired(
+            log_files(self.sink.path / "_delta_log"),
+            now=time.time(),
+            retention=self.settings.log_retention,
+            versions=self.settings.log_versions,
+            needed=0 if place is None else place.version,
+        )
+        if gone:
+            self._sync_checkpoints()
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return len(gone)
+
+    def remove_unlisted(self) -> int:
+        """Delete files that no version lists and that are past their retention; how many that were.
+
+        Only for tables that deltalake may write: of others it may not know every file, deletion vectors for one.
+        Nothing is committed: a table that rests has a log that rests.
+        """
+        return self._or_put_off("removing unlisted files", self._remove_unlisted) if self.sink.direct else 0
+
+    def _remove_unlisted(self) -> int:
+        now = time.time()
+        kept = self.settings.deleted_file_retention
+        self.sink.refresh()
+        live = self.sink.handle.get_add_actions()["path"].to_pylist()
+        files = orphan_files.find(self.sink.path, live)
+        gone = orphan_files.due(files, now=now, retention=kept, max_bytes=self.settings.deleted_files_max_mb << 20)
+        for file in gone:
+            file.path.unlink(missing_ok=True)
+        orphan_files.remove_empty_folders(self.sink.path, before=now - kept.total_seconds())
+        if gone:
+            log.info("removed unlisted files", table=self.sink.name, files=len(gone), of=len(files))
+        return len(gone)
+
+    def _sync_checkpoints(self) -> None:
+        """Have the log's checkpoints on disk before commits go that only they carry on."""
+        log = self.sink.path / "_delta_log"
+        sync_files((file.path for file in log_files(log) if file.kind == "checkpoint"), log)
+
+    def forget(self, kept: timedelta) -> int:
+        """Remove deletes that were noted longer ago than `kept`; how many that were."""
+        gone = self._or_put_off(
+            "removing old deletes", lambda: remembered_deletes.forget(self.sink, kept, self.generation)
+        )
+        if gone:
+            log.info("removed old deletes", table=self.sink.name, rows=gone)
+        return gone
+
+    def _or_put_off(self, what: str, work: Callable[[], int]) -> int:
+        """What the work returns; 0 if it has to be put off.
+
+        The one place that decides which faults end no stream: all that a table, its log or its disk can raise.
+        """
+        others = {each: said for each, said in self.put_off.items() if each != what}
+        try:
+            done = work()
+        except (RecourseError, DeltaError, ValueError, OSError) as error:
+            said = f"{what} of table {self.sink.name} was put off: {str(error)[:300]}"
+            log.warning(said, table=self.sink.name)
+            self.put_off = {**others, what: said}
+            return 0
+        self.put_off = others
+        return done
+
+    def _entry(self, note: str) -> LedgerEntry:
+        return LedgerEntry("upkeep", self.sink.stream, self.sink.name, self.generation, -1, note=note)

@@ -1,0 +1,126 @@
+"""Files below a table's folder that no version lists any more: which there are, and which may go.
+
+A file that was removed from the table is as old as its removal, which the log tells (its newest checkpoint keeps
+removals for `delta.deletedFileRetentionDuration`). A file that never was in the table, left by a batch or a writer
+that died, is as old as itself. Folders at the top whose names begin with `_` are not looked into, as Delta asks of
+VACUUM; `_change_data` is the exception that it makes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from streaming_jobs.sinks.delta.log import actions
+from streaming_jobs.sinks.delta.log_cleanup import log_files
+
+_DATA = re.compile(r".*\.parquet(?:#\d+|\.crc)?")
+_BATCH_FOLDER = re.compile(r"g\d{4,}")
+_AT_LEAST = 60.0
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """One file: bytes, the time since which no version lists it (seconds since 1970), and whether one ever did."""
+
+    path: Path
+    size: int
+    since: float
+    removed: bool
+
+
+def find(table: Path, live: Iterable[str]) -> list[Unlisted]:
+    """Every such file; `live` are the paths of the table's files as the log has them.
+
+    Raises OSError or ValueError when the log cannot be read: then nothing is known, and nothing may go.
+    """
+    listed = {name for path in live for name in _names(path)}
+    removals = {name: at for path, at in _removals(table / "_delta_log").items() for name in _names(path)}
+    found = []
+    for path, status in _data_files(table):
+        name = path.relative_to(table).as_posix()
+        if name not in listed:
+            at = removals.get(name)
+            found.append(Unlisted(path, status.st_size, status.st_mtime if at is None else at, at is not None))
+    return found
+
+
+def due(files: Sequence[Unlisted], *, now: float, retention: timedelta, max_bytes: int) -> list[Unlisted]:
+    """Files past the retention, and of removed ones as many of the oldest as keep the rest below `max_bytes`.
+
+    No file goes within a minute: a reader may just have begun with it.
+    """
+    old = [file for file in files if now - file.since > retention.total_seconds()]
+    left = sum(file.size for file in files) - sum(file.size for file in old)
+    rest = sorted((f for f in files if f.removed and f not in set(old)), key=lambda file: file.since)
+    for file in rest:
+        if left <= max_bytes or now - file.since <= _AT_LEAST:
+            break
+        old.append(file)
+        left -= file.size
+    return old
+
+
+def remove_empty_folders(table: Path, *, before: float) -> None:
+    """Remove folders without any file that have not changed since `before` (seconds since 1970)."""
+    for top in table.iterdir():
+        if top.is_dir() and not _hidden(top.name):
+            for folder, _, _ in os.walk(top, topdown=False):
+                with os.scandir(folder) as inside:
+                    empty = next(inside, None) is None
+                if empty and Path(folder).stat().st_mtime < before:
+                    Path(folder).rmdir()
+
+
+def _hidden(name: str) -> bool:
+    """Whether Delta's readers and VACUUM pass over it; a partition column's name may begin with `_`."""
+    return name.startswith(("_", ".")) and "=" not in name
+
+
+def _data_files(table: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    waiting = [(table, False)]
+    while waiting:
+        folder, ours = waiting.pop()
+        with os.scandir(folder) as inside:
+            for entry in inside:
+                top = folder == table
+                if entry.is_dir(follow_symlinks=False):
+                    if not (top and _hidden(entry.name)) or entry.name == "_change_data":
+                        waiting.append((Path(entry.path), ours or (top and bool(_BATCH_FOLDER.fullmatch(entry.name)))))
+                elif ours or _DATA.fullmatch(entry.name):
+                    try:
+                        yield Path(entry.path), entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+
+
+def _removals(log: Path) -> dict[str, float]:
+    """When each file was removed from the table, as far as the log tells, in seconds since 1970."""
+    files = list(log_files(log))
+    checkpoint = max((f for f in files if f.kind == "checkpoint"), key=lambda f: f.version, default=None)
+    found: dict[str, float] = {}
+    if checkpoint is not None:
+        column = pq.read_table(checkpoint.path, columns=["remove"])["remove"]
+        removed = pa.table({"remove": column}).filter(pc.is_valid(column)).flatten()
+        names, times = removed["remove.path"].to_pylist(), removed["remove.deletionTimestamp"].to_pylist()
+        found.update({name: (at or 0) / 1000 for name, at in zip(names, times, strict=True)})
+    since = -1 if checkpoint is None else checkpoint.version
+    for file in sorted((f for f in files if f.kind == "commit" and f.version > since), key=lambda f: f.version):
+        for action in actions(file.path, containing='"remove"'):
+            if (removal := action.get("remove")) is not None:
+                found[str(removal["path"])] = float(str(removal.get("deletionTimestamp") or 0)) / 1000
+    return found
+
+
+def _names(path: str) -> set[str]:
+    """A path of the log as it may stand on disk: writers disagree on how often it is percent-encoded."""
+    return {path, unquote(path), unquote(unquote(path))} if "%" in path else {path}

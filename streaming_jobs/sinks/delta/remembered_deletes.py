@@ -1,0 +1,128 @@
+"""Remembered deletes: what keeps a row that comes late from bringing a deleted key back.
+
+A table with `order_by` and `delete_when` has a second table beside it, `<table>_deletes`: one row a deleted key, with
+the order and the position of the delete, and when it was noted. It is committed before its table, with the same
+batch's transaction, so a crash between the two is repaired by the batch's repetition: both only ever take the greater
+event, and taking it twice changes nothing. Rows of it older than `deletes_kept` are removed by the upkeep.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties
+from pyspark.sql import types as T
+
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink, open_sink
+from streaming_jobs.sinks.delta.table_rows import dataset
+from streaming_jobs.sinks.delta.upsert_order import (
+    DELETE_COLUMN,
+    POSITION_FIELD,
+    RESET_COLUMN,
+    ROW_COLUMN,
+    Order,
+    sorted_by,
+    without_order,
+)
+from streaming_jobs.stream import DELETED_AT_COLUMN, POSITION_COLUMN, DeltaTable, Stream, checked_order
+
+_DELETED_AT = T.StructField(DELETED_AT_COLUMN, T.TimestampType(), True, {"comment": "when the delete was noted"})
+
+
+def schema(table: DeltaTable, output: T.StructType) -> T.StructType:
+    """The columns of a table's remembered deletes: keys, order, position, time."""
+    names = dict.fromkeys([*table.keys, *table.order_by])
+    return T.StructType([*(output[name] for name in names), POSITION_FIELD, _DELETED_AT])
+
+
+def begin(settings: Settings, stream: Stream, *, generation: int) -> None:
+    """Make the tables of remembered deletes that a stream of an earlier version has not got yet."""
+    for table in stream.sinks.values():
+        kept, sink = table.deletes, open_sink(settings, table, stream.name)
+        if kept is not None and sink is not None and open_sink(settings, kept, stream.name) is None:
+            checked_order(table.name, table.order_by, sink.schema)
+            ensure_sink(settings, kept, stream.name, schema(table, sink.schema), generation=generation)
+
+
+def remembered(sink: DeltaSink, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The remembered deletes of the rows' keys, in the rows' types, nullable. Files are read one after the other."""
+    keys = sink.declared.keys
+    wanted = pa.schema([rows.schema.field(column).with_nullable(True) for column in columns])
+    if not rows.num_rows or not sink.handle.get_add_actions().num_rows:
+        return wanted.empty_table()
+    found = []
+    # Without a filter, so that no file is passed over by its statistics.
+    for batch in dataset(sink.handle, sink.path).to_batches(columns=list(columns)):
+        part = pa.Table.from_batches([batch]).cast(wanted)
+        for key in keys:
+            part = part.filter(pc.is_in(part[key], value_set=rows[key].combine_chunks()))
+        found.append(part)
+    return pa.concat_tables(found) if found else wanted.empty_table()
+
+
+def split(rows: pa.Table, sink: DeltaSink, order: Order) -> tuple[pa.Table, pa.Table]:
+    """The reduced events that the table takes, and what its remembered deletes take of them.
+
+    A row older than the remembered delete of its key is left out.
+    """
+    keys = list(sink.declared.keys)
+    columns = list(dict.fromkeys([*keys, *order.all]))
+    kept = remembered(sink, rows, columns)
+    number = kept.num_rows
+    both = pa.concat_tables([kept, rows.select(columns).cast(kept.schema)])
+    by_order = sorted_by(both, order.all)
+    ranks = np.empty(both.num_rows, np.int64)
+    ranks[by_order] = np.arange(both.num_rows)
+    ranked = both.select(keys).append_column(ROW_COLUMN, pa.array(ranks))
+    ranked = ranked.append_column("__number", pa.array(np.arange(both.num_rows)))
+    last = ranked.group_by(keys, use_threads=False).aggregate(
+        [(ROW_COLUMN, "max"), ("__number", "min"), ("__number", "max")]
+    )
+    greatest = by_order[last[f"{ROW_COLUMN}_max"].to_numpy()]
+    newer = np.zeros(rows.num_rows, np.bool_)
+    newer[greatest[greatest >= number] - number] = True
+    has = np.zeros(rows.num_rows, np.bool_)
+    # A key of several columns may be among what was read without being one of the rows'.
+    row = last["__number_max"].to_numpy()
+    has[row[(row >= number) & (last["__number_min"].to_numpy() < number)] - number] = True
+    deleted = rows[DELETE_COLUMN].to_numpy()
+    reset = rows[RESET_COLUMN].to_numpy()
+    ordered = deleted & ~without_order(rows, order.columns)
+    noted = notes(rows.filter(pa.array(ordered | (reset & has))), keys, order)
+    return rows.filter(pa.array(newer | reset | deleted)), noted
+
+
+def notes(rows: pa.Table, keys: Sequence[str], order: Order) -> pa.Table:
+    """What the remembered deletes take: a delete with an order is noted, any other event of a reset key removes one."""
+    names = list(dict.fromkeys([*keys, *order.columns]))
+    positions = rows[POSITION_COLUMN] if order.by_position else pa.nulls(rows.num_rows, pa.int64())
+    ordered = rows[DELETE_COLUMN].to_numpy() & ~without_order(rows, order.columns)
+    at = pa.array([int(time.time() * 1_000_000)] * rows.num_rows, pa.timestamp("us", tz="UTC"))
+    return (
+        rows.select(names)
+        .append_column(POSITION_COLUMN, positions)
+        .append_column(DELETED_AT_COLUMN, at)
+        .append_column(DELETE_COLUMN, pa.array(~ordered))
+        .append_column(RESET_COLUMN, rows[RESET_COLUMN])
+    )
+
+
+def forget(sink: DeltaSink, kept: timedelta, generation: int) -> int:
+    """Remove the deletes that were noted longer ago than `kept`; how many that were."""
+    before = (datetime.now(UTC) - kept).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    entry = LedgerEntry("upkeep", sink.stream, sink.name, generation, -1, note="removed remembered deletes")
+    sink.refresh()
+    figures = sink.handle.delete(
+        f"`{DELETED_AT_COLUMN}` < arrow_cast('{before}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
+        commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0),
+    )
+    sink.refresh()
+    sink.sync()
+    return int(figures["num_deleted_rows"] or 0)

@@ -1,0 +1,100 @@
+"""The files of one version of a table, as its log adds them: what a savepoint keeps and a publish compares.
+
+deltalake lists a version's files but not the text of their statistics and partition values, which a later commit has
+to repeat. So the log is replayed (Delta's protocol, "Action Reconciliation"), and the outcome compared with
+deltalake's list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.sinks.delta.log import actions
+from streaming_jobs.sinks.delta.log_cleanup import log_files
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One data file: `path` as the log writes it, bytes, partition values as text, statistics as JSON text."""
+
+    path: str
+    size: int
+    modified: int
+    partition: Mapping[str, str | None]
+    stats: str | None
+
+    def add(self, path: str | None = None) -> AddAction:
+        """The action that adds it, under another path if one is given."""
+        return AddAction(
+            path=path or unquote(self.path),
+            size=self.size,
+            partition_values=dict(self.partition),
+            modification_time=self.modified,
+            data_change=True,
+            stats=self.stats or "{}",
+        )
+
+    def remove(self, at: int) -> RemoveAction:
+        """The action that removes it, `at` milliseconds since 1970.
+
+        deltalake percent-encodes the path again, so it gets it as it is on disk.
+        """
+        return RemoveAction(unquote(self.path), True, at, self.size, dict(self.partition))
+
+
+def table_files(table: Path, version: int) -> dict[str, TableFile]:
+    """The files of a version by their paths; raises PreflightRefused when the log no longer holds the version."""
+    log = table / "_delta_log"
+    kept = list(log_files(log))
+    begin = max((f.version for f in kept if f.kind == "checkpoint" and f.version <= version), default=-1)
+    commits = {f.version: f.path for f in kept if f.kind == "commit" and begin < f.version <= version}
+    if len(commits) != version - begin:
+        raise PreflightRefused(
+            f"version {version} of table {table.name} cannot be read: its log was cleaned up", "choose a savepoint"
+        )
+    files: dict[str, TableFile] = {}
+    if begin >= 0:
+        rows = pq.read_table(log / f"{begin:020d}.checkpoint.parquet", columns=["add"])["add"].to_pylist()
+        files = {row["path"]: _file(row) for row in rows if row is not None and row["path"] is not None}
+    for number in sorted(commits):
+        commit = list(actions(commits[number]))
+        for gone in (action["remove"] for action in commit if action.get("remove")):
+            files.pop(gone["path"], None)
+        files.update({action["add"]["path"]: _file(action["add"]) for action in commit if action.get("add")})
+    listed = DeltaTable(table, version=version).get_add_actions()["path"].to_pylist()
+    if {unquote(path) for path in files} != {unquote(path) for path in listed}:
+        raise PreflightRefused(
+            f"the files of version {version} of table {table.name} are told differently by its log and by deltalake",
+            "report it; nothing was changed",
+        )
+    return files
+
+
+def on_disk(table: Path, path: str) -> Path:
+    """Where a file of the log lies; writers disagree on how often a path is percent-encoded."""
+    for name in (path, unquote(path), unquote(unquote(path))):
+        if (file := table / name).exists():
+            return file
+    raise PreflightRefused(
+        f"file {path} of table {table.name} is gone", "put it back from a copy, or choose a savepoint"
+    )
+
+
+def _file(add: Mapping[str, Any]) -> TableFile:
+    values = add["partitionValues"] or {}
+    return TableFile(
+        path=add["path"],
+        size=int(add["size"]),
+        modified=int(add["modificationTime"]),
+        partition=dict(values),
+        stats=add.get("stats"),
+    )

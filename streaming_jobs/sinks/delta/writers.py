@@ -1,0 +1,419 @@
+"""The four ways a batch's rows get into a table, each in two steps: stage (nothing visible), then commit.
+
+| class          | rows travel                    | committed by | for                                        |
+|----------------|--------------------------------|--------------|--------------------------------------------|
+| ArrowAppend    | through the driver (`toArrow`) | deltalake    | appends that fit the driver                |
+| ParquetAppend  | executors write Parquet        | deltalake    | large appends                              |
+| ArrowMerge     | through the driver             | deltalake    | upserts that fit the driver                |
+| SparkAppend    | executors, delta-spark         | delta-spark  | appends to tables outside our profile      |
+| SparkMerge     | executors, delta-spark         | delta-spark  | large upserts, and such tables             |
+
+Staging runs the stream's plan, once. That is why bad records can be counted on the way and written out before
+the primary table commits. All of them leave the same ledger entry.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.transaction import AddAction
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
+
+from streaming_jobs.errors import LedgerConflict
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.sinks.delta import column_bounds, refused_rows, upsert_order_frames
+from streaming_jobs.sinks.delta import remembered_deletes as deletes
+from streaming_jobs.sinks.delta.fitting import ORDER, PLACE, as_returned, fitted, named, without_place
+from streaming_jobs.sinks.delta.parquet import add_actions
+from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.upsert_order import (
+    DELETE_COLUMN,
+    RESET_COLUMN,
+    ROW_COLUMN,
+    clauses,
+    last_events,
+    order_of,
+)
+from streaming_jobs.sinks.delta.upsert_rows import last_per_key, split_null_keys
+from streaming_jobs.stream import SOURCE_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_FLAGS = (DELETE_COLUMN, RESET_COLUMN)
+
+
+class Staged(Protocol):
+    """Rows of one batch for one table, computed and not yet visible."""
+
+    committer: ClassVar[Literal["direct", "spark"]]
+
+    @property
+    def rows(self) -> int:
+        """How many rows are staged."""
+
+    @property
+    def null_keys(self) -> pa.Table | None:
+        """Rows that are not written but dead letters: those the table cannot hold (`refused`), and null keys."""
+
+    @property
+    def deletes(self) -> Staged | None:
+        """What the table that remembers the deletes takes, to be committed before this is."""
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Make them visible once, with the entry; the table's version, or None if the batch is in it already."""
+
+    def close(self) -> None:
+        """Free what staging holds."""
+
+
+@dataclass
+class ArrowAppend:
+    """Rows in the driver's memory, appended by deltalake."""
+
+    committer: ClassVar[Literal["direct", "spark"]] = "direct"
+    sink: DeltaSink
+    table: pa.Table
+    null_keys: pa.Table | None = None
+    deletes: ClassVar[None] = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows are staged."""
+        return int(self.table.num_rows)
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Make the rows visible once, with the entry."""
+
+        def write(handle: DeltaTable, properties: CommitProperties) -> None:
+            if self.rows:
+                written = column_bounds.writer_properties(self.sink.schema)
+                write_deltalake(
+                    handle, self.table, mode="append", writer_properties=written, commit_properties=properties
+                )
+
+        return self.sink.commit(entry, write)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class ParquetAppend:
+    """Parquet files below the table's folder that no version lists yet, committed by deltalake."""
+
+    committer: ClassVar[Literal["direct", "spark"]] = "direct"
+    sink: DeltaSink
+    actions: Sequence[AddAction]
+    rows: int
+    null_keys: pa.Table | None = None
+    deletes: ClassVar[None] = None
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Make the rows visible once, with the entry."""
+        return self.sink.commit(entry, lambda _, properties: self.sink.commit_actions(list(self.actions), properties))
+
+    def close(self) -> None:
+        """Nothing is held; files of a batch that was not committed go when the batch is tried again."""
+
+
+@dataclass
+class ArrowMerge:
+    """Rows in the driver's memory, one a key, merged by deltalake."""
+
+    committer: ClassVar[Literal["direct", "spark"]] = "direct"
+    sink: DeltaSink
+    table: pa.Table
+    null_keys: pa.Table | None
+    by_position: bool = False
+    deletes: Staged | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows are staged."""
+        return int(self.table.num_rows)
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Make the rows visible once, with the entry."""
+
+        def write(handle: DeltaTable, properties: CommitProperties) -> None:
+            if not self.rows:
+                return
+            order = order_of(self.sink.schema, self.sink.declared.order_by, by_position=self.by_position)
+            does = clauses(order, self.table.column_names)
+            values = {f"`{c}`": f"s.`{c}`" for c in self.table.column_names if c not in _FLAGS}
+            merge = handle.merge(
+                self.table,
+                predicate=" AND ".join(f"t.`{k}` = s.`{k}`" for k in self.sink.declared.keys),
+                source_alias="s",
+                target_alias="t",
+                writer_properties=column_bounds.writer_properties(self.sink.schema),
+                commit_properties=properties,
+            )
+            if does.delete is not None:
+                merge = merge.when_matched_delete(does.delete)
+            merge.when_matched_update(values, does.update).when_not_matched_insert(values, does.insert).execute()
+
+        return self.sink.commit(entry, write)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class SparkAppend:
+    """Rows of a cached frame, appended by delta-spark."""
+
+    committer: ClassVar[Literal["direct", "spark"]] = "spark"
+    sink: DeltaSink
+    frame: DataFrame
+    cached: DataFrame
+    rows: int
+    null_keys: pa.Table | None = None
+    deletes: ClassVar[None] = None
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Make the rows visible once, with the entry."""
+        return _spark_commit(self.sink, entry, lambda: _spark_append(self.sink, self.frame, entry))
+
+    def close(self) -> None:
+        """Free the cached frame."""
+        self.cached.unpersist()
+
+
+@dataclass
+class SparkMerge:
+    """A cached frame with one row a key, merged by delta-spark."""
+
+    committer: ClassVar[Literal["direct", "spark"]] = "spark"
+    sink: DeltaSink
+    frame: DataFrame
+    cached: Sequence[DataFrame]
+    rows: int
+    null_keys: pa.Table | None
+    by_position: bool = False
+    deletes: Staged | None = None
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Make the rows visible once, with the entry."""
+        return _spark_commit(self.sink, entry, lambda: self._merge(entry), lambda: self._append_nothing(entry))
+
+    def _append_nothing(self, entry: LedgerEntry) -> None:
+        columns = [c for c in self.frame.columns if c not in _FLAGS]
+        _spark_append(self.sink, self.frame.select(*(f"`{c}`" for c in columns)).limit(0), entry)
+
+    def _merge(self, entry: LedgerEntry) -> None:
+        from delta.tables import DeltaTable as SparkDeltaTable
+
+        session = self.frame.sparkSession
+        order = order_of(self.sink.schema, self.sink.declared.order_by, by_position=self.by_position)
+        does = clauses(order, self.frame.columns)
+        values: dict[str, str | Column] = {f"`{c}`": f"s.`{c}`" for c in self.frame.columns if c not in _FLAGS}
+        condition = " AND ".join(f"t.`{k}` = s.`{k}`" for k in self.sink.declared.keys)
+        merge = SparkDeltaTable.forPath(session, str(self.sink.path)).alias("t").merge(self.frame.alias("s"), condition)
+        if does.delete is not None:
+            merge = merge.whenMatchedDelete(does.delete)
+        merge = merge.whenMatchedUpdate(does.update, values).whenNotMatchedInsert(does.insert, values)  # type: ignore[arg-type]
+        # MERGE takes its transaction only from the session, where any other Delta write would take it too.
+        confs = {
+            "spark.databricks.delta.write.txnAppId": self.sink.app_id,
+            "spark.databricks.delta.write.txnVersion": str(entry.txn.version),
+            "spark.databricks.delta.commitInfo.userMetadata": entry.encode(),
+        }
+        try:
+            for key, value in confs.items():
+                session.conf.set(key, value)
+            merge.execute()
+        finally:
+            for key in confs:
+                session.conf.unset(key)
+
+    def close(self) -> None:
+        """Free the cached frames."""
+        for frame in self.cached:
+            frame.unpersist()
+
+
+def stage(
+    sink: DeltaSink,
+    frame: DataFrame,
+    *,
+    driver: bool,
+    spark_commits: bool,
+    batch: tuple[int, int],
+    topics: Sequence[str] = (),
+    kept: DeltaSink | None = None,
+) -> Staged:
+    """Compute the frame's rows for the table.
+
+    `driver`: through the driver's memory. `spark_commits`: delta-spark makes the commit (then rows never pass
+    the driver). `batch` is (generation, batch id), for the names of files. `topics` are the stream's, for positions;
+    `kept` remembers the table's deletes.
+    """
+    rows = fitted(sink, frame, topics)
+    if sink.declared.mode == "append":
+        if spark_commits:
+            return _spark_rows(sink, rows, topics)
+        if driver:
+            fine, unheld = refused_rows.split(sink.declared, sink.schema, rows.toArrow())
+            return ArrowAppend(sink, without_place(fine), named(unheld, topics))
+        return _parquet(sink, rows, batch, topics)
+    if driver and not spark_commits:
+        return merged(sink, rows.toArrow(), kept, by_position=SOURCE_COLUMN in frame.columns)
+    return _spark_merge(sink, rows, kept, by_position=SOURCE_COLUMN in frame.columns)
+
+
+def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by_position: bool) -> ArrowMerge:
+    """Stage an upsert's rows that are in the driver's memory: those it cannot hold aside, one event a key."""
+    keys = sink.declared.keys
+    rows, unheld = refused_rows.split(sink.declared, sink.schema, rows)
+    table, null_keys = split_null_keys(rows, keys)
+    if unheld.num_rows:
+        null_keys = pa.concat_tables([unheld, refused_rows.with_bytes(null_keys)], promote_options="default")
+    order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
+    noted = None
+    if order.columns:
+        unique = last_events(table, keys, order)
+        if kept is not None:
+            unique, notes = deletes.split(unique, kept, order)
+            noted = ArrowMerge(kept, notes, None, order.by_position)
+    else:
+        unique = last_per_key(table, keys, [c for c in ORDER if c in table.column_names])
+    unique = unique.drop_columns([c for c in PLACE if c in unique.column_names])
+    return ArrowMerge(sink, unique, as_returned(sink, null_keys), order.by_position, noted)
+
+
+def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int], topics: Sequence[str] = ()) -> ParquetAppend:
+    generation, number = batch
+    folder = sink.path / f"g{generation:04d}"
+    _remove_leftovers(sink, folder, f"b{number:09d}-")
+    target = folder / f"b{number:09d}-{uuid.uuid4().hex[:8]}"
+    partition_by = list(sink.declared.partition_by)
+    unheld = _write_parquet(sink, rows, target)
+    for marker in (target / "_SUCCESS", target / "._SUCCESS.crc"):
+        marker.unlink(missing_ok=True)
+    actions, count = add_actions(sink.path, target, partition_by, sink.bounded)
+    return ParquetAppend(sink, actions, count, None if unheld is None else named(unheld, topics))
+
+
+def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
+    """Remove the files of an attempt that died before its commit; a folder with a live file is none."""
+    if not (attempts := list(folder.glob(f"{prefix}*"))):
+        return
+    sink.refresh()
+    live = {tuple(path.split("/")[:2]) for path in sink.handle.get_add_actions()["path"].to_pylist()}
+    for attempt in attempts:
+        if (folder.name, attempt.name) not in live:
+            shutil.rmtree(attempt)
+
+
+def _write_parquet(sink: DeltaSink, rows: DataFrame, target: Path) -> pa.Table | None:
+    """Write the rows in one pass that counts those that the table cannot hold; if there are any, write once more.
+
+    In the first pass such a row goes to the partition of nulls: its own may not be a folder's name. Only the second
+    pass takes the places of the rows along.
+    """
+    partition_by, reason = list(sink.declared.partition_by), refused_rows.reason(sink.declared, sink.schema)
+    plain = rows.drop(*PLACE)
+    if reason is None:
+        plain.write.partitionBy(*partition_by).parquet(str(target))
+        return None
+    counted = Observation()
+    first = plain.withColumn(REASON_COLUMN, reason).observe(counted, F.count(REASON_COLUMN).alias("unheld"))
+    fine = F.col(REASON_COLUMN).isNull()
+    for column in partition_by:
+        first = first.withColumn(column, F.when(fine, F.col(f"`{column}`")))
+    first.drop(REASON_COLUMN).write.partitionBy(*partition_by).parquet(str(target))
+    if not counted.get["unheld"]:
+        return None
+    shutil.rmtree(target)
+    cached = rows.withColumn(REASON_COLUMN, reason).persist()
+    try:
+        cached.where(fine).drop(REASON_COLUMN, *PLACE).write.partitionBy(*partition_by).parquet(str(target))
+        return cached.where(~fine).toArrow()
+    finally:
+        cached.unpersist()
+
+
+def _spark_rows(sink: DeltaSink, rows: DataFrame, topics: Sequence[str]) -> SparkAppend:
+    reason = refused_rows.reason(sink.declared, sink.schema)
+    judged = rows.withColumn(REASON_COLUMN, F.lit(None).cast("string") if reason is None else reason)
+    bad = F.col(REASON_COLUMN).isNotNull()
+    judged = judged.withColumns({c: F.when(bad, F.col(c)) for c in PLACE if c in rows.columns}).persist()
+    try:
+        fine = judged.where(~bad).drop(REASON_COLUMN, *PLACE)
+        return SparkAppend(sink, fine, judged, fine.count(), named(judged.where(bad).toArrow(), topics))
+    except BaseException:
+        judged.unpersist()
+        raise
+
+
+def _spark_merge(sink: DeltaSink, rows: DataFrame, kept: DeltaSink | None, *, by_position: bool) -> SparkMerge:
+    keys = sink.declared.keys
+    order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
+    with ExitStack() as held:
+        reason = refused_rows.reason(sink.declared, sink.schema)
+        judged = rows if reason is None else rows.withColumn(REASON_COLUMN, reason)
+        cached = [judged.withColumn(ROW_COLUMN, F.monotonically_increasing_id()).persist()]
+        held.callback(lambda: [frame.unpersist() for frame in cached])
+        no_key = F.lit(False) if reason is None else F.col(REASON_COLUMN).isNotNull()
+        for key in keys:
+            no_key = no_key | F.col(f"`{key}`").isNull()
+        null_keys = cached[0].where(no_key).drop(ROW_COLUMN).toArrow()
+        whole, noted = cached[0].where(~no_key).drop(REASON_COLUMN), None
+        if order.columns:
+            unique = upsert_order_frames.last_events(whole, keys, order)
+            if kept is not None:
+                cached.append(upsert_order_frames.beside(unique, kept, order).persist())
+                unique, notes = upsert_order_frames.split(cached[1], kept, order)
+                noted = ArrowMerge(kept, notes, None, order.by_position)
+            count = unique.count()
+        else:
+            unique, count = upsert_order_frames.last_per_key(whole, sink, [c for c in ORDER if c in rows.columns])
+        made = SparkMerge(
+            sink, unique.drop(*PLACE), cached, count, as_returned(sink, null_keys), order.by_position, noted
+        )
+        held.pop_all()
+        return made
+
+
+def _spark_append(sink: DeltaSink, frame: DataFrame, entry: LedgerEntry) -> None:
+    writer = frame.write.format("delta").mode("append").option("userMetadata", entry.encode())
+    writer.option("txnAppId", sink.app_id).option("txnVersion", str(entry.txn.version)).save(str(sink.path))
+
+
+def _spark_commit(
+    sink: DeltaSink, entry: LedgerEntry, write: Callable[[], None], write_nothing: Callable[[], None] | None = None
+) -> int | None:
+    """Commit through delta-spark, which skips silently where deltalake's way raises: so look before and after.
+
+    `write_nothing` commits the transaction alone, for a write that turned out to change nothing.
+    """
+    if sink.holds(entry):
+        sink.sync()
+        return None
+    at = sink.position
+    for attempt in (write, write_nothing):
+        if attempt is not None:
+            attempt()
+            sink.refresh()
+        if sink.position == entry.txn:
+            return sink.committed()
+        if sink.position != at:
+            break
+    if (now := sink.position) is not None and now.generation > entry.generation:
+        raise sink.fenced(now, entry)
+    raise LedgerConflict(
+        f"delta-spark left table {sink.name} at {now} when it should have written {entry.txn}",
+        "look for a second driver with another state folder on the same tables",
+    )

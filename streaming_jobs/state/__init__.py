@@ -1,0 +1,1 @@
+"""What lies in `<state>/<stream>`: record, checkpoint, savepoints, lease, status. Read `stream_record.py` first."""

@@ -1,0 +1,263 @@
+"""Whether a stream is well, decided from what lies on disk: status file, lease, stop marker, settings.
+
+    health(settings, "orders").red          one look, one verdict; no Spark, no broker, no Dagster
+
+`look` reads the files, `judge` decides and reads nothing. A reason is red; a note is said and is not red.
+
+| reason | the stream |
+|---|---|
+| dead | says that it runs, and no driver holds its lease |
+| not_running | should run (the caller says so), was not stopped on purpose, and no driver holds its lease |
+| silent | has a driver that lives and has not written the status for `dagster.stale_after` |
+| failed | was given up after an error |
+| failing | has failed and is tried again, or has failed several times in a row |
+| stuck | has unread records and has not finished a batch for `stream.stuck_after`, or has been starting for that long |
+| late | has not read what came to its topics before `stream.late_after`; not with the trigger `available-now` |
+| blind | has not seen the end of its topics for `dagster.stale_after`: no broker answers |
+
+Stopped on purpose, being recovered and never started are notes. A stamp that lies ahead was made before the clock was
+set back: it counts as old, since a driver that lives makes new ones.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from streaming_jobs.durations import format_duration
+from streaming_jobs.settings import Settings
+from streaming_jobs.spelling import counted
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.lease import Owner, holder
+from streaming_jobs.state.status import Status, read_status
+
+ENDED = ("stopped", "failed")
+"""States that a session writes as its last word."""
+
+_RECOVERY = "recovery "
+_AHEAD = 5.0
+"""Seconds that a stamp may lie ahead of the look at it."""
+
+Word = Literal["dead", "not_running", "silent", "failed", "failing", "stuck", "late", "blind"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One stream's files at one moment (`at`, seconds since 1970).
+
+    `lives` says what of the lease's owner lives: `driver`, or only the `jvm` of one that was killed.
+    """
+
+    stream: str
+    at: float
+    status: Status | None
+    owner: Owner | None = None
+    lives: str | None = None
+    stop: stop_request.Request | None = None
+
+    @property
+    def session(self) -> Owner | None:
+        """Who holds the lease to run the stream; not a recovery or a command at work."""
+        return self.owner if self.owner is not None and self.owner.purpose == "session" else None
+
+    @property
+    def plan(self) -> str | None:
+        """The recovery that has stopped the stream or holds its lease."""
+        if self.owner is not None and self.owner.purpose.startswith(_RECOVERY):
+            return self.owner.purpose.removeprefix(_RECOVERY)
+        return self.stop.plan if self.stop is not None else None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds of a verdict, in seconds; 0 for `stuck_after` and `late_after`: no such bound."""
+
+    stale_after: float = 60.0
+    stuck_after: float = 300.0
+    late_after: float = 600.0
+
+    @classmethod
+    def of(cls, settings: Settings, stream: str) -> Limits:
+        """The bounds that the settings give one stream."""
+        own = settings.for_stream(stream)
+        return cls(
+            settings.dagster.stale_after.total_seconds(),
+            own.stuck_after.total_seconds(),
+            own.late_after.total_seconds(),
+        )
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a stream is red: a stable word, and a sentence for a person."""
+
+    word: Word
+    text: str
+
+
+@dataclass(frozen=True)
+class Health:
+    """The verdict on one stream. `state` is the one to show; `red` when there is a reason."""
+
+    stream: str
+    at: float
+    state: str
+    reasons: tuple[Reason, ...] = ()
+    notes: tuple[str, ...] = ()
+    asked_to_stop: bool = False
+
+    @property
+    def red(self) -> bool:
+        """Whether somebody should look at the stream now."""
+        return bool(self.reasons)
+
+    @property
+    def verdict(self) -> str:
+        """`well`, `red`, or what is neither: `stopped`, `recovering`, `never started`."""
+        if self.red:
+            return "red"
+        return self.state if self.state in ("stopped", "recovering", "never started") else "well"
+
+
+def health(settings: Settings, stream: str, *, should_run: bool = False) -> Health:
+    """The stream's health now, from its files; `should_run` as in `judge`."""
+    return judge(look(settings, stream), Limits.of(settings, stream), should_run=should_run)
+
+
+def look(settings: Settings, stream: str) -> Seen:
+    """Read what the stream's files say now."""
+    # The status first: a session that ends in between has then written its last word before its lease was seen free.
+    status, owner, now = read_status(settings, stream), holder(settings, stream), time.time()
+    if owner is None:
+        status = read_status(settings, stream)
+    lives = owner.alive() if owner is not None else None
+    return Seen(stream, now, status, owner, lives, stop_request.request(settings, stream))
+
+
+def judge(seen: Seen, limits: Limits, *, should_run: bool = False) -> Health:
+    """The verdict on what was seen.
+
+    With `should_run` a stream that merely stopped, or never started, is red too: the caller knows that something
+    keeps it running. Without it, only what contradicts the stream's own last word is red.
+    """
+    state, asked = state_of(seen, limits.stale_after), seen.stop is not None
+    if state == "recovering":
+        return Health(seen.stream, seen.at, state, notes=(_recovering(seen),), asked_to_stop=asked)
+    stopped = seen.stop is not None and seen.session is None
+    if stopped and state != "failed":
+        note = f"was stopped on purpose {_since(seen.stop)}, and stays so until it is started again"
+        died = (f"its session (pid {seen.status.pid}) ended without saying so",) if seen.status and _dead(seen) else ()
+        return Health(seen.stream, seen.at, "stopped", notes=(note, *died), asked_to_stop=asked)
+    notes = () if seen.stop is None else ("was asked to stop and stays so until it is started again",)
+    return Health(seen.stream, seen.at, state, tuple(_reasons(seen, state, limits, should_run)), notes, asked)
+
+
+def state_of(seen: Seen, stale_after: float) -> str:
+    """The state to show.
+
+    The status file's own, but `dead` if nobody holds the lease of a stream that says it runs (or only the JVM of a
+    killed driver does), `silent` if the holder's heartbeat is older than `stale_after` seconds, `starting` if the
+    holder has written nothing yet, `recovering` while a recovery has stopped it, and `never started`.
+    """
+    if seen.plan is not None and (seen.session is None or seen.lives != "driver"):
+        return "recovering"
+    if seen.session is None:
+        return "never started" if seen.status is None else "dead" if _dead(seen) else seen.status.state
+    if seen.lives == "jvm":
+        return "dead"
+    if seen.status is None or seen.status.pid != seen.session.pid:
+        return "silent" if _age(seen.at, seen.session.since) > stale_after else "starting"
+    if seen.status.state not in ENDED and _age(seen.at, seen.status.heartbeat) > stale_after:
+        return "silent"
+    return seen.status.state
+
+
+def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool) -> Iterator[Reason]:
+    status = seen.status
+    if state == "dead":
+        pid = f" (pid {status.pid})" if status is not None and status.pid else ""
+        yield Reason("dead", f"its session{pid} ended without saying so{_ago(seen, status)}")
+    elif state == "silent" and seen.session is not None:
+        yield Reason("silent", f"process {seen.session.pid} lives and has not written its status{_ago(seen, status)}")
+    elif state == "failed" and status is not None:
+        yield Reason("failed", f"it failed and was given up: {_error(status)}")
+    elif state in ("stopped", "never started"):
+        if should_run:
+            yield Reason("not_running", f"it should run, and {'never did' if status is None else 'no driver runs it'}")
+    elif status is not None and status.pid == (seen.session.pid if seen.session else None):
+        yield from _at_work(seen.at, status, limits)
+
+
+def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
+    """What may be wrong with a stream whose driver lives and reports."""
+    if status.error is not None:
+        when = f" in {_span(status.next_try - now)}" if status.next_try else ""
+        yield Reason("failing", f"it failed and is tried again{when}: {_error(status)}")
+    elif status.failures > 1:
+        yield Reason("failing", f"it failed {status.failures} times in a row and was started again each time")
+    patience = max(limits.stuck_after, 2 * status.batch_every_s)
+    begun = min(max(status.started_at, status.begun_at or 0.0), now)
+    hangs = bool(limits.stuck_after and begun and status.state == "starting" and now - begun > patience)
+    if hangs:
+        yield Reason("stuck", f"it has been starting for {_span(now - begun)} and has not read anything yet")
+    if status.lag_at is None:
+        return
+    if _age(now, max(status.lag_at, status.started_at)) > limits.stale_after:  # a new session has not looked yet
+        yield Reason("blind", f"the end of its topics was last seen {_when(now, status.lag_at)}: no broker answers")
+        return
+    lag = status.lag_records or 0
+    unread = f"{counted(lag, 'record')} unread"
+    progress = min(max(status.committed_at or 0.0, status.started_at), now)
+    if limits.stuck_after and lag and status.started_at and not hangs and now - progress > patience:
+        yield Reason("stuck", f"no batch was finished for {_span(now - progress)}, with {unread}")
+    keeps_pace = status.trigger != "available-now"  # such a session catches up with the time since the last one
+    if limits.late_after and lag and keeps_pace and (status.lag_s or 0.0) > limits.late_after + status.batch_every_s:
+        yield Reason("late", f"{unread}, the oldest for up to {_span(status.lag_s or 0.0)}")
+
+
+def _dead(seen: Seen) -> bool:
+    return seen.status is not None and seen.status.state not in ENDED
+
+
+def _recovering(seen: Seen) -> str:
+    text = f"is being recovered by plan {seen.plan}"
+    since = seen.owner.since if seen.owner is not None else seen.stop.since if seen.stop is not None else None
+    if since is not None:
+        text += f" since {_time(since)}"
+    if seen.owner is None:
+        text += f"; nobody works on it now: recourse recover resume {seen.plan}, or recourse recover abort {seen.plan}"
+    return text
+
+
+def _error(status: Status) -> str:
+    error = status.error or {}
+    return f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
+
+
+def _since(request: stop_request.Request | None) -> str:
+    return f"at {_time(request.since)} ({request.who})" if request is not None else ""
+
+
+def _ago(seen: Seen, status: Status | None) -> str:
+    return f"; its last sign of life was {_when(seen.at, status.heartbeat)}" if status and status.heartbeat else ""
+
+
+def _age(now: float, stamp: float) -> float:
+    return now - stamp if stamp <= now + _AHEAD else math.inf
+
+
+def _when(now: float, stamp: float) -> str:
+    age = _age(now, stamp)
+    return f"{_span(age)} ago" if math.isfinite(age) else "before the clock was set back"
+
+
+def _span(seconds: float) -> str:
+    return format_duration(timedelta(seconds=round(max(seconds, 0.0))))
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

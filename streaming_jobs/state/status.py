@@ -1,0 +1,155 @@
+"""What a running stream says of itself: `<state>/<stream>/status.json`, replaced at least each second.
+
+It is a report, not the truth: the lease says whether a driver lives, the ledger what is done.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.stream_record import folder
+from streaming_jobs.state.totals import Totals
+
+State = Literal["starting", "running", "idle", "failing", "stopping", "stopped", "failed"]
+
+
+@dataclass
+class Status:
+    """One stream's state. Times are seconds since 1970, rates records a second, `state_mb` is MB.
+
+    Each group of figures says how old it is: `committed_at` of what the last batch did, `progress_at` of Spark's
+    figures (rates, watermark, state), `lag_at` of the lag. The counters here began with the session, at `started_at`;
+    `totals` outlive sessions.
+    """
+
+    stream: str
+    state: State = "starting"
+    pid: int = 0
+    run_id: str | None = None
+    generation: int = 0
+    batch: int | None = None
+    """The last batch that is in the tables, also of a session before this one."""
+    heartbeat: float = 0.0
+    started_at: float = 0.0
+    begun_at: float | None = None
+    """When this session began the query, or after a failure began it again."""
+    committed_at: float | None = None
+    batch_ms: int | None = None
+    batch_records: int | None = None
+    trigger: str = ""
+    batch_every_s: float = 0.0
+    """Seconds that the trigger leaves between two batches."""
+    progress_at: float | None = None
+    input_rows_per_s: float | None = None
+    processed_rows_per_s: float | None = None
+    """Of the last batch that read records: `batch_records` by `batch_ms`, without the pause after it."""
+    lag_at: float | None = None
+    """When the end of the topics was last compared with the position."""
+    lag_records: int | None = None
+    """Records between the last batch and the end of the topics then."""
+    lag_s: float | None = None
+    """Everything that was in the topics this many seconds before `lag_at` has been read; 0 at the end."""
+    lag_partitions: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The same by topic and partition."""
+    read_up_to: float | None = None
+    """The moment up to which everything that came to the topics has been read."""
+    watermark: str | None = None
+    watermark_delay_s: float | None = None
+    watermark_ahead_s: float = 0.0
+    """How far the watermark lies after the newest record's own timestamp: records on time are then late."""
+    state_rows: int | None = None
+    state_mb: float | None = None
+    rows_written: int = 0
+    dead_letters: int = 0
+    late_rows: int = 0
+    """Records behind the watermark, of the batches whose state dropped some of them."""
+    late_rows_dropped: int = 0
+    """Spark's own figure of what was dropped: result rows after partial aggregation, not records."""
+    totals: Totals | None = None
+    restarts: int = 0
+    failures: int = 0
+    """Failures in a row that the stream has not recovered from by ten good batches or ten minutes."""
+    code_version: str = ""
+    committer: str | None = None
+    path: str | None = None
+    next_try: float | None = None
+    """When a stream that is `failing` is tried again."""
+    warnings: list[str] = field(default_factory=list)
+    error: dict[str, str] | None = None
+    """Why the stream failed, while it is failed or waits for its next try."""
+    last_error: dict[str, str] | None = None
+    """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
+
+    def not_ahead(self, now: float) -> None:
+        """What was stamped later than now, before the clock was set back, counts from now on."""
+        self.started_at = min(self.started_at, now)
+        for name in ("begun_at", "committed_at", "progress_at"):
+            if (stamp := getattr(self, name)) is not None:
+                setattr(self, name, min(stamp, now))
+
+    def tell(self, error: dict[str, str]) -> None:
+        """Say why the stream failed."""
+        self.error = error
+        self.last_error = {**error, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def write_status(settings: Settings, status: Status) -> None:
+    """Replace the stream's status file; a power cut may lose it."""
+    path = private_folder(folder(settings, status.stream)) / "status.json"
+    write_json(path, asdict(status), durable=False)
+
+
+def read_status(settings: Settings, stream: str) -> Status | None:
+    """The newest status, or None if the stream has never run here."""
+    try:
+        value: dict[str, Any] = json.loads((folder(settings, stream) / "status.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    known = {f.name for f in fields(Status)}
+    status = Status(**{key: item for key, item in value.items() if key in known})
+    status.totals = Totals.of(value.get("totals"))
+    return status
+
+
+def update(status: Status, progress: dict[str, Any]) -> None:
+    """Take over the figures of one of Spark's progress reports (`StreamingQueryProgress`).
+
+    Not the records that a batch got done a second: Spark counts the pause after it (`pace.py`) as part of it.
+    """
+    status.progress_at = time.time()
+    status.input_rows_per_s = _number(progress.get("inputRowsPerSecond"))
+    if "addBatch" not in (progress.get("durationMs") or {}):  # an idle moment
+        status.processed_rows_per_s = _number(progress.get("processedRowsPerSecond"))
+    watermark = (progress.get("eventTime") or {}).get("watermark")
+    if watermark and not watermark.startswith("1970-01-01T00:00:00"):
+        at = moment(watermark)
+        status.watermark = watermark if at is not None else None
+        status.watermark_delay_s = round(time.time() - at, 1) if at is not None else None
+    operators = progress.get("stateOperators") or []
+    if operators:
+        status.state_rows = sum(o.get("numRowsTotal", 0) for o in operators)
+        status.state_mb = round(sum(o.get("memoryUsedBytes", 0) for o in operators) / 2**20, 2)
+
+
+def moment(text: str) -> float | None:
+    """A time of Spark's, in seconds since 1970; None for one before the year 1 or after 9999, which Python has not."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def late_rows(progress: Mapping[str, Any]) -> int:
+    """Rows that Spark says it dropped behind the watermark in one batch; counted after partial aggregation."""
+    return sum(o.get("numRowsDroppedByWatermark", 0) for o in progress.get("stateOperators") or [])
+
+
+def _number(value: Any) -> float | None:
+    return round(value, 1) if isinstance(value, (int, float)) and value == value and abs(value) < 1e15 else None

@@ -1,0 +1,209 @@
+"""A stream's record and its checkpoint generations: `<state>/<stream>/stream.json` and `g0001/`, `g0002/` ...
+
+The record says which generation is current, which tables and topics the stream is bound to, and what a
+person has accepted. It is replaced whole and on disk before anything relies on it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.ledger import CodeVersion, walk
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
+from streaming_jobs.state.lease import take
+from streaming_jobs.stream import checked_name
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One life of the checkpoint; `opened_at` in seconds since 1970, `reason` in words.
+
+    One that a recovery opened begins after `from_batch` (-1: from the very start) of generation `from_generation`.
+    Its batches count on from there; where it `restarts`, with empty state, they count from 0 again.
+    """
+
+    number: int
+    opened_at: float
+    reason: str
+    from_generation: int | None = None
+    from_batch: int = -1
+    restarts: bool = False
+
+    @property
+    def first_batch(self) -> int:
+        """The number of its first batch."""
+        return 0 if self.restarts else self.from_batch + 1
+
+
+@dataclass(frozen=True)
+class BoundTable:
+    """A table the stream writes: its name, its Delta table id, and its role."""
+
+    name: str
+    table_id: str
+    role: str
+
+
+@dataclass(frozen=True)
+class BoundTopic:
+    """A topic the stream reads: its name, its Kafka topic id, and where the first start began."""
+
+    name: str
+    topic_id: str
+    start: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A foreign commit that a person has declared right; `at` in seconds since 1970."""
+
+    table: str
+    version: int
+    why: str
+    at: float
+
+
+@dataclass(frozen=True)
+class CodeSince:
+    """The code that ran from a batch on."""
+
+    hash: str
+    package: str
+    generation: int
+    batch: int
+    at: float
+
+
+@dataclass(frozen=True)
+class StreamRecord:
+    """The content of stream.json."""
+
+    stream: str
+    generations: tuple[Generation, ...]
+    tables: tuple[BoundTable, ...] = ()
+    topics: tuple[BoundTopic, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
+    code: tuple[CodeSince, ...] = ()
+    state_fingerprint: Mapping[str, str] = field(default_factory=dict)
+    void_ranges: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def generation(self) -> int:
+        """The current generation's number."""
+        return self.generations[-1].number
+
+    def table(self, name: str) -> BoundTable | None:
+        """The bound table of that name."""
+        return next((t for t in self.tables if t.name == name), None)
+
+    def topic(self, name: str) -> BoundTopic | None:
+        """The bound topic of that name."""
+        return next((t for t in self.topics if t.name == name), None)
+
+    def accepts(self, table: str) -> frozenset[int]:
+        """Versions of the table that a person has accepted."""
+        return frozenset(a.version for a in self.accepted if a.table == table)
+
+    def with_code(self, code: CodeVersion, batch: int) -> StreamRecord:
+        """The record after the code changed; itself when it did not."""
+        if self.code and (self.code[-1].hash, self.code[-1].package) == (code.hash, code.package):
+            return self
+        return replace(self, code=(*self.code, CodeSince(code.hash, code.package, self.generation, batch, time.time())))
+
+
+def folder(settings: Settings, stream: str) -> Path:
+    """The stream's folder below the state folder."""
+    return settings.state / checked_name("stream", stream)
+
+
+def checkpoint(settings: Settings, stream: str, generation: int) -> Checkpoint:
+    """The checkpoint of one generation."""
+    return Checkpoint(folder(settings, stream) / f"g{generation:04d}")
+
+
+def load(settings: Settings, stream: str) -> StreamRecord | None:
+    """The stream's record, or None before its first start; raises PreflightRefused if it is damaged."""
+    path = folder(settings, stream) / "stream.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value.pop("format") != FORMAT:
+            raise PreflightRefused(f"{path} was written by a newer version", "use the newer recourse-streams")
+        return StreamRecord(
+            stream=value["stream"],
+            generations=tuple(Generation(**g) for g in value["generations"]),
+            tables=tuple(BoundTable(**t) for t in value["tables"]),
+            topics=tuple(BoundTopic(**t) for t in value["topics"]),
+            accepted=tuple(Accepted(**a) for a in value["accepted"]),
+            code=tuple(CodeSince(**c) for c in value["code"]),
+            state_fingerprint=value["state_fingerprint"],
+            void_ranges=tuple(value["void_ranges"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointDamaged(f"{path} cannot be read: {error}") from error
+
+
+def save(settings: Settings, record: StreamRecord) -> None:
+    """Write the record so that it is on disk when this returns."""
+    write_json(private_folder(folder(settings, record.stream)) / "stream.json", {"format": FORMAT, **asdict(record)})
+
+
+def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:
+    """Remove the checkpoints of generations that are over but the newest `keep`; the names that went.
+
+    An undo or an abort goes to a savepoint and needs none of them. The caller holds the lease.
+    """
+    over = [checkpoint(settings, record.stream, each.number).folder for each in record.generations[:-1]]
+    gone = [place for place in over[: max(len(over) - keep, 0)] if place.is_dir()]
+    for place in gone:
+        shutil.rmtree(place)
+    return [place.name for place in gone]
+
+
+def first(stream: str) -> StreamRecord:
+    """The record of a stream that has never run: generation 1."""
+    return StreamRecord(stream, (Generation(1, time.time(), "first start"),))
+
+
+def accept(settings: Settings, stream: str, table: str, version: int, why: str) -> None:
+    """Record that a foreign commit on one of the stream's tables is right.
+
+    Raises UsageError for a name that is wrong and for a version that is not such a commit: what is accepted ahead of
+    time would let a later, unknown commit pass.
+    """
+    if not why.strip():
+        raise UsageError("an accepted commit needs a reason", "say it with --why")
+    with take(settings, stream, purpose="accept", wait=2.0):
+        record = load(settings, stream)
+        if record is None or record.table(table) is None:
+            raise UsageError(f"stream {stream} has no table {table}", "see `recourse streams describe`")
+        _check_foreign(settings, stream, table, version)
+        exception = Accepted(table, version, why.strip(), time.time())
+        save(settings, replace(record, accepted=(*record.accepted, exception)))
+
+
+def _check_foreign(settings: Settings, stream: str, table: str, version: int) -> None:
+    commit = next((c for c in walk(settings.tables / table) if c.version == version), None)
+    if commit is None:
+        wrong = "is not in the table's log"
+    elif commit.entry is not None and commit.entry.stream == stream:
+        wrong = f"was written by stream {stream} itself"
+    elif not commit.changes_data:
+        wrong = "changed no rows, so nothing forbids it"
+    else:
+        return
+    raise UsageError(
+        f"version {version} of table {table} {wrong}", "name the version that the refusal of the start named"
+    )

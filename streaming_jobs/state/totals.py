@@ -1,0 +1,65 @@
+"""What a stream has done in all, over all its sessions, and the status that a session begins with.
+
+The totals lie in the status file together with the batch they reach to. What a kill kept from the status file is added
+from the ledger beside the state, so no batch is missed or counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.state.ledger_file import LedgerFile
+
+_MOST = 200_000
+"""Ledger lines that are counted where a status file of an earlier version has no totals yet."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts of all batches up to `generation` and `batch` since `since` (seconds since 1970).
+
+    What a recovery replayed was written again, and counts again.
+    """
+
+    since: float
+    generation: int = 0
+    batch: int = -1
+    records: int = 0
+    rows_written: int = 0
+    dead_letters: int = 0
+    late_rows: int = 0
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any] | None) -> Totals | None:
+        """The totals of a status file; None if it has none."""
+        try:
+            return cls(**value) if value else None
+        except TypeError:  # of another version
+            return None
+
+    def plus(self, entry: LedgerEntry) -> Totals:
+        """With one batch more; the same if the batch is counted already."""
+        if entry.txn <= Txn(self.generation, self.batch):
+            return self
+        return Totals(
+            self.since,
+            entry.generation,
+            entry.batch,
+            self.records + sum(r.records for r in entry.offsets),
+            self.rows_written + entry.rows.get("written", 0),
+            self.dead_letters + entry.rows.get("dead_letters", 0),
+            self.late_rows + entry.rows.get("late", 0),
+        )
+
+
+def totals_from(file: LedgerFile, stream: str, known: Totals | None, now: float) -> Totals:
+    """The totals as of now: those `known`, and the batches in the ledger file that came after them."""
+    after = Txn(known.generation, known.batch) if known else None
+    lines = sorted(file.after(stream, after, at_most=_MOST), key=lambda line: line.entry.txn)
+    totals = known or Totals(lines[0].at if lines else now)
+    for line in lines:
+        totals = totals.plus(line.entry)
+    return totals

@@ -1,0 +1,184 @@
+"""What lies beside the tables and says what their logs no longer say: the ledger's file, and the stream's record.
+
+    <state>/<stream>/ledger/2026-11-21.jsonl[.gz]   a line a batch, kept for days
+    <state>/<stream>/stream.json                    generations and where each began, topics, what was skipped
+    <state>/<stream>/outputs.json                   what the plans of the stream's code make of a record
+
+Read here once more from the files, as the logs are (`log.py`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streaming_jobs.verification.delta_log import Entry, Range, code_of, numbers
+from streaming_jobs.verification.offset_ranges import Span
+
+ACCEPTED = "a change of somebody else was accepted"
+"""Why the rows of a table need not be those of the records."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """One generation: where it came from, and the number of its first batch."""
+
+    number: int
+    reason: str
+    from_generation: int | None
+    from_batch: int
+    restarts: bool
+
+    @property
+    def first_batch(self) -> int:
+        """The number of its first batch."""
+        return 0 if self.restarts else self.from_batch + 1
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a plan makes of a record in one table: its nodes, and the columns that hold the record's place, if any."""
+
+    nodes: tuple[str, ...]
+    position: tuple[str, str] | None
+
+    @property
+    def one_row(self) -> bool:
+        """Every record makes exactly one row."""
+        return set(self.nodes) <= _ROW_BY_ROW
+
+    @property
+    def one_row_at_most(self) -> bool:
+        """No record makes two rows."""
+        return set(self.nodes) <= _ROW_BY_ROW | _FEWER
+
+    @property
+    def stateful(self) -> bool:
+        """Rows depend on more than their own record."""
+        return not self.one_row_at_most or bool(set(self.nodes) & _DEDUPLICATES)
+
+
+_ROW_BY_ROW = {"Project", "SubqueryAlias", "EventTimeWatermark", "View"}
+_DEDUPLICATES = {"Deduplicate", "DeduplicateWithinWatermark"}
+_FEWER = {"Filter"} | _DEDUPLICATES
+
+
+@dataclass(frozen=True)
+class Beside:
+    """All of it for one stream. `topics` has by name the id and where the first start began."""
+
+    lives: tuple[Life, ...]
+    topics: Mapping[str, tuple[str, Mapping[int, int]]] = field(default_factory=dict)
+    skipped: tuple[tuple[int, Span], ...] = ()
+    accepted: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    lines: Mapping[tuple[int, int], Entry] = field(default_factory=dict, repr=False)
+    outputs: Mapping[str, Mapping[str, Output]] = field(default_factory=dict)
+
+    @property
+    def begins(self) -> dict[tuple[str, int], int]:
+        """By topic and partition the offset where the first start began."""
+        return {(topic, p): offset for topic, (_, start) in self.topics.items() for p, offset in start.items()}
+
+    @classmethod
+    def read(cls, state: Path, stream: str) -> Beside | None:
+        """What the stream's state folder says; None when the stream has none.
+
+        Raises ValueError when its record cannot be read.
+        """
+        folder = state / stream
+        try:
+            value = json.loads((folder / "stream.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        try:
+            return cls(
+                lives=tuple(_life(one) for one in value["generations"]),
+                topics={t["name"]: (str(t["topic_id"]), numbers(t["start"])) for t in value["topics"]},
+                skipped=tuple(
+                    (int(v["generation"]), Span(v["topic"], int(v["partition"]), int(v["from"]), int(v["to"])))
+                    for v in value["void_ranges"]
+                ),
+                accepted=_accepted(value["accepted"]),
+                lines=dict(_lines(folder / "ledger", stream)),
+                outputs=outputs_of(state, stream),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{folder / 'stream.json'} has no {error}") from error
+
+    def changed(self, table: str) -> bool:
+        """Whether a change of somebody else to that table was accepted."""
+        return bool(self.accepted.get(table))
+
+    def life(self, number: int) -> Life | None:
+        """The generation of that number."""
+        return next((life for life in self.lives if life.number == number), None)
+
+
+def _life(value: Mapping[str, Any]) -> Life:
+    return Life(
+        int(value["number"]),
+        str(value["reason"]),
+        value.get("from_generation"),
+        int(value.get("from_batch", -1)),
+        bool(value.get("restarts", False)),
+    )
+
+
+def _accepted(values: list[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
+    tables = {str(value["table"]) for value in values}
+    return {table: frozenset(int(v["version"]) for v in values if v["table"] == table) for table in tables}
+
+
+def outputs_of(state: Path, stream: str) -> dict[str, dict[str, Output]]:
+    """By code and table what the stream's plans make of a record."""
+    try:
+        value = json.loads((state / stream / "outputs.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return {
+        code: {
+            table: Output(tuple(one["nodes"]), tuple(one["position"]) if one["position"] else None)
+            for table, one in tables.items()
+        }
+        for code, tables in value["code"].items()
+    }
+
+
+def _lines(folder: Path, stream: str) -> Iterator[tuple[tuple[int, int], Entry]]:
+    """Every whole line, oldest first; one that a crash cut off says nothing."""
+    for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
+        for text in _content(path).split(b"\n"):
+            try:
+                value = json.loads(text)
+                entry = _entry(stream, value)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue
+            yield (entry.generation, entry.batch), entry
+
+
+def _content(path: Path) -> bytes:
+    """The file of a day, which a driver at work may just have packed."""
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except FileNotFoundError:
+        return gzip.decompress(path.with_suffix(".jsonl.gz").read_bytes())
+
+
+def _entry(stream: str, value: Mapping[str, Any]) -> Entry:
+    return Entry(
+        kind="batch",
+        stream=stream,
+        table=str(value["table"]),
+        generation=int(value["g"]),
+        batch=int(value["b"]),
+        ranges=tuple(
+            Range(topic, str(read["id"]), numbers(read["start"]), numbers(read["end"]))
+            for topic, read in value["offsets"].items()
+        ),
+        rows={name: int(count) for name, count in value["rows"].items()},
+        code=code_of(str(value["code"][0]), value.get("note")),
+    )

@@ -1,0 +1,81 @@
+"""The feeder of a run of chaos: real flights at a steady rate in a thread, through every restart of the broker."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from streaming_jobs.errors import TransientError
+from streaming_jobs.examples.flights import dataset
+from streaming_jobs.examples.flights.feeder import feed, survey
+from streaming_jobs.settings import Settings
+
+_AGAIN_AFTER = 0.5
+_CHUNK = 50
+
+
+class Feeding:
+    """Feeds until it is stopped. `held` flights are in the topic, always the first ones in order of departure."""
+
+    def __init__(self, settings: Settings, *, rate: float, records: int) -> None:
+        """`rate` in records a second; `records` is the most it may come to."""
+        self.held = 0
+        self._settings, self._rate = settings, rate
+        self._most = min(max(records, 1), dataset.TOTAL)
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+
+    def start(self) -> None:
+        """Begin to feed."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what the feeder failed with, if it has."""
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def dry(self) -> bool:
+        """Whether all records it may send are sent."""
+        return self.held >= self._most
+
+    def stop(self) -> None:
+        """End between two chunks."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def finish(self) -> int:
+        """Stop, and send what a cut-off chunk left out; the topic then holds just the first flights, this many."""
+        self.stop()
+        self.check()
+        there = np.ones(dataset.TOTAL, dtype=bool)
+        there[survey(self._settings).missing] = False
+        count = int(np.flatnonzero(there)[-1]) + 1 if there.any() else 0
+        if not there[:count].all():
+            feed(self._settings, rate=None, share=count / dataset.TOTAL)
+        self.held = count
+        return count
+
+    def _run(self) -> None:
+        while not self._ended.is_set() and not self.dry:
+            try:
+                report = feed(
+                    self._settings,
+                    rate=self._rate,
+                    share=self._most / dataset.TOTAL,
+                    progress=self._told,
+                    stop=self._ended,
+                    chunk=_CHUNK,
+                )
+                self.held = report.held
+            except TransientError:  # the broker is being restarted
+                self._ended.wait(_AGAIN_AFTER)
+            except Exception as error:  # noqa: BLE001 - raised by `check`; a thread has nobody to raise it to
+                self._error = error
+                return
+
+    def _told(self, held: int, _: int) -> None:
+        self.held = held

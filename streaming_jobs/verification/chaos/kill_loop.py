@@ -1,0 +1,200 @@
+"""The kill loop: real streams on a real broker, killed again and again, read and verified meanwhile and afterwards.
+
+`run` is the whole story: a broker and a feeder of its own, the phases of the schedule, a reader that reads every
+version of the tables as it appears, then a last session that reads the topic to its end, and the verifier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from streaming_jobs.examples.flights import dataset
+from streaming_jobs.examples.flights.content import TOPIC
+from streaming_jobs.examples.flights.feeder import PARTITIONS
+from streaming_jobs.examples.flights.truth import KEYS, TableCheck, compare
+from streaming_jobs.platform.broker import Broker, bootstrap_servers
+from streaming_jobs.runtime.crash_points import POINTS
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.verification.chaos.damages import Outcome, run_scenarios
+from streaming_jobs.verification.chaos.drivers import DriverProcess
+from streaming_jobs.verification.chaos.faults import Phase, Schedule, schedule
+from streaming_jobs.verification.chaos.feeding import Feeding
+from streaming_jobs.verification.chaos.home import STREAMS, SUBJECTS, Home
+from streaming_jobs.verification.chaos.session_runner import ChaosFailed, LaneRunner, Tally, Tell
+from streaming_jobs.verification.chaos.version_reader import ConcurrentReader
+from streaming_jobs.verification.ledger_chain import Fault
+from streaming_jobs.verification.subject import Subject
+from streaming_jobs.verification.topic import TopicContent, read_topic
+from streaming_jobs.verification.verdict import Verdict
+from streaming_jobs.verification.verifier import verify
+
+POINTS_OF: Mapping[str, tuple[str, ...]] = {
+    # Where a stream has one table, nothing is committed before that point, and it is the one before it.
+    subject.stream: tuple(p for p in POINTS if subject.secondary or p != "secondary_committed")
+    for subject in SUBJECTS
+}
+"""The named points of each stream."""
+_STEP = 0.05
+_LAST_SESSION = 600.0
+_SECONDS_A_KILL = 60
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do: kills, seed, feed in records a second, records a batch; whether to try the scenarios afterwards.
+
+    The scenarios and the whole truth need all streams, which are the default.
+    """
+
+    kills: int
+    seed: int
+    rate: float = 60.0
+    max_offsets: int = 200
+    scenarios: bool = False
+    streams: tuple[str, ...] = STREAMS
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """What is run and judged."""
+        return tuple(subject for subject in SUBJECTS if subject.stream in self.streams)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened, and what was found. `batches` are those in the tables, over all streams."""
+
+    plan: Plan
+    home: Path
+    seconds: float
+    tally: Tally
+    batches: int
+    versions_read: int
+    versions_unseen: int
+    faults: tuple[Fault, ...]
+    verdict: Verdict
+    truth: tuple[TableCheck, ...]
+    scenarios: tuple[Outcome, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether every table equals the truth."""
+        return all(check.ok for check in self.truth)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing lost, nothing doubled, every version whole, every table equal to the truth, every damage refused."""
+        whole = self.verdict.whole and not self.faults and not self.versions_unseen
+        return whole and self.equal and all(outcome.ok for outcome in self.scenarios)
+
+
+def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
+    """Run the schedule of the plan's seed in a home of its own; raises ChaosFailed when it cannot be carried out.
+
+    `base` says where jars come from. Whatever way it ends, no process is left.
+    """
+    home = Home.of(folder, base, max_offsets=plan.max_offsets)
+    faults = schedule(plan.seed, plan.kills, {stream: POINTS_OF[stream] for stream in plan.streams})
+    begun, tally = time.monotonic(), Tally()
+    with ExitStack() as at_end:
+        broker = at_end.enter_context(Broker(home.settings))
+        Topics.of(home.settings.kafka, bootstrap_servers(home.settings)).create(TOPIC, PARTITIONS)
+        feeding = Feeding(home.settings, rate=plan.rate, records=int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2)))
+        at_end.callback(feeding.stop)
+        reader = ConcurrentReader(plan.subjects, home.settings.tables)
+        at_end.callback(reader.stop)
+        feeding.start()
+        reader.start()
+        _Loop(home, faults, broker, feeding, tally, tell).run()
+        tell(f"{tally.kills} kills done; the streams read the topic to its end")
+        records = feeding.finish()
+        read_to_the_end(home, tally, plan.streams)
+        reader.finish()
+        tell(f"{records:,} records fed, {reader.seen:,} versions read; verifying")
+        verdict = verify(plan.subjects, home.settings.tables, _topic(home), finished=True)
+        truth = _truth(home, plan, records)
+        outcomes = run_scenarios(home, tell) if plan.scenarios else []
+    return Report(
+        plan=plan,
+        home=folder,
+        seconds=time.monotonic() - begun,
+        tally=tally,
+        batches=sum(stream.batches for stream in verdict.streams),
+        versions_read=reader.seen,
+        versions_unseen=reader.unseen,
+        faults=tuple(reader.faults),
+        verdict=verdict,
+        truth=tuple(truth),
+        scenarios=tuple(outcomes),
+    )
+
+
+def read_to_the_end(home: Home, tally: Tally, streams: Sequence[str]) -> None:
+    """One session over all that is left, in large batches; raises ChaosFailed if it does not end with 0."""
+    tally.sessions += 1
+    log = home.settings.logs / f"driver-{tally.sessions:03d}.log"
+    environment = home.environment(RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER="20000")
+    driver = DriverProcess.start(streams, environment, log, "--trigger", "available-now")
+    try:
+        code = driver.wait(_LAST_SESSION)
+        if code != 0:
+            raise ChaosFailed(
+                f"the last session {'did not end' if code is None else f'ended with {code}'}:\n{driver.words()}",
+                f"its log is {log}",
+            )
+    finally:
+        driver.end()
+
+
+@dataclass
+class _Loop:
+    home: Home
+    schedule: Schedule
+    broker: Broker
+    feeding: Feeding
+    tally: Tally
+    tell: Tell
+
+    def run(self) -> None:
+        """Phase after phase, until every fault has happened."""
+        due = list(self.schedule.broker_after)
+        for phase in self.schedule.phases:
+            self._phase(phase, due)
+
+    def _phase(self, phase: Phase, due: list[int]) -> None:
+        runners = [LaneRunner(self.home, lane, self.tally, self.tell) for lane in phase.lanes]
+        try:
+            while not all(runner.done for runner in runners):
+                for runner in runners:
+                    runner.step()
+                if due and self.tally.kills >= due[0]:
+                    due.pop(0)
+                    self._kill_broker()
+                self.feeding.check()
+                if self.feeding.dry:
+                    raise ChaosFailed("the topic has got all its records before the last kill", "use a lower --rate")
+                time.sleep(_STEP)
+        finally:
+            for runner in runners:
+                runner.end()
+
+    def _kill_broker(self) -> None:
+        self.broker.kill()
+        self.broker.start()
+        self.tally.broker_kills += 1
+        self.tell("the broker was killed and started again")
+
+
+def _truth(home: Home, plan: Plan, records: int) -> list[TableCheck]:
+    """Every table of the plan for which there is a truth; working it out takes seconds."""
+    tables = {subject.table for subject in plan.subjects} & KEYS.keys()
+    return [c for c in compare(home.settings, records / dataset.TOTAL) if c.table in tables] if tables else []
+
+
+def _topic(home: Home) -> dict[str, TopicContent]:
+    settings = home.settings
+    return {TOPIC: read_topic(settings.kafka, bootstrap_servers(settings), TOPIC)}

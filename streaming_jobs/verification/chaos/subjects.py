@@ -1,0 +1,29 @@
+"""The streams of the kill loop, and what each of them makes of a record: known here before they have run.
+
+`recourse verify` takes none of this: it has the declarations, and what was noted of the plans (`declared.py`).
+"""
+
+from __future__ import annotations
+
+from streaming_jobs.verification.subject import Elsewhere, Subject
+from streaming_jobs.verification.table_rules import Places, Total, Windows
+
+FLIGHTS = (
+    Subject(
+        "flights_clean",
+        "flights_clean",
+        "flights",
+        Places("source_partition", "source_offset", key=("carrier", "flight")),
+    ),
+    Subject("airport_hours", "airport_hours", "flights", Windows(("window_start", "origin"), "flights")),
+    Subject("carrier_totals", "carrier_totals", "flights", Total("carrier", "flights")),
+)
+"""The three shipped streams."""
+SPLIT = Subject(
+    "flights_split",
+    "flights_short",
+    "flights",
+    Places("source_partition", "source_offset", key=("carrier", "flight")),
+    secondary=(Elsewhere("flights_long", "source_partition", "source_offset"),),
+)
+"""The stream of two tables that only the kill loop runs (`flows.py`)."""

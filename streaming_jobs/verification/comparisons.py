@@ -1,0 +1,147 @@
+"""What of a declared table can be compared, from its declaration, the entries and the records: table by table.
+
+| comparison | of | says |
+|---|---|---|
+| row counts   | tables that rows are appended to | there are as many rows as the entries say were written |
+| records      | plans of one row a record        | every record is one row or a dead letter, by its place, or counted |
+| keys         | upserts                          | no key twice, none that is null |
+| dead letters | every stream                     | each refused record once, with its format's own reason |
+
+Values are not compared here: that takes a truth of the user's own (`truths.py`), or Spark (`recompute.py`).
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from streaming_jobs.sinks.delta import table_rows
+from streaming_jobs.spelling import counted
+from streaming_jobs.verification.beside_tables import ACCEPTED
+from streaming_jobs.verification.dead_letters import compare_letters
+from streaming_jobs.verification.delta_log import read_commit, versions
+from streaming_jobs.verification.judged import Judged
+from streaming_jobs.verification.offset_ranges import Span
+from streaming_jobs.verification.position import VersionGone
+from streaming_jobs.verification.records import Made, compare_records, held
+from streaming_jobs.verification.refused_rows import LETTERS
+from streaming_jobs.verification.subject import Comparison, Table
+from streaming_jobs.verification.table_rules import unpacked, within
+
+_UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
+
+
+def compare_tables(judged: Judged) -> tuple[list[Comparison], list[Span], list[Span], int]:
+    """Every comparison of every table, the offsets found lost and doubled, and the rows of the primary table."""
+    sizes = {}
+    for table in judged.subject.tables:
+        try:
+            version = judged.version_of(table.name)
+        except VersionGone as gone:
+            judged.tell(table.name, "rows", "unproved", str(gone))
+            continue
+        try:
+            sizes[table.name] = _table(judged, table, version)
+        except _UNREADABLE as error:
+            if version is not None and max(versions(judged.tables / table.name), default=-1) > version:
+                text = "they were rewritten and cleaned up while they were to be read: verify again"
+                judged.tell(table.name, "rows", "unproved", text)
+            else:
+                judged.tell(table.name, "rows", "wrong", f"they cannot be read: {str(error)[:300]}")
+    return judged.found, judged.lost, judged.doubled, sizes.get(judged.subject.table, 0)
+
+
+def _table(judged: Judged, table: Table, version: int | None) -> int:
+    if version is None:
+        if table.name != judged.subject.dead_letters and table.counted:
+            judged.tell(table.name, "rows", "wrong", "there is no such table")
+        return 0
+    handle = DeltaTable(judged.tables / table.name, version=version)
+    letters = table.name == judged.subject.dead_letters
+    output = None if letters or not table.counted else _made(judged, table.name)
+    columns = [*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]
+    rows = table_rows.rows(judged.tables / table.name, version, columns or [handle.schema().fields[0].name])
+    _foreign(judged, table)
+    if not table.keys:
+        _counts(judged, table, rows.num_rows)
+    if table.keys:
+        _keys(judged, table, rows)
+    if output is not None:
+        compare_records(judged, table, output, rows, [field.name for field in handle.schema().fields])
+    if letters:
+        _letters(judged, table, rows)
+    return int(rows.num_rows)
+
+
+def _made(judged: Judged, table: str) -> Made:
+    recorded = judged.beside.outputs if judged.beside is not None else {}
+    return Made.of(recorded, judged.coverage.entries, table)
+
+
+def _foreign(judged: Judged, table: Table) -> None:
+    """Commits that are not the stream's own, on the tables that the chain of batches does not look at."""
+    if table.name == judged.subject.table:
+        return
+    accepted = judged.beside.accepted.get(table.name, frozenset()) if judged.beside is not None else frozenset()
+    path = judged.tables / table.name
+    for version in versions(path):
+        try:
+            commit = read_commit(path, version)
+        except FileNotFoundError:  # cleaned up since the folder was listed
+            continue
+        if commit.entry is None and commit.changes_rows and version not in accepted:
+            text = f"version {version} changed rows ({commit.operation}) and carries no ledger entry"
+            judged.tell(table.name, "rows", "wrong", text)
+
+
+def _counts(judged: Judged, table: Table, rows: int) -> None:
+    written = judged.coverage.written
+    if judged.accepted(table.name):
+        judged.tell(table.name, "row counts", "not compared", ACCEPTED)
+    elif written is None:
+        missing = judged.coverage.missing
+        judged.tell(table.name, "row counts", "unproved", f"entries that are gone, by batches: {missing:,}")
+    elif (due := written.get(table.counted, 0)) != rows:
+        text = f"{counted(rows, 'row', 'is', 'are')} there, the entries say that {due:,} were written"
+        judged.tell(table.name, "row counts", "wrong", text)
+    else:
+        judged.tell(table.name, "row counts", "ok", f"{counted(rows, 'row')}, as many as the entries say were written")
+
+
+def _keys(judged: Judged, table: Table, rows: pa.Table) -> None:
+    keys = list(table.keys)
+    nulls = {key: count for key in keys if (count := rows[key].null_count)}
+    told = [f"{counted(count, 'row', 'has', 'have')} a null in key column {key}" for key, count in nulls.items()]
+    groups = rows.select(keys).group_by(keys).aggregate([([], "count_all")])
+    twice = groups.filter(pc.field("count_all") > 1)
+    if twice.num_rows:
+        first = ", ".join(str(value) for value in twice.select(keys).slice(0, 1).to_pylist()[0].values())
+        told.append(f"{counted(twice.num_rows, 'key', 'is', 'are')} in more than one row, first {first}")
+    if told:
+        judged.tell(table.name, "keys", "wrong", "; ".join(told))
+    else:
+        judged.tell(table.name, "keys", "ok", f"{rows.num_rows:,} keys, none twice and none null")
+
+
+def _letters(judged: Judged, table: Table, rows: pa.Table) -> None:
+    if judged.refusals is None:
+        judged.tell(table.name, "dead letters", "not compared", "the records were not decoded")
+        return
+    if judged.accepted(table.name):
+        judged.tell(table.name, "dead letters", "not compared", ACCEPTED)
+        return
+    code = judged.refusals.code
+    read = judged.coverage.read_by(code) if code else judged.coverage.spans
+    covered = {}
+    for topic in judged.subject.topics:
+        if topic in judged.topics:
+            records = held(judged.topics[topic])
+            covered[topic] = records[within(records, [s for s in read if s.topic == topic])]
+    others = judged.coverage.others(code) if code else ""
+    found, places = compare_letters(table.name, rows, covered, judged.refusals, others)
+    judged.found += found
+    for topic, (missing, twice) in places.items():
+        judged.lost += unpacked(topic, missing.tolist())
+        judged.doubled += unpacked(topic, twice.tolist())

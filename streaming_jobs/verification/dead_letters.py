@@ -1,0 +1,123 @@
+"""What a stream's formats refuse, record by record, and the comparison of that with the table of dead letters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streaming_jobs.spelling import counted
+from streaming_jobs.verification.subject import Comparison
+from streaming_jobs.verification.table_rules import Packed, place_of, shown, unpacked
+from streaming_jobs.verification.topic import RawRecord
+
+TOMBSTONE = "tombstone"
+OF_ROWS = frozenset({"null_key", "not_utf8", "time_out_of_range", "partition_value"})
+"""Reasons of output rows, of which a record may have several; the others are of records, once each."""
+_IN_WORDS = {"event_time_ahead": "for an event time that is too far ahead"}
+"""Reasons of records that no format gives."""
+_SHOWN = 5
+
+
+@dataclass
+class Refusals:
+    """By topic and place the reason why a format refuses a record; `take` is called with every record.
+
+    `readers` has by topic what reads a record's value in plain Python and raises an error with a `reason`; None for a
+    format that only Spark can read. Topics in `keeps` hand a null value to the stream. `code` is the code that declares
+    these formats; of what other code has read they say nothing. Empty: nobody knows, and they are asked of everything.
+    """
+
+    readers: Mapping[str, Any]
+    keeps: frozenset[str] = frozenset()
+    reasons: frozenset[str] = frozenset()
+    found: dict[str, dict[int, str]] = field(default_factory=dict)
+    code: str = ""
+
+    def take(self, record: RawRecord) -> None:
+        """Judge one record."""
+        reason = self.reason(record)
+        if reason is not None:
+            place = place_of(record.partition, record.offset)
+            self.found.setdefault(record.topic, {})[place] = reason
+
+    def reason(self, record: RawRecord) -> str | None:
+        """Why the record is refused; None where it is not."""
+        if record.value is None:
+            return None if record.topic in self.keeps else TOMBSTONE
+        read = self.readers.get(record.topic)
+        return read(record.value) if read is not None else None
+
+
+def compare_letters(
+    table: str, rows: pa.Table, covered: Mapping[str, Packed], refusals: Refusals, others: str = ""
+) -> tuple[list[Comparison], dict[str, tuple[Packed, Packed]]]:
+    """Compare dead letters with what the formats refuse among the covered records that the topics still hold.
+
+    `covered` are those that were read with these formats; `others` names the batches that were not, in words.
+    Also returns by topic the places of records that are missing, and of those that are there twice.
+    """
+    told: list[str] = []
+    places: dict[str, tuple[Packed, Packed]] = {}
+    compared = 0
+    again: Counter[str] = Counter()
+    unread = sorted(topic for topic in covered if refusals.readers.get(topic) is None)
+    for topic, known in covered.items():
+        mine = [row for row in rows.to_pylist() if row["topic"] == topic and row["offset"] is not None]
+        letters = {place_of(row["partition"], row["offset"]): row["reason"] for row in mine}
+        single = [place_of(r["partition"], r["offset"]) for r in mine if r["reason"] not in OF_ROWS]
+        unique, counts = np.unique(np.array(single, dtype=np.int64), return_counts=True)
+        due = {place: why for place, why in refusals.found.get(topic, {}).items() if _in(place, known)}
+        here = {place: why for place, why in letters.items() if _in(place, known)}
+        missing = np.array(sorted(due.keys() - here.keys()), dtype=np.int64)
+        twice = unique[counts > 1]
+        places[topic] = (missing, twice)
+        told += _told(topic, missing, "refused by the format and not among the dead letters")
+        told += _told(topic, twice, "among the dead letters more than once")
+        other = [place for place, why in here.items() if place in due and why != due[place]]
+        told += [f"{_named(topic, [p])} has the reason {here[p]}, not {due[p]}" for p in other[:_SHOWN]]
+        more = {place: why for place, why in here.items() if place not in due}
+        good = [p for p, why in more.items() if why in refusals.reasons and topic not in unread]
+        told += _told(topic, good, "among the dead letters, and the format refuses nothing about that")
+        compared += len(due)
+        again.update(why for why in more.values() if why not in refusals.reasons)
+    notes = f"; not compared: {others}" if others else ""
+    if told:
+        return [Comparison(table, "dead letters", "wrong", "; ".join(told) + notes)], places
+    if others and not any(len(known) for known in covered.values()):
+        return [Comparison(table, "dead letters", "not compared", f"all is of {others}")], places
+    text = f"{counted(compared, 'refused record', 'is', 'are')} there, each once, with the reason that its format gives"
+    if again:
+        text += f"; {', '.join(_in_words(again))}: not computed again"
+    found = [Comparison(table, "dead letters", "ok", text + notes)]
+    if unread:
+        why = f"the format of {', '.join(unread)} has no method `read`: only Spark can say what it refuses"
+        found = [Comparison(table, "dead letters", "not compared", why)]
+    return found, places
+
+
+def _in_words(reasons: Counter[str]) -> Iterator[str]:
+    """Dead letters that no format gives, by what they are."""
+    rows = sum(count for why, count in reasons.items() if why in OF_ROWS)
+    if rows:
+        yield f"{counted(rows, 'record')} of refused output rows (a null key, for one)"
+    for why, count in sorted(reasons.items()):
+        if why not in OF_ROWS:
+            yield f"{counted(count, 'record')} refused {_IN_WORDS.get(why, 'with the reason')} ({why})"
+
+
+def _in(place: int, known: Packed) -> bool:
+    at = int(np.searchsorted(known, place))
+    return at < len(known) and int(known[at]) == place
+
+
+def _told(topic: str, places: Sequence[int] | Packed, what: str) -> list[str]:
+    return [f"{counted(len(places), 'record', 'is', 'are')} {what}: {_named(topic, places)}"] if len(places) else []
+
+
+def _named(topic: str, places: Sequence[int] | Packed) -> str:
+    return shown(unpacked(topic, (int(place) for place in places)))

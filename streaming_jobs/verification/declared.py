@@ -1,0 +1,50 @@
+"""From a stream's declaration to what is judged of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from streaming_jobs.verification.dead_letters import Refusals
+from streaming_jobs.verification.subject import Subject, Table
+
+if TYPE_CHECKING:
+    from streaming_jobs.stream import Stream
+
+
+def subject_of(stream: Stream) -> Subject:
+    """The stream's tables and topics."""
+    first, *others = (topic.name for topic in stream.sources.values())
+    tables = [Table(stream.primary.name, "written", tuple(stream.primary.keys))]
+    tables += [Table(sink.name, sink.name, tuple(sink.keys)) for sink in stream.secondary]
+    tables += [Table(table.name, "", tuple(table.keys)) for table in stream.deletes]
+    tables.append(Table(stream.dead_letters, "dead_letters"))
+    return Subject(
+        stream=stream.name, table=stream.primary.name, topic=first, others=tuple(others), tables=tuple(tables)
+    )
+
+
+def refusals_of(stream: Stream, code: str = "") -> Refusals:
+    """What the stream's formats refuse, to be asked of every record; `code` is what they are declared by."""
+    topics = stream.sources.values()
+    return Refusals(
+        readers={topic.name: _reader(topic.value) for topic in topics},
+        keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),
+        reasons=frozenset(reason for topic in topics for reason in getattr(topic.value, "reasons", ())),
+        code=code,
+    )
+
+
+def _reader(value: Any) -> Callable[[bytes], str | None] | None:
+    """Gives the reason why a format refuses a value; None for a format that only Spark can read."""
+    if not hasattr(value, "read"):
+        return None
+
+    def reason(text: bytes) -> str | None:
+        try:
+            value.read(text)
+        except Exception as error:  # noqa: BLE001 - formats of others raise what they like; they name a reason, or
+            return str(getattr(error, "reason", "unreadable"))  # diagnose calls what they raise unreadable
+        return None
+
+    return reason

@@ -1,0 +1,118 @@
+"""A table's commits as its log tells them: the JSON files of Delta's protocol, and the ledger entry in `userMetadata`.
+
+What the actions mean is read here once more, on purpose: the code that writes entries has its own reader, and a proof
+that used it would believe what it is to prove. Only the splitting of a commit file into actions is shared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streaming_jobs.sinks.delta.log import actions
+
+_DIGITS = 20
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a batch read of one topic: by partition the first offset and the one after the last."""
+
+    topic: str
+    topic_id: str
+    start: Mapping[int, int]
+    end: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The ledger entry of one commit; `code` is empty for a batch of two codes, with a kill between them."""
+
+    kind: str
+    stream: str
+    table: str
+    generation: int
+    batch: int
+    ranges: tuple[Range, ...]
+    rows: Mapping[str, int]
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} g{self.generation:04d} batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of a table; `txns` are the transaction versions it sets, by appId."""
+
+    version: int
+    operation: str
+    txns: Mapping[str, int]
+    changes_rows: bool
+    entry: Entry | None
+
+
+def versions(table: Path) -> list[int]:
+    """The versions whose commit files are still there, in order; none for a table that does not exist."""
+    names = (table / "_delta_log").glob("*.json")
+    return sorted(int(file.stem) for file in names if file.stem.isdigit() and len(file.stem) == _DIGITS)
+
+
+def commit_file(table: Path, version: int) -> Path:
+    """Where the log keeps a version's commit."""
+    return table / "_delta_log" / f"{version:0{_DIGITS}d}.json"
+
+
+def read_commit(table: Path, version: int) -> Commit:
+    """One commit; raises FileNotFoundError when the log no longer has it, ValueError when it cannot be read."""
+    operation, entry, changes = "", None, False
+    txns: dict[str, int] = {}
+    for line in actions(commit_file(table, version)):
+        (kind, action), *_ = line.items()
+        if kind == "commitInfo":
+            operation = str(action.get("operation", ""))
+            entry = _entry(action.get("userMetadata"))
+        elif kind == "txn":
+            txns[action["appId"]] = int(action["version"])
+        elif kind in ("add", "remove", "cdc"):
+            changes = changes or bool(action.get("dataChange", True))
+    return Commit(version, operation, txns, changes, entry)
+
+
+def _entry(text: Any) -> Entry | None:
+    try:
+        value = json.loads(text or "")
+    except (ValueError, TypeError):
+        return None
+    if not isinstance(value, dict) or "recourse" not in value:
+        return None
+    try:
+        ranges = tuple(
+            Range(topic, str(read["id"]), numbers(read["start"]), numbers(read["end"]))
+            for topic, read in value["offsets"].items()
+        )
+        return Entry(
+            kind=str(value["kind"]),
+            stream=str(value["stream"]),
+            table=str(value["table"]),
+            generation=int(value["generation"]),
+            batch=int(value["batch"]),
+            ranges=ranges,
+            rows={name: int(count) for name, count in value["rows"].items()},
+            code=code_of(str(value.get("code", {}).get("hash", "")), value.get("note")),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a ledger entry without {error}") from error
+
+
+def code_of(code: str, note: Any) -> str:
+    """The code that an entry names; none for a batch of which one table was written by other code than another."""
+    return "" if str(note or "").startswith("mixed batch") else code
+
+
+def numbers(offsets: Mapping[str, Any]) -> dict[int, int]:
+    """Offsets by partition, whose numbers JSON can only hold as text."""
+    return {int(partition): int(offset) for partition, offset in offsets.items()}

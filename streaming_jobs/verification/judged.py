@@ -1,0 +1,49 @@
+"""One stream as far as it is judged, which every comparison of its tables begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from streaming_jobs.verification.beside_tables import Beside
+from streaming_jobs.verification.dead_letters import Refusals
+from streaming_jobs.verification.lineage import Batch, Coverage
+from streaming_jobs.verification.offset_ranges import Span
+from streaming_jobs.verification.position import version_at
+from streaming_jobs.verification.subject import Comparison, Outcome, Subject
+from streaming_jobs.verification.topic import TopicContent
+
+
+@dataclass
+class Judged:
+    """One stream as far as it is judged: its coverage, its position, and the version of its primary table."""
+
+    subject: Subject
+    tables: Path
+    topics: Mapping[str, TopicContent]
+    coverage: Coverage
+    beside: Beside | None
+    position: Batch | None
+    version: int
+    refusals: Refusals | None
+    found: list[Comparison] = field(default_factory=list)
+    lost: list[Span] = field(default_factory=list)
+    doubled: list[Span] = field(default_factory=list)
+
+    def tell(self, table: str, what: str, verdict: Outcome, text: str) -> None:
+        """Keep one outcome."""
+        self.found.append(Comparison(table, what, verdict, text))
+
+    def accepted(self, table: str) -> bool:
+        """Whether somebody else has changed the rows of that table, and that was accepted."""
+        return self.beside is not None and self.beside.changed(table)
+
+    def version_of(self, table: str) -> int | None:
+        """The version of a table that belongs to the primary's position: the others commit before it.
+
+        None without such a table; raises VersionGone.
+        """
+        if table == self.subject.table:
+            return self.version
+        return version_at(self.tables / table, self.position)

@@ -1,0 +1,141 @@
+"""One stream's entries on its primary table, folded in the order of the table's versions.
+
+The rules that an entry has to keep: it names its own stream and table; it carries the table's transaction with the
+version that its generation and batch make; generations never fall, batches rise by one; each topic and partition goes
+on exactly where the batch before ended. A commit that changes rows and is no batch of the stream is a fault.
+
+The publish of a recovery begins anew: its rows were written elsewhere, so all up to its offsets is believed, unproved.
+One that changes no rows went forward instead: what lies between is skipped, which is neither lost nor read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from streaming_jobs.verification.delta_log import Commit, Entry, Range
+from streaming_jobs.verification.offset_ranges import Span, without
+
+Kind = Literal["entry", "order", "chain", "rows", "foreign", "unreadable", "offsets", "topic"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is not as it has to be; `version` is the table's, None for the table as a whole."""
+
+    table: str
+    version: int | None
+    kind: Kind
+    text: str
+
+    def __str__(self) -> str:
+        where = self.table if self.version is None else f"{self.table} version {self.version}"
+        return f"{where}: {self.text}"
+
+
+@dataclass
+class Chain:
+    """What the entries seen so far cover; `take` them in the order of the versions."""
+
+    stream: str
+    table: str
+    first: Entry | None = None
+    last: Entry | None = None
+    spans: list[Span] = field(default_factory=list)
+    believed: list[Span] = field(default_factory=list)
+    skipped: list[Span] = field(default_factory=list)
+    batches: int = 0
+    written: int = 0
+    cut: bool = False
+    """Whether the log no longer has the table's first versions."""
+
+    def take(self, commit: Commit) -> list[Fault]:
+        """Fold one commit in and say what is wrong with it."""
+        return [Fault(self.table, commit.version, kind, text) for kind, text in self._taken(commit)]
+
+    def _taken(self, commit: Commit) -> Iterator[tuple[Kind, str]]:
+        entry = commit.entry
+        if entry is None:
+            if commit.changes_rows:
+                yield "foreign", f"changed rows ({commit.operation or 'unknown operation'}) and carries no ledger entry"
+            return
+        if (entry.stream, entry.table) != (self.stream, self.table):
+            yield "entry", f"carries the entry of stream {entry.stream} for table {entry.table}"
+        if entry.kind == "publish":
+            yield from self._placed(commit, entry)
+            self._published(entry, rebuilt=commit.changes_rows)
+            return
+        if entry.kind != "batch":
+            if commit.changes_rows:
+                yield "entry", f"changed rows ({commit.operation}) under an entry of kind {entry.kind}"
+            return
+        yield from self._placed(commit, entry)
+        for read in entry.ranges:
+            yield from self._read(entry, read)
+        if self.last is not None and (gone := self._topics(self.last) - self._topics(entry)):
+            yield "chain", f"{entry} reads nothing of topic {', '.join(sorted(gone))}, which the batch before read"
+        self.first, self.last = self.first or entry, entry
+        self.batches += 1
+        self.written += entry.rows.get("written", 0)
+
+    def _published(self, entry: Entry, *, rebuilt: bool) -> None:
+        seen: dict[tuple[str, int], int] = {}
+        for span in (*self.believed, *self.spans, *self.skipped):
+            place = span.topic, span.partition
+            seen[place] = min(seen.get(place, span.start), span.start)
+        ends = {(r.topic, p): end for r in (self.last.ranges if self.last else ()) for p, end in r.end.items()}
+        believed, skipped = [], list(self.skipped)
+        for read in entry.ranges:
+            for partition, end in read.end.items():
+                place, begin = (read.topic, partition), read.start.get(partition, 0)
+                # What was there before the first entry of a log that is cut is believed from the topic's beginning on.
+                whole = Span(read.topic, partition, 0 if self.cut else seen.get(place, begin), end)
+                if rebuilt:
+                    # What was skipped after `begin` has been read now.
+                    skipped = [s for s in skipped if (s.topic, s.partition) != place or s.end <= begin]
+                    believed += without(whole, [s for s in skipped if (s.topic, s.partition) == place])
+                elif self.last is not None and ends.get(place, 0) < end:
+                    skipped.append(replace(whole, start=ends.get(place, 0)))
+        if rebuilt:
+            self.believed, self.spans, self.first = believed, [], None
+        self.skipped, self.last = skipped, entry
+
+    def _placed(self, commit: Commit, entry: Entry) -> Iterator[tuple[Kind, str]]:
+        due = entry.generation << 32 | (entry.batch + 1)
+        found = commit.txns.get(f"recourse:{self.stream}:{self.table}")
+        if found != due:
+            yield "entry", f"{entry} carries the transaction {found}, not {due}"
+        if self.last is None:
+            return
+        before, now = (self.last.generation, self.last.batch), (entry.generation, entry.batch)
+        if now <= before:
+            yield "order", f"{entry} comes after {self.last}"
+        elif now[0] == before[0] and now[1] != before[1] + 1:
+            yield "order", f"{entry} comes right after {self.last}"
+
+    def _read(self, entry: Entry, read: Range) -> Iterator[tuple[Kind, str]]:
+        before = self._before(read.topic)
+        if before is not None and before.topic_id != read.topic_id:
+            yield (
+                "chain",
+                f"{entry} reads topic {read.topic} with id {read.topic_id}, the batch before {before.topic_id}",
+            )
+        if before is not None and (gone := before.end.keys() - read.end.keys()):
+            yield "chain", f"{entry} reads nothing of partitions {sorted(gone)} of topic {read.topic}"
+        for partition, end in sorted(read.end.items()):
+            start = read.start.get(partition, 0)
+            due = before.end.get(partition, 0) if before is not None else start
+            if start != due:
+                yield "chain", f"{entry} starts at {start} of {read.topic}-{partition}, the batch before ended at {due}"
+            if end < start:
+                yield "chain", f"{entry} ends at {end} of {read.topic}-{partition}, before its start {start}"
+            else:
+                self.spans.append(Span(read.topic, partition, start, end))
+
+    def _before(self, topic: str) -> Range | None:
+        return next((r for r in self.last.ranges if r.topic == topic), None) if self.last is not None else None
+
+    @staticmethod
+    def _topics(entry: Entry) -> set[str]:
+        return {read.topic for read in entry.ranges}

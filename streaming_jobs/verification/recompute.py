@@ -1,0 +1,228 @@
+"""The stream's own function run once more, as a batch query over everything that the stream has read. Needs Spark.
+
+This finds what went wrong on the way from batch to batch: lost, doubled or mixed-up rows, state that was not kept. It
+shares function, decoding and order of upserts with what wrote the rows, so it does not find an error in these; that
+takes a truth of the user's own.
+
+| table | compared |
+|---|---|
+| append, no state   | every row equal |
+| upsert             | every row equal; running aggregates as they are over all records |
+| append, with state | every row of the table is one of those computed; which are not there yet is not compared |
+
+Only what the code of today wrote can be compared with it. Where some batches are of other code, that takes appended
+rows that name their record, and no state; other tables are then not compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streaming_jobs.runtime.code_version import code_version
+from streaming_jobs.runtime.failures import larger_than_the_driver_takes
+from streaming_jobs.runtime.query_plan import analysed
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import table_rows
+from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
+from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, stage
+from streaming_jobs.sources.connection import spark_options
+from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.spelling import counted
+from streaming_jobs.stream import Stream
+from streaming_jobs.verification.beside_tables import ACCEPTED, Beside, Output
+from streaming_jobs.verification.lineage import Coverage, path
+from streaming_jobs.verification.multiset import compare
+from streaming_jobs.verification.offset_ranges import Span, merged
+from streaming_jobs.verification.position import VersionGone, still, version_at
+from streaming_jobs.verification.subject import Comparison, Outcome
+from streaming_jobs.verification.table_rules import packed, within
+from streaming_jobs.verification.topic import TopicReader
+from streaming_jobs.verification.truths import differing, too_late
+from streaming_jobs.verification.verdict import StreamVerdict
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_WHAT = "recomputed"
+_TOLERANCE = 1e-9
+"""Of floats: sums depend on the order of their parts."""
+_STATEFUL = re.compile(
+    r"^[\s:+|-]*(Aggregate|Deduplicate\w*|FlatMapGroups\w*|TransformWithState\w*|SessionWindow)\b", re.M
+)
+
+
+def recompute(
+    settings: Settings,
+    stream: Stream,
+    spark: SparkSession,
+    bootstrap: str,
+    verdict: StreamVerdict,
+    readers: Mapping[str, TopicReader],
+) -> list[Comparison]:
+    """Compare every declared table of a stream with what its function makes of the records that were read."""
+
+    def each(verdict: Outcome, text: str) -> list[Comparison]:
+        return [Comparison(sink.name, _WHAT, verdict, text) for sink in stream.sinks.values()]
+
+    if verdict.version < 0 or not verdict.coverage.spans:
+        return each("not compared", "the stream has not read anything yet")
+    written = _Written.of(settings, stream, verdict.coverage)
+    spans = list(merged(written.spans))
+    if not spans:
+        return each("not compared", written.others)
+    for span in spans:
+        low = readers[span.topic].low.get(span.partition, 0) if span.topic in readers else None
+        if low is None or span.start < low:
+            return each("unproved", f"topic {span.topic} no longer holds what the rows were made from")
+    frames = {}
+    for parameter, topic in stream.sources.items():
+        source = KafkaSource(parameter, topic, spark_options(settings.kafka, bootstrap), topic.delay)
+        frames[parameter] = _read(source, spark, [s for s in spans if s.topic == topic.name], readers[topic.name])
+    outputs = stream.outputs(**frames)
+    return [_table(settings, stream, name, frame, verdict, written) for name, frame in outputs.items()]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What the code of today has written: `spans`, and in words the batches of `others`, if there are any.
+
+    `places` has by table the columns that hold a record's partition and offset, the same ones in all rows.
+    """
+
+    spans: list[Span]
+    others: str = ""
+    places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Settings, stream: Stream, coverage: Coverage) -> _Written:
+        now = code_version(stream, settings.flows).hash
+        if not (others := coverage.others(now)):
+            return cls(coverage.spans)
+        beside = Beside.read(settings.state, stream.name)
+        outputs = beside.outputs if beside is not None else {}
+        places: dict[str, tuple[str, str]] = {}
+        for sink in stream.sinks.values():
+            known = {_place(outputs, entry.code, sink.name) for entry in coverage.entries}
+            place = known.pop() if len(known) == 1 and not coverage.missing else None
+            if place is not None and sink.mode == "append" and len(stream.sources) == 1:
+                places[sink.name] = place
+        return cls(coverage.read_by(now), others, places)
+
+    def rows(self, table: str, found: pa.Table) -> pa.Table:
+        """The rows of a table that come from what the code of today has read."""
+        if not self.others:
+            return found
+        partition, offset = (found[column] for column in self.places[table])
+        named = pc.and_(pc.is_valid(partition), pc.is_valid(offset))
+        places = packed(pc.fill_null(partition, 0), pc.fill_null(offset, -1))
+        return found.filter(pc.and_(named, pa.array(within(places, self.spans))))
+
+
+def _place(outputs: Mapping[str, Mapping[str, Output]], code: str, table: str) -> tuple[str, str] | None:
+    """The columns that hold the record's place in rows of that code; None where none does, or nobody knows."""
+    output = outputs.get(code, {}).get(table)
+    return output.position if output is not None else None
+
+
+def _read(source: KafkaSource, spark: SparkSession, spans: Sequence[Span], reader: TopicReader) -> DataFrame:
+    """The records of some ranges: a partition may have several, where a recovery skipped what lies between."""
+    by_partition: dict[int, list[Span]] = {}
+    for span in spans:
+        by_partition.setdefault(span.partition, []).append(span)
+    parts = []
+    for turn in range(max((len(own) for own in by_partition.values()), default=1)):
+        start, end = dict(reader.low), dict(reader.low)
+        for partition, own in by_partition.items():
+            if turn < len(own):
+                start[partition], end[partition] = own[turn].start, own[turn].end
+        parts.append(source.batch(spark, start, end))
+    return reduce(lambda one, other: one.unionByName(other), parts)
+
+
+def _table(
+    settings: Settings, stream: Stream, name: str, frame: DataFrame, verdict: StreamVerdict, written: _Written
+) -> Comparison:
+    """Compare one table."""
+    declared = stream.sinks[name]
+
+    def told(outcome: Outcome, text: str) -> Comparison:
+        return Comparison(declared.name, _WHAT, outcome, text)
+
+    sink = open_sink(settings, declared, stream.name)
+    folder = settings.tables / declared.name
+    if declared.name in verdict.accepted:
+        return told("not compared", ACCEPTED)
+    try:
+        primary = declared is stream.primary
+        version = still(folder, verdict.version) if primary else version_at(folder, verdict.position)
+    except VersionGone as gone:
+        return told("unproved", str(gone))
+    if sink is None or version is None:
+        return told("unproved", "the table does not exist")
+    state = sorted(set(_STATEFUL.findall(analysed(frame)))) + (["Join"] if len(stream.sources) > 1 else [])
+    if reason := _hindrance(settings, stream, state, verdict) or _of_other_code(declared.name, state, written):
+        return told("not compared", reason)
+    expected = _computed(sink, frame, [topic.name for topic in stream.sources.values()])
+    if expected is None:
+        return told("not compared", "what the function makes of the records is larger than the driver takes")
+    found = written.rows(declared.name, table_rows.rows(folder, version))
+    columns = [column for column in found.column_names if column in expected.column_names]
+    left = [column for column in found.column_names if column not in columns]
+    difference = compare(expected.select(columns), found.select(columns), _TOLERANCE)
+    notes = f"; not compared: the columns {', '.join(left)}" if left else ""
+    if written.others:
+        notes += f"; not compared: {written.others}"
+    if state and declared.mode == "append":
+        absent = sum(difference.missing.values())
+        computed = counted(absent, "computed row", "is", "are")
+        notes += f"; {computed} not in it, open yet or too late: not compared" if absent else ""
+        difference = type(difference)(difference.columns, {}, difference.extra)
+    if difference:
+        said = "; ".join(difference.words(declared.keys))
+        if state and (reason := too_late(verdict.coverage, stream, "all records at once have them")):
+            return told("unproved", f"{reason}; {differing(difference)}: {said}{notes}")
+        return told("wrong", f"{said}{notes}")
+    rows = counted(found.num_rows, "row", "is", "are")
+    return told("ok", f"{rows} what the function makes of the records, at once{notes}")
+
+
+def _computed(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> pa.Table | None:
+    """The rows that the function makes; None where they are larger than the driver takes."""
+    try:
+        staged = stage(sink, frame, driver=True, spark_commits=False, batch=(0, 0), topics=topics)
+    except Exception as error:
+        if not larger_than_the_driver_takes(error):
+            raise
+        return None
+    assert isinstance(staged, ArrowAppend | ArrowMerge)
+    rows = staged.table
+    if DELETE_COLUMN not in rows.column_names:
+        return rows
+    return rows.filter(pc.invert(pc.fill_null(rows[DELETE_COLUMN], False)))
+
+
+def _hindrance(settings: Settings, stream: Stream, state: Sequence[str], verdict: StreamVerdict) -> str:
+    if any(node.startswith("Deduplicate") for node in state):
+        return "which of several equal records a deduplication keeps depends on how they came"
+    beside = Beside.read(settings.state, stream.name)
+    steps = path(beside, verdict.position) if beside is not None and verdict.position is not None else []
+    if state and any(life.restarts and life.from_generation is not None for life, _, _ in steps):
+        return "a recovery has discarded the state, so older rows and newer ones do not belong to one computation"
+    return ""
+
+
+def _of_other_code(table: str, state: Sequence[str], written: _Written) -> str:
+    """Why rows of today's code cannot be compared without those of other code; empty where they can."""
+    if not written.others or (not state and table in written.places):
+        return ""
+    if state:
+        return f"{written.others}, and today's rows rest on their state ({', '.join(state)})"
+    return f"{written.others}, whose rows cannot be told from those of today's code"

@@ -1,0 +1,220 @@
+"""What can be said of a table's rows once it is known which records they were made from: one rule a kind of table.
+
+| rule      | for a table with                    | says                                                             |
+|-----------|-------------------------------------|------------------------------------------------------------------|
+| `Places`  | a row a record, with its place      | every covered record is one row, and its key is the record's     |
+| `Total`   | a running count a key               | the counts add up to the covered records                         |
+| `Windows` | a row a window, once it is over     | no window twice, none counts more than there is, none ever lost  |
+
+A record may have its row elsewhere: in the dead letters, or in another table of its stream. Those tables commit before
+the primary one, so for what the primary covers they are there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from streaming_jobs.spelling import counted
+from streaming_jobs.verification.offset_ranges import Span, merged, runs
+
+_SHIFT = 48
+Packed = NDArray[np.int64]
+"""Places in a topic, each partition and offset in one number."""
+
+
+def packed(partitions: Any, offsets: Any) -> Packed:
+    """Partitions and offsets, two columns or arrays of one length, as one number each."""
+    return np.asarray(partitions, dtype=np.int64) << _SHIFT | np.asarray(offsets, dtype=np.int64)
+
+
+def place_of(partition: int, offset: int) -> int:
+    """One place as one number."""
+    return partition << _SHIFT | offset
+
+
+def unpacked(topic: str, places: Iterable[int]) -> list[Span]:
+    """Packed places as ranges."""
+    by_partition: dict[int, list[int]] = {}
+    for place in places:
+        by_partition.setdefault(place >> _SHIFT, []).append(place & ((1 << _SHIFT) - 1))
+    return [span for partition, offsets in sorted(by_partition.items()) for span in runs(topic, partition, offsets)]
+
+
+def of_spans(spans: Iterable[Span]) -> Packed:
+    """Every offset of some ranges, packed and in order."""
+    parts = [packed(np.full(s.offsets, s.partition), np.arange(s.start, s.end)) for s in spans if s.offsets > 0]
+    return np.sort(np.concatenate(parts)) if parts else np.array([], dtype=np.int64)
+
+
+def within(places: Packed, spans: Iterable[Span]) -> NDArray[np.bool_]:
+    """Which of the places lie in some ranges of one topic, however many offsets these have."""
+    whole = list(merged(span for span in spans if span.offsets > 0))
+    if not whole:
+        return np.zeros(len(places), dtype=np.bool_)
+    starts = np.array([place_of(span.partition, span.start) for span in whole], dtype=np.int64)
+    ends = np.array([place_of(span.partition, span.end) for span in whole], dtype=np.int64)
+    at = np.searchsorted(starts, places, side="right") - 1
+    return np.asarray((at >= 0) & (places < ends[at]))
+
+
+@dataclass(frozen=True)
+class Covered:
+    """The records that a table's entries cover and that are in no other table: their places, each once and in order.
+
+    `keys` are the records' keys by place, where the topic has been read. `written` is the sum of what the entries
+    say they wrote; None when some of the entries are gone. `before` are the rows of the version before, if it was read.
+    """
+
+    topic: str
+    places: Packed
+    written: int | None
+    keys: Mapping[int, bytes | None] = field(default_factory=dict, repr=False)
+    before: pa.Table | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a table's rows, in words; with the offsets missing or doubled, where they are known."""
+
+    text: str
+    missing: tuple[Span, ...] = ()
+    doubled: tuple[Span, ...] = ()
+
+
+class Rule(Protocol):
+    """Judges the rows of one version of a table."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """What has to be read of the rows."""
+
+    def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
+        """What is wrong with these rows."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Every record is one row; `key` are the columns whose values, written one after the other, are its key."""
+
+    partition: str
+    offset: str
+    key: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Place and key."""
+        return (self.partition, self.offset, *self.key)
+
+    def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
+        """Compare the places of the rows with the covered ones, then each row's key with its record's."""
+        found = packed(rows[self.partition], rows[self.offset])
+        unique, counts = np.unique(found, return_counts=True)
+        told = []
+        for places, doubled, what in (
+            (unique[counts > 1], True, "in more than one row"),
+            (np.setdiff1d(covered.places, unique), False, "covered by an entry and in no row"),
+        ):
+            if len(places):
+                spans = tuple(unpacked(covered.topic, places.tolist()))
+                text = f"{counted(len(places), 'offset', 'is', 'are')} {what}: {shown(spans)}"
+                told.append(Finding(text, **{"doubled" if doubled else "missing": spans}))
+        if len(extra := np.setdiff1d(unique, covered.places)):
+            spans = tuple(unpacked(covered.topic, extra.tolist()))
+            many = counted(len(extra), "offset", "is", "are")
+            told.append(Finding(f"{many} in a row and covered by no entry: {shown(spans)}"))
+        return [*told, *self._other_keys(rows, found, covered)]
+
+    def _other_keys(self, rows: pa.Table, found: Packed, covered: Covered) -> list[Finding]:
+        if not self.key or not covered.keys:
+            return []
+        texts = pc.binary_join_element_wise(*(pc.cast(rows[name], pa.string()) for name in self.key), "")
+        other = [
+            place
+            for place, text in zip(found.tolist(), texts.to_pylist(), strict=True)
+            if place in covered.keys and covered.keys[place] != (text or "").encode()
+        ]
+        if not other:
+            return []
+        wrong = counted(len(other), "row", "is", "are")
+        return [Finding(f"{wrong} not of the record named there: {shown(unpacked(covered.topic, other))}")]
+
+
+@dataclass(frozen=True)
+class Total:
+    """The counts of all keys add up to the covered records, and no key has two rows."""
+
+    key: str
+    count: str
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Key and count."""
+        return (self.key, self.count)
+
+    def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
+        """Compare the sum with the covered records."""
+        told = _doubled(rows, (self.key,), "key")
+        total = pc.sum(rows[self.count]).as_py() or 0
+        if total != len(covered.places):
+            told.append(
+                Finding(f"the sum of {self.count} is {total:,}, the entries cover {len(covered.places):,} records")
+            )
+        return told
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A row a window that is over: none twice, as many as the entries say, and none that goes or changes again."""
+
+    key: tuple[str, ...]
+    count: str
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Key and count."""
+        return (*self.key, self.count)
+
+    def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
+        """Look at the rows by themselves, then at what became of those of the version before."""
+        told = _doubled(rows, self.key, "window")
+        if covered.written is not None and rows.num_rows != covered.written:
+            told.append(
+                Finding(f"{counted(rows.num_rows, 'row', 'is', 'are')} there, the entries wrote {covered.written:,}")
+            )
+        total = pc.sum(rows[self.count]).as_py() or 0
+        if total > len(covered.places):
+            told.append(
+                Finding(f"the sum of {self.count} is {total:,}, more than the {len(covered.places):,} records covered")
+            )
+        if covered.before is not None and (gone := _distinct(covered.before) - _distinct(rows)):
+            first = ", ".join(str(value) for value in sorted(gone)[0])
+            told.append(
+                Finding(f"gone or changed since the version before: {counted(len(gone), 'row')}, first {first}")
+            )
+        return told
+
+
+def shown(spans: Sequence[Span], most: int = 5) -> str:
+    """Ranges in words, the first few of them."""
+    rest = f" and {len(spans) - most} more ranges" if len(spans) > most else ""
+    return ", ".join(str(span) for span in spans[:most]) + rest
+
+
+def _doubled(rows: pa.Table, key: Sequence[str], what: str) -> list[Finding]:
+    groups = rows.group_by(list(key)).aggregate([([], "count_all")])
+    twice = groups.filter(pc.field("count_all") > 1)
+    if not twice.num_rows:
+        return []
+    first = ", ".join(str(value) for value in twice.select(list(key)).slice(0, 1).to_pylist()[0].values())
+    return [Finding(f"{counted(twice.num_rows, what, 'is', 'are')} in more than one row, first {first}")]
+
+
+def _distinct(rows: pa.Table) -> set[tuple[Any, ...]]:
+    return set(zip(*(column.to_pylist() for column in rows.columns), strict=True))

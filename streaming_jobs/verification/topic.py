@@ -1,0 +1,231 @@
+"""What a topic holds, read by confluent-kafka alone, up to where it ended when the reading began.
+
+The ends are asked for first: the last stable offsets, which is where a consumer of committed records comes to a halt.
+Records that arrive later are left alone, so a topic that never rests is read as fast as one that does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from numpy.typing import NDArray
+
+from streaming_jobs.errors import TransientError, UsageError
+from streaming_jobs.settings import KafkaSettings
+from streaming_jobs.sources.connection import Failures, client_config
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.verification.offset_ranges import Span
+
+_AT_ONCE = 10_000
+_NOBODY = "recourse-verifier"
+
+Progress = Callable[[int], None]
+"""Is told how many offsets have been passed since it was last called."""
+
+
+class RawRecord(NamedTuple):
+    """One committed record as the broker hands it out; `timestamp` in ms since 1970, None where it has none."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int | None
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class PartitionContent:
+    """One partition: first offset, the one after the last stable one, and the committed records with their keys.
+
+    `keys` is empty where nobody asked for them.
+    """
+
+    low: int
+    high: int
+    offsets: NDArray[np.int64]
+    keys: tuple[bytes | None, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class TopicContent:
+    """A topic as it was. Offsets between records belong to transaction markers and aborted or compacted records."""
+
+    name: str
+    topic_id: str
+    partitions: Mapping[int, PartitionContent]
+
+    @property
+    def records(self) -> int:
+        """Committed records in all partitions."""
+        return sum(len(content.offsets) for content in self.partitions.values())
+
+    @property
+    def low(self) -> Mapping[int, int]:
+        """The first offset of each partition."""
+        return {number: content.low for number, content in self.partitions.items()}
+
+
+class Records(Protocol):
+    """Reads records of one topic, as often as it is asked."""
+
+    def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
+        """The committed records in these ranges, partition by partition in order of their offsets."""
+
+
+class DeadlinePassed(TransientError):
+    """Reading a topic took longer than it was given."""
+
+
+@dataclass(frozen=True)
+class TopicReader:
+    """Reads one topic within the bounds that `at` found; `until` is a deadline of `time.monotonic`."""
+
+    kafka: KafkaSettings
+    bootstrap: str
+    name: str
+    topic_id: str
+    low: Mapping[int, int]
+    high: Mapping[int, int]
+    until: float | None = None
+
+    @classmethod
+    def at(cls, kafka: KafkaSettings, bootstrap: str, name: str, *, until: float | None = None) -> TopicReader:
+        """A reader of what the topic holds now; raises UsageError when there is no such topic."""
+        topics = Topics.of(kafka, bootstrap)
+        info = topics.describe(name)
+        if info is None:
+            raise UsageError(f"there is no topic {name} at {bootstrap}", "create it, or check its name")
+        ends = topics.offsets(name)
+        return cls(kafka, bootstrap, name, info.id, ends.earliest, ends.latest, until)
+
+    @property
+    def whole(self) -> list[Span]:
+        """All that it may read."""
+        return [Span(self.name, number, self.low[number], end) for number, end in sorted(self.high.items())]
+
+    def content(
+        self,
+        *,
+        each: Callable[[RawRecord], None] | None = None,
+        keys: bool = False,
+        progress: Progress = lambda _: None,
+    ) -> TopicContent:
+        """Read all of it once; `each` is called with every record, `progress` with how many offsets were passed."""
+        found = {}
+        for span in self.whole:
+            offsets: list[int] = []
+            names: list[bytes | None] = []
+            at = span.start
+            for record in self.records([span]):
+                offsets.append(record.offset)
+                if keys:
+                    names.append(record.key)
+                if each is not None:
+                    each(record)
+                if record.offset - at >= _AT_ONCE // 4:
+                    progress(record.offset + 1 - at)
+                    at = record.offset + 1
+            progress(span.end - at)
+            found[span.partition] = PartitionContent(
+                span.start, span.end, np.array(offsets, dtype=np.int64), tuple(names)
+            )
+        return TopicContent(self.name, self.topic_id, found)
+
+    def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
+        """The committed records in these ranges, as far as the topic holds them.
+
+        Raises BrokerUnreachable when nothing comes for `kafka.timeout`, DeadlinePassed, and TransientError when
+        records are deleted while they are read.
+        """
+        wanted = [
+            (s.partition, max(s.start, self.low[s.partition]), min(s.end, self.high[s.partition]))
+            for s in spans
+            if s.topic == self.name and s.partition in self.high
+        ]
+        failures = Failures(self.bootstrap)
+        config: dict[str, Any] = client_config(self.kafka, self.bootstrap) | {
+            "group.id": _NOBODY,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "error_cb": failures,
+        }
+        consumer = Consumer(config)
+        try:
+            for number, start, end in wanted:
+                for message in self._messages(consumer, failures, number, start, end):
+                    kind, at = message.timestamp()
+                    offset = message.offset()
+                    assert offset is not None
+                    yield RawRecord(self.name, number, offset, at if kind else None, message.key(), message.value())
+        finally:
+            consumer.close()
+
+    def _messages(self, consumer: Consumer, failures: Failures, number: int, start: int, end: int) -> Iterator[Message]:
+        """The committed records from `start` on and before `end`.
+
+        The partition is over with a record at or after its last offset, or where the broker says that there are no
+        more: behind the last record there may be markers of transactions, which no consumer is handed.
+        """
+        if start >= end:
+            return
+        consumer.assign([TopicPartition(self.name, number, start)])
+        moved = time.monotonic()
+        while True:
+            for message in consumer.consume(_AT_ONCE, timeout=0.1):
+                moved = time.monotonic()
+                offset, error = message.offset(), message.error()
+                if error is not None:
+                    if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                        raise TransientError(
+                            f"records of topic {self.name}, partition {number}, were deleted while they were read",
+                            "verify again",
+                        )
+                    if error.code() == KafkaError._PARTITION_EOF and offset is not None and offset >= end:
+                        return
+                    continue
+                assert offset is not None
+                if offset < end:
+                    yield message
+                if offset >= end - 1:
+                    return
+            failures.check()
+            now = time.monotonic()
+            if self.until is not None and now > self.until:
+                raise DeadlinePassed(
+                    f"topic {self.name} was not read to its end in time", "give it longer: recourse verify --timeout"
+                )
+            if now - moved > self.kafka.timeout.total_seconds():
+                raise failures.unreachable(f"read topic {self.name}, partition {number}", self.kafka.timeout)
+
+
+@dataclass(frozen=True)
+class ListedRecords:
+    """Records that are in memory: what tests give in the place of a topic."""
+
+    listed: Sequence[RawRecord]
+
+    def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
+        """Those that lie in the ranges."""
+        wanted = list(spans)
+        for record in sorted(self.listed, key=lambda r: (r.topic, r.partition, r.offset)):
+            if any(
+                (s.topic, s.partition) == (record.topic, record.partition) and s.start <= record.offset < s.end
+                for s in wanted
+            ):
+                yield record
+
+
+def read_topic(kafka: KafkaSettings, bootstrap: str, name: str) -> TopicContent:
+    """Read the whole topic, with its keys, as a consumer that sees committed records only.
+
+    Raises UsageError when there is no such topic, BrokerUnreachable when no record comes for `kafka.timeout`.
+    """
+    return TopicReader.at(kafka, bootstrap, name).content(keys=True)

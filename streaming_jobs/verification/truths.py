@@ -1,0 +1,261 @@
+"""A table compared with the truth that the user has declared for it (`streaming_jobs/truths.py`)."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
+
+from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.sinks.delta import table_rows
+from streaming_jobs.spelling import counted
+from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.truths import NotComparable, Record, Truth
+from streaming_jobs.verification.dead_letters import OF_ROWS, Refusals
+from streaming_jobs.verification.lineage import Batch, Coverage
+from streaming_jobs.verification.multiset import Difference, compare
+from streaming_jobs.verification.offset_ranges import Ranges, Span, merged
+from streaming_jobs.verification.subject import Comparison, Outcome
+from streaming_jobs.verification.table_rules import place_of
+from streaming_jobs.verification.topic import RawRecord, Records, TopicContent
+
+Watermarks = Mapping[Batch, datetime]
+"""By batch the watermark with which Spark ran it: windows that end at or before it are in the table."""
+
+
+def watermarks(state: Path, stream: str) -> dict[Batch, datetime]:
+    """What the checkpoints still tell; Spark keeps those of the newest hundred batches."""
+    found = {}
+    for path in (state / stream).glob("g*/offsets/*"):
+        if not path.name.isdigit():
+            continue
+        try:
+            ms = json.loads(path.read_text(encoding="utf-8").splitlines()[1])["batchWatermarkMs"]
+        except (OSError, ValueError, IndexError, KeyError):  # removed meanwhile, or being written
+            continue
+        found[int(path.parent.parent.name[1:]), int(path.name)] = datetime.fromtimestamp(ms / 1000, UTC)
+    return found
+
+
+def compare_truth(
+    truth: Truth,
+    stream: Stream,
+    table: Path,
+    version: int | None,
+    coverage: Coverage,
+    topics: Mapping[str, TopicContent],
+    sources: Mapping[str, Records],
+    refusals: Refusals | None,
+    watermark: datetime | None,
+    refused: Mapping[str, frozenset[int]],
+    code: str = "",
+    unheld: int = 0,
+) -> Comparison:
+    """Compare one version of a table with its truth; `coverage` is what its rows were made from.
+
+    `refused` has by topic the places of the records that the truth is not given: they have no row. Of further rows that
+    were refused, `unheld` in number, the truth may expect each. `code` is the code that declares the formats; what it
+    refuses among records that other code has read is not withheld. Empty: nobody knows.
+    """
+    spans = coverage.spans
+
+    def told(verdict: Outcome, text: str) -> Comparison:
+        return Comparison(truth.table, "truth", verdict, text)
+
+    if reason := _hindrance(truth, version, spans, topics, watermark):
+        return told("unproved", reason)
+    giving = _Giving(stream, spans, sources, refusals, refused, coverage.read_by(code) if code else spans)
+    try:
+        result = truth.function(**giving.arguments(truth))
+        found = table_rows.rows(table, version)
+        expected = _expected(result, found.schema, truth)
+    except NotComparable as error:
+        return told("not compared", error.found)
+    except (DeltaError, OSError) as error:
+        return told("wrong", f"its rows cannot be read: {str(error)[:300]}")
+    except RecourseError:
+        raise
+    except Exception as error:
+        name = getattr(truth.function, "__name__", "it")
+        raise UsageError(
+            f"the truth of table {truth.table} failed: {name}: {type(error).__name__}: {str(error)[:300]}", "correct it"
+        ) from error
+    open_rows = 0
+    if truth.final is not None and watermark is not None:
+        due = pc.less_equal(expected[truth.final], pa.scalar(watermark, expected.schema.field(truth.final).type))
+        open_rows = expected.num_rows - (pc.sum(due).as_py() or 0)
+        expected = expected.filter(due)
+    columns = expected.column_names
+    difference = compare(expected, found.select(columns), truth.tolerance)
+    left = [name for name in found.column_names if name not in columns]
+    notes = f"; not compared: the columns {', '.join(left)}" if left else ""
+    if open_rows:
+        after = f"their {truth.final} is after the watermark {watermark:%Y-%m-%d %H:%M:%S}"
+        notes += f"; {counted(open_rows, 'row', 'is', 'are')} open: {after}"
+    if difference:
+        declared = next(sink for sink in stream.sinks.values() if sink.name == truth.table)
+        keys = [key for key in declared.keys if key in columns]
+        words = difference.words(keys if len(keys) == len(declared.keys) else ())
+        if reason := too_late(coverage, stream, "the truth has them"):
+            return told("unproved", f"{reason}; {differing(difference)}: {'; '.join(words)}{notes}")
+        if not difference.extra and sum(difference.missing.values()) <= unheld:
+            words.append(f"the table cannot hold {counted(unheld, 'row')}, see the dead letters")
+            return told("unproved", f"{'; '.join(words)}{notes}")
+        return told("wrong", f"{'; '.join(words)}{notes}")
+    rows = counted(found.num_rows, "row", "equals", "equal")
+    return told("ok", f"{rows} the truth in {counted(len(columns), 'column')}{notes}")
+
+
+def too_late(coverage: Coverage, stream: Stream, where: str) -> str:
+    """Why rows may differ though the table is right: records that the watermark dropped; empty where there are none."""
+    if coverage.late:
+        return f"{counted(coverage.late, 'late record', 'was', 'were')} dropped behind the watermark; {where}"
+    if (coverage.missing or not coverage.entries) and any(source.event_time for source in stream.sources.values()):
+        return "batches whose entry is gone may have dropped late records behind the watermark, which nobody knows now"
+    return ""
+
+
+def differing(difference: Difference) -> str:
+    """How many rows differ, in words."""
+    return counted(difference.rows, "row", "differs", "differ")
+
+
+def _hindrance(
+    truth: Truth,
+    version: int | None,
+    spans: list[Span],
+    topics: Mapping[str, TopicContent],
+    watermark: datetime | None,
+) -> str:
+    """Why a table cannot be compared with its truth now; empty where it can."""
+    if version is None:
+        return "the table does not exist"
+    for span in spans:
+        low = topics[span.topic].low.get(span.partition, 0) if span.topic in topics else 0
+        if span.start < low:
+            where = f"{span.topic}-{span.partition} {low}"
+            return f"the topic no longer holds the records before {where}, which the rows were made from"
+    if truth.final is not None and watermark is None:
+        return "the watermark of the newest batch is not known any more"
+    return ""
+
+
+class _Giving:
+    """Hands the records to a truth: those that the stream has read, without those that were refused.
+
+    What the formats of today refuse says nothing of what other code has read: there the dead letters alone count.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        spans: list[Span],
+        sources: Mapping[str, Records],
+        refusals: Refusals | None,
+        refused: Mapping[str, frozenset[int]],
+        today: list[Span],
+    ) -> None:
+        self._today = Ranges.of(today)
+        self._stream, self._sources, self._refusals, self._refused = stream, sources, refusals, refused
+        self._spans = list(merged(spans))
+
+    def arguments(self, truth: Truth) -> dict[str, Iterator[Record]]:
+        """By parameter the records of one topic, or of all where there is one parameter."""
+        parameters = list(inspect.signature(truth.function).parameters)
+        if sorted(parameters) == sorted(self._stream.sources):
+            return {name: self._records(self._stream.sources[name]) for name in parameters}
+        if len(parameters) == 1:
+            return {parameters[0]: self._all()}
+        raise UsageError(
+            f"the truth of table {truth.table} takes {parameters}, the sources are {list(self._stream.sources)}",
+            "take one argument for all records, or one for each source, named like it",
+        )
+
+    def _all(self) -> Iterator[Record]:
+        for source in self._stream.sources.values():
+            yield from self._records(source)
+
+    def _records(self, source: KafkaTopic) -> Iterator[Record]:
+        read: Callable[[bytes], dict[str, Any]] | None = getattr(source.value, "read", None)
+        letters = self._refused.get(source.name, frozenset())
+        found = self._refusals.found.get(source.name, {}) if self._refusals is not None else {}
+        spans = [span for span in self._spans if span.topic == source.name]
+        for raw in self._sources[source.name].records(spans):
+            place = place_of(raw.partition, raw.offset)
+            today = self._today.has(raw.topic, raw.partition, raw.offset)
+            if place in letters or (today and place in found):
+                continue
+            reads = read if today or read is None else partial(_read_of_other_code, read, raw)
+            yield Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, reads)
+
+
+def _read_of_other_code(read: Callable[[bytes], dict[str, Any]], raw: RawRecord, value: bytes) -> dict[str, Any]:
+    try:
+        return read(value)
+    except Exception as error:
+        where = f"{raw.topic}-{raw.partition} {raw.offset}"
+        raise NotComparable(
+            f"record {where} was read by other code, and the format of today refuses it: {str(error)[:200]}"
+        ) from error
+
+
+def _expected(result: Any, schema: pa.Schema, truth: Truth) -> pa.Table:
+    """The rows that a truth returned, in the types of the table; raises UsageError where they do not fit."""
+    import pandas as pd
+
+    if isinstance(result, pa.Table):
+        names, make = result.column_names, _of_arrow
+    elif isinstance(result, pd.DataFrame):
+        names, make = [str(name) for name in result.columns], _of_pandas
+    else:
+        result = list(result)
+        names, make = list(dict.fromkeys(name for row in result for name in row)) or schema.names, _of_rows
+    if unknown := [name for name in names if name not in schema.names]:
+        raise UsageError(
+            f"the truth of table {truth.table} returns the column {unknown[0]!r}",
+            f"the table has: {', '.join(schema.names)}",
+        )
+    if truth.final is not None and truth.final not in names:
+        raise UsageError(
+            f"the truth of table {truth.table} does not return the column {truth.final}, its `final`", "return it"
+        )
+    wanted = pa.schema([pa.field(name, _plain(schema.field(name).type)) for name in schema.names if name in names])
+    try:
+        return make(result, wanted)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the rows of the truth do not fit table {truth.table}: {str(error)[:300]}", "return the table's types"
+        ) from error
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_string_view(kind) or pa.types.is_large_string(kind) else kind
+
+
+def _of_arrow(result: pa.Table, schema: pa.Schema) -> pa.Table:
+    return result.select(schema.names).cast(schema)
+
+
+def _of_pandas(result: Any, schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pandas(result[schema.names], schema=schema, preserve_index=False)
+
+
+def _of_rows(result: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pylist(result, schema=schema)
+
+
+def refused_whole(letters: pa.Table) -> dict[str, frozenset[int]]:
+    """By topic the places of dead letters that are records; an output row comes from a record that was read."""
+    found: dict[str, set[int]] = {}
+    for row in letters.to_pylist():
+        if row["reason"] not in OF_ROWS and row["offset"] is not None:
+            found.setdefault(row["topic"], set()).add(place_of(row["partition"], row["offset"]))
+    return {topic: frozenset(places) for topic, places in found.items()}

@@ -1,0 +1,239 @@
+"""Verifying declared streams against a broker: the order of the questions, so that streams may run meanwhile.
+
+First the versions of the tables, then the ends of the topics: whatever the versions were made from lies before these
+ends. Nothing is waited for that is written later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.runtime.code_version import code_version
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import table_rows
+from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.truths import Truth
+from streaming_jobs.verification.beside_tables import ACCEPTED, outputs_of
+from streaming_jobs.verification.dead_letters import Refusals
+from streaming_jobs.verification.declared import refusals_of, subject_of
+from streaming_jobs.verification.delta_log import versions
+from streaming_jobs.verification.position import VersionGone, still, version_at
+from streaming_jobs.verification.records import Made
+from streaming_jobs.verification.refused_rows import LETTERS, refused_rows
+from streaming_jobs.verification.subject import Comparison
+from streaming_jobs.verification.topic import RawRecord, TopicContent, TopicReader
+from streaming_jobs.verification.truths import Watermarks, compare_truth, refused_whole, watermarks
+from streaming_jobs.verification.verdict import StreamVerdict, Verdict
+from streaming_jobs.verification.verifier import newest_versions, verify
+
+Told = Callable[[str, int, int], None]
+"""Takes what is being done, how many offsets of it are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to verify. `until` is a deadline of `time.monotonic` for reading the topics; None: none.
+
+    Without `decode`, records are not decoded: which of them are refused is not compared.
+    """
+
+    finished: bool = False
+    decode: bool = True
+    until: float | None = None
+
+
+def verify_streams(
+    settings: Settings,
+    streams: Sequence[Stream],
+    truths: Sequence[Truth],
+    bootstrap: str,
+    options: Options,
+    tell: Told = lambda *_: None,
+) -> tuple[Verdict, dict[str, TopicReader]]:
+    """The verdict on these streams, and the readers of their topics, for those who compare more.
+
+    Topics of streams that have never been started are read only if the streams have to have finished.
+    """
+    begun = [stream for stream in streams if options.finished or _has_begun(settings, stream)]
+    subjects = [subject_of(stream) for stream in begun]
+    marks = {stream.name: watermarks(settings.state, stream.name) for stream in begun}
+    at = newest_versions(subjects, settings.tables)
+    readers = _readers(settings, begun, bootstrap, options.until)
+    codes = {stream.name: code_version(stream, settings.flows).hash for stream in begun}
+    refusals = {stream.name: refusals_of(stream, codes[stream.name]) for stream in begun} if options.decode else {}
+    topics = {name: _read(reader, begun, refusals, tell) for name, reader in readers.items()}
+    found = verify(
+        subjects,
+        settings.tables,
+        topics,
+        finished=options.finished,
+        at=at,
+        state=settings.state,
+        refusals=refusals,
+    )
+    verdicts = []
+    for stream in streams:
+        verdict = next((v for v in found.streams if v.stream == stream.name), None)
+        if verdict is None:
+            verdicts.append(never_started(stream))
+            continue
+        verdict = replace(verdict, begun=_has_begun(settings, stream))
+        known = _Known(
+            settings,
+            stream,
+            verdict,
+            topics,
+            readers,
+            refusals.get(stream.name),
+            marks[stream.name],
+            codes[stream.name],
+        )
+        more = [known.compare(truth) for truth in truths if truth.table in {s.name for s in stream.sinks.values()}]
+        verdicts.append(_with(verdict, [*_without_truth(stream, truths), *more]))
+    return Verdict(found.records, tuple(verdicts)), readers
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of one stream when its tables are compared with truths."""
+
+    settings: Settings
+    stream: Stream
+    verdict: StreamVerdict
+    topics: Mapping[str, TopicContent]
+    readers: Mapping[str, TopicReader]
+    refusals: Refusals | None
+    marks: Watermarks
+    code: str
+
+    def compare(self, truth: Truth) -> Comparison:
+        """Compare one table with its truth."""
+        if truth.table in self.verdict.accepted:
+            return Comparison(truth.table, "truth", "not compared", ACCEPTED)
+        path, position = self.settings.tables / truth.table, self.verdict.position
+        try:
+            version = self._version(truth.table)
+            refused, unheld = self._refused(truth.table, version)
+        except VersionGone as gone:
+            return Comparison(truth.table, "truth", "unproved", str(gone))
+        except (DeltaError, OSError) as error:
+            return Comparison(truth.table, "truth", "wrong", f"it cannot be read: {str(error)[:300]}")
+        return compare_truth(
+            truth,
+            self.stream,
+            path,
+            version,
+            self.verdict.coverage,
+            self.topics,
+            self.readers,
+            self.refusals,
+            self.marks.get(position) if position is not None else None,
+            refused,
+            self.code,
+            unheld,
+        )
+
+    def _version(self, table: str) -> int | None:
+        path = self.settings.tables / table
+        if table == self.stream.primary.name:
+            return still(path, self.verdict.version)
+        return version_at(path, self.verdict.position)
+
+    def _refused(self, table: str, version: int | None) -> tuple[dict[str, frozenset[int]], int]:
+        """By topic the places of records that have no row in a table, and how many rows more were refused.
+
+        A record is one of them too if its only row was refused. Otherwise it may have other rows.
+        """
+        path = self.settings.tables / self.stream.dead_letters
+        at = version_at(path, self.verdict.position)
+        if at is None or version is None:
+            return {}, 0
+        found = {t: set(known) for t, known in refused_whole(table_rows.rows(path, at, LETTERS)).items()}
+        recorded = outputs_of(self.settings.state, self.stream.name)
+        made = Made.of(recorded, self.verdict.coverage.entries, table)
+        topic, *others = (source.name for source in self.stream.sources.values())
+        columns = {c.name for c in DeltaTable(self.settings.tables / table, version=version).schema().fields}
+        unheld = 0
+        for row in refused_rows(path, at, topic, None if others else made.position):
+            if row.columns <= columns:
+                if row.topic is not None and row.place is not None and made.outputs and made.one_row_at_most:
+                    found.setdefault(row.topic, set()).add(row.place)
+                else:
+                    unheld += 1
+        return {t: frozenset(known) for t, known in found.items()}, unheld
+
+
+def never_started(stream: Stream) -> StreamVerdict:
+    """The verdict on a stream that has neither state nor tables."""
+    told = Comparison(stream.primary.name, "rows", "not compared", "the stream has never been started")
+    return StreamVerdict(
+        stream.name, stream.primary.name, -1, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=(told,), begun=False
+    )
+
+
+def _with(verdict: StreamVerdict, more: Sequence[Comparison]) -> StreamVerdict:
+    return replace(verdict, comparisons=(*verdict.comparisons, *more))
+
+
+def _without_truth(stream: Stream, truths: Sequence[Truth]) -> list[Comparison]:
+    known = {truth.table for truth in truths}
+    text = "no truth is declared for it (`@truth`); --recompute compares with the stream's own function"
+    return [
+        Comparison(sink.name, "values", "not compared", text)
+        for sink in stream.sinks.values()
+        if sink.name not in known
+    ]
+
+
+def _has_begun(settings: Settings, stream: Stream) -> bool:
+    state: Path = settings.state / stream.name / "stream.json"
+    return state.exists() or bool(versions(settings.tables / stream.primary.name))
+
+
+def _readers(
+    settings: Settings, streams: Sequence[Stream], bootstrap: str, until: float | None
+) -> dict[str, TopicReader]:
+    """A reader of each topic; one that does not exist has none, which the verifier tells of each of its streams."""
+    found = {}
+    for name in dict.fromkeys(topic.name for stream in streams for topic in stream.sources.values()):
+        try:
+            found[name] = TopicReader.at(settings.kafka, bootstrap, name, until=until)
+        except UsageError:
+            continue
+    return found
+
+
+def _read(reader: TopicReader, streams: Sequence[Stream], refusals: dict[str, Refusals], tell: Told) -> TopicContent:
+    """Read a topic once for all streams; streams that declare it alike share what its format refuses."""
+    judges: list[tuple[KafkaTopic, Refusals]] = []
+    for stream in streams:
+        mine = refusals.get(stream.name)
+        source = next((topic for topic in stream.sources.values() if topic.name == reader.name), None)
+        if mine is None or source is None:
+            continue
+        alike = next(
+            (r for s, r in judges if (s.value, s.tombstones) == (source.value, source.tombstones)),
+            None,
+        )
+        if alike is None:
+            judges.append((source, mine))
+            alike = mine
+        mine.found[reader.name] = alike.found.setdefault(reader.name, {})
+    total, done = sum(span.offsets for span in reader.whole), 0
+
+    def each(record: RawRecord) -> None:
+        for _, judge in judges:
+            judge.take(record)
+
+    def progress(offsets: int) -> None:
+        nonlocal done
+        done += offsets
+        tell(f"reading topic {reader.name}", done, total)
+
+    return reader.content(each=each if judges else None, progress=progress)

@@ -1,0 +1,316 @@
+"""The verifier: are the records of the topic in the tables exactly once? Read `verify`; it can be used alone.
+
+It reads the tables (Delta's log and Parquet), the topics, and of the streams' state the ledger's file and the record of
+generations, which say what the logs no longer say. It takes nothing of the code that writes: not the ledger's own
+reader, not the checkpoint's, not the batch pipeline.
+
+For each stream it lays the offset ranges of all ledger entries over what the topic holds: an offset in no range is
+*lost*, in two ranges *doubled*, after the last range *unread*. Then the rows of each table are compared with what can
+be known of them; `Comparison` says of each table what was compared and what was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from streaming_jobs.spelling import counted
+from streaming_jobs.verification.beside_tables import Beside
+from streaming_jobs.verification.chaos.version_reader import assumed
+from streaming_jobs.verification.comparisons import compare_tables
+from streaming_jobs.verification.dead_letters import Refusals
+from streaming_jobs.verification.delta_log import Entry, commit_file, read_commit, versions
+from streaming_jobs.verification.judged import Judged
+from streaming_jobs.verification.ledger_chain import Chain, Fault, Kind
+from streaming_jobs.verification.lineage import Batch, Coverage, coverage
+from streaming_jobs.verification.offset_ranges import Span, merged, sweep, total
+from streaming_jobs.verification.rows import VersionRows, all_places, places
+from streaming_jobs.verification.subject import Comparison, Subject
+from streaming_jobs.verification.table_rules import Covered, Packed, of_spans, packed, shown, unpacked
+from streaming_jobs.verification.topic import TopicContent
+from streaming_jobs.verification.verdict import StreamVerdict, Verdict
+
+_UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
+
+
+def newest_versions(subjects: Sequence[Subject], tables: Path) -> dict[str, int]:
+    """The newest version of each subject's table; ask before reading a topic, while streams go on reading it."""
+    return {subject.table: max(versions(tables / subject.table), default=-1) for subject in subjects}
+
+
+def verify(
+    subjects: Sequence[Subject],
+    tables: Path,
+    topics: Mapping[str, TopicContent],
+    *,
+    finished: bool = False,
+    at: Mapping[str, int] | None = None,
+    state: Path | None = None,
+    refusals: Mapping[str, Refusals] | None = None,
+) -> Verdict:
+    """Judge each subject by its tables and its topics.
+
+    With `finished`, a stream has to have read everything: what it has not read is lost. `at` names the versions to
+    judge, the newest ones if it is left out; they have to be no newer than what is known of the topics. `state` is the
+    folder of the streams' state. `refusals` has by stream what its formats say of the records; without it the dead
+    letters are not compared.
+    """
+    at = newest_versions(subjects, tables) if at is None else at
+    refused = refusals or {}
+    found = tuple(
+        _Judge(s, tables, topics, finished, at[s.table], _beside(state, s.stream), refused.get(s.stream)).verdict()
+        for s in subjects
+    )
+    read = {name for subject in subjects for name in subject.topics}
+    return Verdict(sum(topics[name].records for name in read if name in topics), found)
+
+
+def _beside(state: Path | None, stream: str) -> Beside | None:
+    return Beside.read(state, stream) if state is not None else None
+
+
+@dataclass
+class _Judge:
+    subject: Subject
+    tables: Path
+    topics: Mapping[str, TopicContent]
+    finished: bool
+    newest: int
+    beside: Beside | None = None
+    refusals: Refusals | None = None
+    faults: list[Fault] = field(default_factory=list)
+    lost: list[Span] = field(default_factory=list)
+    doubled: list[Span] = field(default_factory=list)
+    unproved: int = 0
+    unread: int = 0
+    verified: int = 0
+    skipped: int = 0
+    why: str = ""
+    _position: Batch | None = None
+    _logged: dict[tuple[int, int], Entry] = field(default_factory=dict)
+
+    def verdict(self) -> StreamVerdict:
+        path = self.tables / self.subject.table
+        kept = versions(path)
+        there = [version for version in kept if version <= self.newest]
+        if kept and not there and self.newest >= 0:
+            return self._gone()
+        chain = self._chain(path, there)
+        covered = self._coverage(chain, there)
+        for name in self.subject.topics:
+            self._topic(covered, name)
+        rows = self._rows(path, there, chain, covered)
+        self._elsewhere(covered)
+        compared: list[Comparison] = []
+        position = self._position
+        if there and self.subject.tables:
+            known = Judged(
+                self.subject,
+                self.tables,
+                self.topics,
+                covered,
+                self.beside,
+                position,
+                there[-1],
+                self.refusals,
+            )
+            compared, lost, doubled, rows = compare_tables(known)
+            self.lost += lost
+            self.doubled += doubled
+        return StreamVerdict(
+            stream=self.subject.stream,
+            table=self.subject.table,
+            version=there[-1] if there else -1,
+            log_from=there[0] if there else 0,
+            batches=len(covered.entries) if self.beside is not None else chain.batches,
+            rows=rows,
+            verified=self.verified,
+            lost=tuple(merged(self.lost)),
+            doubled=tuple(merged(self.doubled)),
+            unproved=self.unproved,
+            unread=self.unread,
+            faults=tuple(self.faults),
+            why=self.why if self.unproved else "",
+            skipped=self.skipped,
+            comparisons=tuple(compared),
+            coverage=covered,
+            position=position,
+            accepted=frozenset(t for t, found in self.beside.accepted.items() if found) if self.beside else frozenset(),
+        )
+
+    def _gone(self) -> StreamVerdict:
+        """The log was cut past the version to be judged while the topics were read: nothing can be said of it."""
+        table, text = self.subject.table, "its version was cleaned up while the topics were read: verify again"
+        told = (Comparison(table, "rows", "unproved", text),)
+        return StreamVerdict(self.subject.stream, table, self.newest, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=told)
+
+    def _chain(self, path: Path, there: Sequence[int]) -> Chain:
+        chain = Chain(self.subject.stream, self.subject.table, cut=bool(there) and there[0] > 0)
+        accepted = self.beside.accepted.get(self.subject.table, frozenset()) if self.beside is not None else frozenset()
+        for place, version in enumerate(there):
+            if place and version != there[place - 1] + 1:
+                self._fault(version, "entry", f"the log has no version {there[place - 1] + 1} to {version - 1}")
+            try:
+                commit = read_commit(path, version)
+                told = chain.take(commit)
+            except (OSError, ValueError) as error:
+                if commit_file(path, version).exists():
+                    self._fault(version, "unreadable", f"its commit cannot be read: {error}")
+                chain.cut = True  # the clean-up of a running stream was quicker
+                continue
+            self.faults += [fault for fault in told if not (fault.kind == "foreign" and version in accepted)]
+            if commit.entry is not None and commit.entry.kind == "batch":
+                self._logged[commit.entry.generation, commit.entry.batch] = commit.entry
+        if not there:
+            self._fault(None, "unreadable", "there is no such table")
+        elif chain.last is not None:
+            self._ids(chain.last)
+        return chain
+
+    def _ids(self, last: Entry) -> None:
+        for read in last.ranges:
+            now = self.topics[read.topic].topic_id if read.topic in self.topics else read.topic_id
+            if read.topic_id != now:
+                self._fault(None, "topic", f"was made from topic {read.topic} with id {read.topic_id}, now {now}")
+
+    def _coverage(self, chain: Chain, there: Sequence[int]) -> Coverage:
+        """What the rows were made from: by the record and the ledger's file, where there is none by the log alone."""
+        last = chain.last
+        self._position = (last.generation, last.batch) if last is not None else None
+        if self.beside is None or not there:
+            return self._by_the_log(chain, there)
+        if last is None:
+            last = self._before_the_log()
+            if last is None:
+                return Coverage(begins=self.beside.begins)
+            self._position = last.generation, last.batch
+        if self.beside.life(last.generation) is None:
+            self.why = f"a recovery has opened generation {last.generation} and is not finished"
+            return self._by_the_log(chain, there)
+        published = last if last.kind == "publish" else None
+        found = coverage(self.beside, self._logged, (last.generation, last.batch), published)
+        for text in found.faults:
+            self._fault(None, "entry", text)
+        if found.missing:
+            self.why = f"the entries of {found.missing:,} batches are neither in its log nor in the ledger's file"
+        return found
+
+    def _before_the_log(self) -> Entry | None:
+        """The newest batch of the ledger's file, where the log shows none: it was shortened, or there is none yet."""
+        assert self.beside is not None
+        newest = max(self.beside.lines, default=None)
+        return self.beside.lines[newest] if newest is not None else None
+
+    def _by_the_log(self, chain: Chain, there: Sequence[int]) -> Coverage:
+        begins = self.beside.begins if self.beside is not None else {}
+        found = Coverage(begins, proved=list(chain.spans), skipped=list(chain.skipped), missing=0)
+        if chain.believed:
+            found.unproved = list(chain.believed)
+            self.why = self.why or "a recovery has published their rows, and what it replayed is in another log"
+        elif there and there[0] > 0 and (first := chain.first or chain.last) is not None:
+            ended = chain.first is None
+            found.unproved = assumed(first, ended=ended)
+            self.why = self.why or f"the log of table {self.subject.table} begins at version {there[0]}"
+        found.missing = 1 if found.unproved else 0
+        return found
+
+    def _topic(self, covered: Coverage, name: str) -> None:
+        content = self.topics.get(name)
+        if content is None:
+            self._fault(None, "topic", f"topic {name} does not exist")
+            return
+        for number, part in sorted(content.partitions.items()):
+            begin = max(part.low, min(covered.begins.get((name, number), 0), part.high))
+            self._partition(covered, Span(name, number, begin, part.high))
+
+    def _partition(self, covered: Coverage, whole: Span) -> None:
+        """Lay the entries' ranges of one partition over what the topic holds of it."""
+
+        def mine(spans: Sequence[Span]) -> list[Span]:
+            return [s for s in spans if (s.topic, s.partition) == (whole.topic, whole.partition)]
+
+        def within(spans: Sequence[Span]) -> int:
+            return sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in spans)
+
+        spans, skipped = mine(covered.spans), mine(covered.skipped)
+        found = sweep([*spans, *skipped], whole)
+        ends = max((span.end for span in spans), default=whole.start)
+        for span in found.missing:
+            if span.start >= ends and not self.finished:
+                self.unread += span.offsets
+            else:
+                self.lost.append(span)
+        self.doubled += found.doubled
+        for span in found.beyond:
+            self._fault(None, "offsets", f"its entries cover {span}, which the topic does not hold")
+        unproved = within(mine(covered.unproved))
+        self.unproved += unproved
+        self.skipped += within(skipped)
+        left = total(found.missing) + within(found.doubled) + unproved + within(skipped)
+        self.verified += whole.offsets - left
+
+    def _rows(self, path: Path, there: Sequence[int], chain: Chain, covered: Coverage) -> int:
+        """Judge the rows of the newest version by the subject's rule; how many there are."""
+        rule = self.subject.rule
+        if not there or rule is None:
+            return 0
+        try:
+            rows = VersionRows(path, rule.columns).at(there[-1])
+            records = self._covered(chain, covered)
+        except _UNREADABLE as error:
+            self._fault(there[-1], "unreadable", f"its rows cannot be read: {str(error)[:300]}")
+            return 0
+        for finding in rule.findings(rows, records):
+            self.lost += finding.missing
+            self.doubled += finding.doubled
+            self._fault(there[-1], "rows", finding.text)
+        return int(rows.num_rows)
+
+    def _elsewhere(self, covered: Coverage) -> None:
+        """No record is twice in a further table, and none is there that the primary table's entries do not cover.
+
+        Unless the streams have finished, the next batch may be in such a table already: it commits before the primary.
+        """
+        if self.subject.rule is None:
+            return
+        topic = self.subject.topic
+        spans = [span for span in covered.spans if span.topic == topic]
+        known, ends = of_spans(spans), {span.partition: span.end for span in merged(spans)}
+        for other in self.subject.elsewhere:
+            unique, counts = np.unique(places(self.tables, other), return_counts=True)
+            twice = unpacked(topic, unique[counts > 1].tolist())
+            extra = unpacked(topic, np.setdiff1d(unique, known).tolist())
+            extra = [span for span in extra if self.finished or span.start < ends.get(span.partition, 0)]
+            self.doubled += twice
+            for found, what in ((twice, "in more than one row of"), (extra, "covered by no entry and in")):
+                if found:
+                    many = counted(total(found), "offset", "is", "are")
+                    self._fault(None, "rows", f"{many} {what} table {other.table}: {shown(found)}")
+
+    def _covered(self, chain: Chain, covered: Coverage) -> Covered:
+        """Covered records: offsets that hold none (transaction markers) are left out where the topic still knows."""
+        topic = self.topics[self.subject.topic]
+        spans = [span for span in covered.spans if span.topic == topic.name]
+        offsets = np.unique(of_spans(spans))
+        known, keys = _known(topic)
+        past = of_spans([replace(s, end=min(s.end, topic.low.get(s.partition, 0))) for s in spans])
+        records = np.union1d(np.intersect1d(offsets, known), past)
+        records = np.setdiff1d(records, all_places(self.tables, self.subject.elsewhere))
+        written = None if covered.unproved else chain.written
+        return Covered(self.subject.topic, records, written, keys)
+
+    def _fault(self, version: int | None, kind: Kind, text: str) -> None:
+        self.faults.append(Fault(self.subject.table, version, kind, text))
+
+
+def _known(topic: TopicContent) -> tuple[Packed, dict[int, bytes | None]]:
+    """Places of the records that the topic holds, and their keys where these were read."""
+    parts = [packed(np.full(len(c.offsets), number), c.offsets) for number, c in topic.partitions.items()]
+    places = np.concatenate(parts) if parts else packed([], [])
+    keys = [key for content in topic.partitions.values() for key in content.keys]
+    return np.sort(places), dict(zip(places.tolist(), keys, strict=True)) if keys else {}

@@ -1,0 +1,147 @@
+"""A rehearsal: the shipped streams run once on a few flights, so that both JVMs leave class-data archives behind.
+
+    python -m streaming_jobs.warm_up
+
+Afterwards a session starts in about half the time, and so does the embedded broker. It takes half a minute, once for
+each Java and set of jars, and works in a temporary folder with a broker of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from streaming_jobs.errors import RecourseError, SetupError, TransientError
+from streaming_jobs.files import private_folder
+from streaming_jobs.platform import class_data
+from streaming_jobs.platform.class_data import RECORD_SECONDS
+from streaming_jobs.platform.exit_status import ended_by
+from streaming_jobs.platform.jars import broker_jars, spark_jars
+from streaming_jobs.settings import Settings, SparkSettings
+
+SHARE = 0.01
+"""Of the flights: enough for batches of all three streams."""
+
+
+def archives(settings: Settings) -> tuple[Path, Path]:
+    """The files of the Spark JVM and of the broker's. Raises SetupError for a jar that is missing or damaged."""
+    spark = class_data.archive(settings, "spark", spark_jars(settings))
+    return spark, class_data.archive(settings, "broker", broker_jars(settings))
+
+
+def needed(settings: Settings) -> bool:
+    """Whether an archive is missing."""
+    return not all(file.is_file() for file in archives(settings))
+
+
+def rehearse(settings: Settings) -> None:
+    """Make the archives, if one is missing; whoever comes second waits for the first.
+
+    Of the settings only those count that say where jars and archives lie. Raises what broker and session raise;
+    nothing but speed is lost without archives.
+    """
+    with _alone(settings):
+        if not needed(settings):
+            return
+        try:
+            _rehearse(settings)
+        except TransientError as error:  # a busy machine, mostly
+            print(f"the rehearsal is done once more: {error.found}", file=sys.stderr)
+            _rehearse(settings)
+        class_data.discard_old(settings)
+
+
+def _rehearse(settings: Settings) -> None:
+    finals = archives(settings)
+    with tempfile.TemporaryDirectory(prefix="recourse-rehearsal-") as home:
+        own = Settings(home=Path(home), jars_dir=settings.jars_dir, spark=SparkSettings(driver_memory_mb=1024))
+        new = tuple(Path(home) / final.name for final in finals)
+        ended = _run(own, *new)
+        for made, final, code in zip(new, finals, ended, strict=True):
+            _keep(made, final, code)
+
+
+def _run(settings: Settings, spark: Path, broker: Path) -> tuple[int | None, int | None]:
+    """Returns how the two JVMs ended: exit codes, negative for a signal."""
+    from streaming_jobs.examples.flights.feeder import feed
+    from streaming_jobs.platform.broker import Broker
+    from streaming_jobs.session import Session
+    from streaming_jobs.topology import Topology
+
+    kafka = Broker(settings, record_classes=broker)
+    with kafka:
+        feed(settings, rate=None, share=SHARE)
+        streams = Topology.load(settings.flows).select([])
+        session = Session(settings, streams, trigger="available-now", record_classes=spark)
+        code = session.run()
+    if code:
+        errors = [r.status.error["found"] for r in session.running if r.status.error]
+        raise TransientError(f"the rehearsal's session ended with exit code {code}{': ' * bool(errors)}{errors[:1]}")
+    return session.jvm.returncode if session.jvm is not None else None, kafka.exit_code
+
+
+def _keep(made: Path, final: Path, code: int | None) -> None:
+    """Into the cache by one rename, so that no JVM ever maps a part of it."""
+    if not made.is_file():
+        raise _unwritten(final.name, code)
+    arriving = final.with_suffix(".arriving")
+    with made.open("rb") as source, arriving.open("wb") as target:
+        while piece := source.read(1 << 22):
+            target.write(piece)
+        os.fsync(target.fileno())
+    arriving.replace(final)
+
+
+def _unwritten(name: str, code: int | None) -> RecourseError:
+    """The error for an archive that is not there, by how its JVM ended."""
+    if code == -signal.SIGKILL:
+        return TransientError(
+            f"Java had not written the archive {name} {RECORD_SECONDS:.0f} s after it was told to end, and was killed",
+            "nothing but speed is lost; try again when the machine is less busy: python -m streaming_jobs.warm_up",
+        )
+    folders = [variable for variable in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR") if os.environ.get(variable)]
+    how = "" if code in (None, 0, 128 + signal.SIGTERM) else f": {ended_by(code or 0)}"
+    return SetupError(
+        f"Java did not write the archive {name}{how}",
+        f"nothing but speed is lost; {' and '.join(folders)} on the class path may prevent it: unset, then try again"
+        if folders
+        else "nothing but speed is lost; the disk of the temporary folder may be full",
+    )
+
+
+@contextmanager
+def _alone(settings: Settings) -> Iterator[None]:
+    folder = private_folder(class_data.folder(settings))
+    folder.chmod(0o700)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """Make what is missing. Exit code 0 also when that fails: everything works without, only slower."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    settings = Settings.load()
+    try:
+        if needed(settings):
+            print("a rehearsal, so that Java starts faster from now on; once, half a minute", file=sys.stderr)
+            rehearse(settings)
+    except (RecourseError, OSError) as error:
+        print(f"the rehearsal failed, which costs nothing but speed: {error}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

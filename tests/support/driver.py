@@ -1,0 +1,189 @@
+"""Runs streams in tests: in this process on the shared Spark session, or as a driver process that can be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import structlog
+from confluent_kafka import Producer
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from streaming_jobs.ledger import LedgerEntry, entries
+from streaming_jobs.runtime.query_builder import Connection
+from streaming_jobs.runtime.stream_runner import RunningStream
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.connection import client_config, spark_options
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.status import Status
+from streaming_jobs.stream import Stream
+from tests.conftest import QUICK_START
+
+REPOSITORY = Path(__file__).parent.parent
+log = structlog.get_logger()
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Wait for a condition; its value, or an AssertionError that says what did not come."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
+        time.sleep(0.05)
+    return value
+
+
+def command(
+    folder: Path, environment: Mapping[str, str], *arguments: str, prefix: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run `recourse` as a person would, in a folder; `prefix` is a command that starts it elsewhere."""
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "orchestration.cli", *arguments],
+        cwd=folder,
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def produce(bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], **options: Any) -> None:
+    """Send records and wait until the broker has them all."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "partitioner": "murmur2_random"})
+    for key, value in records:
+        while True:
+            try:
+                producer.produce(topic, key=key, value=value, **options)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(30) == 0
+
+
+def rows(settings: Settings, table: str) -> list[dict[str, Any]]:
+    """All rows of a table."""
+    return list(DeltaTable(settings.tables / table).to_pyarrow_table().to_pylist())
+
+
+def ledger(settings: Settings, table: str) -> list[LedgerEntry]:
+    """The table's batch entries, oldest first."""
+    return [entry for _, entry in reversed(entries(settings.tables / table, 10_000)) if entry.kind == "batch"]
+
+
+def assert_chained(found: Iterable[LedgerEntry]) -> None:
+    """Batches without a gap, each starting where the one before ended."""
+    before: LedgerEntry | None = None
+    for entry in found:
+        if before is not None:
+            assert entry.batch == before.batch + 1
+            for now, then in zip(entry.offsets, before.offsets, strict=True):
+                assert dict(now.start) == dict(then.end), (
+                    f"batch {entry.batch} does not start where {before.batch} ends"
+                )
+        before = entry
+
+
+def on_topic(stream: Stream, topic: str) -> Stream:
+    """The same stream on a topic of the test's own."""
+    return replace(stream, sources={p: replace(source, name=topic) for p, source in stream.sources.items()})
+
+
+@dataclass
+class Bench:
+    """One test's streams: settings with a home of its own, the shared broker, the shared session."""
+
+    settings: Settings
+    bootstrap: str
+    spark: SparkSession
+
+    def __post_init__(self) -> None:
+        kafka = self.settings.kafka
+        self.topics = Topics.of(kafka, self.bootstrap)
+        quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
+        self.connection = Connection(spark_options(kafka, self.bootstrap), self.topics, quick)
+
+    def start(self, stream: Stream, trigger: str = "available-now") -> RunningStream:
+        """Start a stream; the caller ends it with `finish`."""
+        lease = acquire(self.settings, stream.name, purpose="test", wait=5)
+        running = RunningStream(stream, self.settings, self.connection, lease, trigger, Status(stream.name))
+        try:
+            running.preflight()
+            running.start(self.spark)
+        except BaseException:
+            lease.release()
+            raise
+        return running
+
+    def finish(self, running: RunningStream, seconds: float = 240) -> RunningStream:
+        """Wait for the stream's end and let go of its lease."""
+        try:
+            deadline = time.monotonic() + seconds
+            while not running.ended:
+                running.poll(self.spark)
+                running.refresh_status()
+                assert time.monotonic() < deadline, f"{running.stream.name} did not end within {seconds} s"
+                time.sleep(0.02)
+        finally:
+            if running.query is not None:
+                running.query.stop()
+            running.lease.release()
+        return running
+
+    def run(self, stream: Stream) -> RunningStream:
+        """Run a stream over all that is there."""
+        return self.finish(self.start(stream))
+
+
+def driver(
+    settings: Settings,
+    bootstrap: str,
+    *arguments: str,
+    flows: str = "tests.support.things",
+    environment: Mapping[str, str] = {},
+    prefix: Sequence[str] = (),
+    module: Sequence[str] = ("streaming_jobs.session",),
+    folder: Path = REPOSITORY,
+) -> subprocess.Popen[str]:
+    """A real driver process with its output on a pipe; `prefix` is a command that runs it, `module` what it runs."""
+    variables = {
+        **os.environ,
+        "RECOURSE_HOME": str(settings.home),
+        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
+        "RECOURSE_FLOWS": f'["{flows}"]',
+        "RECOURSE_SPARK__DRIVER_MEMORY_MB": "1024",
+        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
+        "PYTHONPATH": str(REPOSITORY),
+        **environment,
+    }
+    command = [*prefix, sys.executable, "-m", *module, *arguments]
+    return subprocess.Popen(
+        command,
+        env=variables,
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finished(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
+    """Exit code and output of a driver process; kills it at the deadline."""
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        raise AssertionError(f"the driver did not end within {seconds} s:\n{output[-3000:]}") from None
+    return process.returncode, output

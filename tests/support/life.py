@@ -1,0 +1,156 @@
+"""A stream's life on disk without Spark: checkpoint, ledger and Delta tables, batch by batch."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from streaming_jobs.formats import Json
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink, open_sink
+from streaming_jobs.sources.topics import Offsets, TopicInfo
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince, StreamRecord
+from streaming_jobs.stream import DeltaTable as Declared
+from streaming_jobs.stream import KafkaTopic, Stream
+
+TOPIC, TOPIC_ID = "things", "topic-1"
+ROWS = StructType([StructField("id", LongType()), StructField("place", StringType())])
+PLACES = ("plain", "two words", "a/b", "50%", "über:all")
+PER_BATCH = 10
+
+
+def things(value: object) -> object:
+    """The stream's function; nobody calls it here."""
+    return value
+
+
+STREAM = Stream(
+    "things",
+    things,
+    {"value": KafkaTopic(TOPIC, Json(ROWS))},
+    {"things": Declared("things", partition_by=["place"])},
+)
+
+
+class Topics:
+    """A topic of one partition, as an admin client would tell it."""
+
+    def __init__(self, first: int = 0, end: int = 90, topic_id: str = TOPIC_ID) -> None:
+        self.first, self.end, self.topic_id = first, end, topic_id
+
+    def describe(self, name: str) -> TopicInfo:
+        return TopicInfo(name, self.topic_id, 1, -1, "delete")
+
+    def offsets(self, _: str) -> Offsets:
+        return Offsets({0: self.first}, {0: self.end})
+
+    def mean_size(self, _: str, starts: dict[int, int]) -> float:
+        assert all(self.first <= offset < self.end for offset in starts.values())
+        return 100.0
+
+    def offsets_for_time(self, _: str, ms: int) -> dict[int, int]:
+        return {0: min(ms // 1000, self.end)}
+
+
+class Life:
+    """A stream that has begun; `batch` adds one to everything, as the pipeline and Spark would."""
+
+    def __init__(self, home: Path) -> None:
+        self.settings = Settings.load({"home": home})
+        record = stream_record.first(STREAM.name)
+        tables = []
+        for declared, role in all_tables(STREAM):
+            output = ROWS if role == "primary" else dead_letters.SCHEMA
+            sink = ensure_sink(self.settings, declared, STREAM.name, output, generation=1)
+            tables.append(BoundTable(declared.name, sink.table_id, role))
+        self.save(
+            replace(
+                record,
+                tables=tuple(tables),
+                topics=(BoundTopic(TOPIC, TOPIC_ID, {"0": 0}),),
+                code=(CodeSince("a", "1", 1, 0, time.time()),),
+            )
+        )
+        folder = stream_record.checkpoint(self.settings, STREAM.name, 1).folder
+        (folder / "sources" / "0").mkdir(parents=True)
+        (folder / "sources" / "0" / "0").write_text("\0v1\n" + json.dumps({TOPIC: {"0": 0}}))
+        (folder / "metadata").write_text('{"id":"x"}')
+        for log in ("offsets", "commits"):
+            (folder / log).mkdir()
+
+    @property
+    def record(self) -> StreamRecord:
+        """The record on disk."""
+        record = stream_record.load(self.settings, STREAM.name)
+        assert record is not None
+        return record
+
+    def save(self, record: StreamRecord) -> None:
+        """Write the record."""
+        stream_record.save(self.settings, record)
+
+    @property
+    def table(self) -> Path:
+        """The primary table."""
+        return self.settings.tables / STREAM.primary.name
+
+    def sink(self) -> DeltaSink:
+        """The primary table, opened anew."""
+        sink = open_sink(self.settings, STREAM.primary, STREAM.name)
+        assert sink is not None
+        return sink
+
+    def entry(self, batch: int, generation: int = 1, code: str = "a") -> LedgerEntry:
+        """A batch's ledger entry."""
+        ends = OffsetRange(TOPIC, TOPIC_ID, {0: batch * PER_BATCH}, {0: (batch + 1) * PER_BATCH})
+        rows = {"written": PER_BATCH}
+        return LedgerEntry(
+            "batch", STREAM.name, "things", generation, batch, (ends,), rows, code=CodeVersion(code, "1")
+        )
+
+    def batch(
+        self,
+        number: int,
+        *,
+        generation: int = 1,
+        code: str = "a",
+        wrong: bool = False,
+        commit: bool = True,
+        late: int = 0,
+    ) -> None:
+        """One batch: offsets, rows, ledger line, and unless told otherwise Spark's commit."""
+        folder = stream_record.checkpoint(self.settings, STREAM.name, generation).folder
+        end = (number + 1) * PER_BATCH
+        (folder / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps({TOPIC: {"0": end}}))
+        ids = list(range(number * PER_BATCH, end))
+        rows = pa.table({"id": [-i if wrong else i for i in ids], "place": [PLACES[i % len(PLACES)] for i in ids]})
+        sink, entry = self.sink(), self.entry(number, generation, code)
+        if late:
+            entry = replace(entry, rows={**entry.rows, "late": late})
+        sink.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
+        ledger_file(self.settings, STREAM.name).append(entry, {"things": sink.handle.version()})
+        if commit:
+            (folder / "commits" / str(number)).write_text("v1\n{}")
+
+    def rows(self, table: Path | None = None) -> list[int]:
+        """The ids in a table, sorted."""
+        found = DeltaTable(table or self.table).to_pyarrow_table()
+        assert all(
+            PLACES[abs(i) % len(PLACES)] == place
+            for i, place in zip(found["id"].to_pylist(), found["place"].to_pylist(), strict=True)
+        )
+        return sorted(found["id"].to_pylist())
+
+    def at(self) -> Txn | None:
+        """Where the primary table is."""
+        return self.sink().position

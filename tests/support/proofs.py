@@ -1,0 +1,198 @@
+"""Small tables and their topic as the streams would have left them, and ways to spoil them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from streaming_jobs.verification.chaos.subjects import FLIGHTS, SPLIT
+from streaming_jobs.verification.delta_log import commit_file, versions
+from streaming_jobs.verification.topic import PartitionContent, TopicContent
+from streaming_jobs.verification.verdict import StreamVerdict
+from streaming_jobs.verification.verifier import verify
+
+TOPIC, TOPIC_ID = "flights", "q2Fxt25LSjKInOzlgP-Hyw"
+BATCHES = 4
+SIZES = {0: 10, 1: 5}
+"""Records of each partition in one batch."""
+CLEAN, HOURS, TOTALS = (subject.table for subject in FLIGHTS)
+
+_CLEAN = pa.schema(
+    [
+        ("source_partition", pa.int32()),
+        ("source_offset", pa.int64()),
+        ("carrier", pa.string()),
+        ("flight", pa.int32()),
+    ]
+)
+_HOURS = pa.schema([("window_start", pa.timestamp("us", "UTC")), ("origin", pa.string()), ("flights", pa.int64())])
+_TOTALS = pa.schema([("carrier", pa.string()), ("flights", pa.int64())])
+SCHEMAS = {CLEAN: _CLEAN, HOURS: _HOURS, TOTALS: _TOTALS}
+
+
+def entry(table: str, batch: int, written: int, kind: str = "batch") -> dict[str, Any]:
+    """The ledger entry of a batch, as text holds it."""
+    read = {
+        "id": TOPIC_ID,
+        "start": {p: batch * size for p, size in SIZES.items()},
+        "end": {p: (batch + 1) * size for p, size in SIZES.items()},
+    }
+    return {
+        "recourse": 1,
+        "kind": kind,
+        "stream": table,
+        "table": table,
+        "generation": 1,
+        "batch": batch,
+        "offsets": {TOPIC: read} if kind == "batch" else {},
+        "rows": {"written": written},
+        "txns": {},
+        "code": {"hash": "fd2f87f71956", "package": "0.1.0"},
+    }
+
+
+def properties(value: Mapping[str, Any]) -> CommitProperties:
+    """Commit properties that carry the entry and its transaction."""
+    version = value["generation"] << 32 | (value["batch"] + 1)
+    return CommitProperties(
+        custom_metadata={"userMetadata": json.dumps(value)},
+        app_transactions=[Transaction(f"recourse:{value['stream']}:{value['table']}", version)],
+    )
+
+
+def clean_rows(batch: int) -> list[dict[str, Any]]:
+    """A row for each record of a batch."""
+    return [
+        {"source_partition": p, "source_offset": o, "carrier": f"C{p}", "flight": o}
+        for p, size in SIZES.items()
+        for o in range(batch * size, (batch + 1) * size)
+    ]
+
+
+def hour_rows(batch: int) -> list[dict[str, Any]]:
+    """Two windows a batch, from the second batch on."""
+    start = datetime(2013, 1, 1, tzinfo=UTC) + timedelta(hours=batch)
+    return [{"window_start": start, "origin": origin, "flights": 5} for origin in ("EWR", "JFK")] if batch else []
+
+
+def total_rows(batch: int) -> list[dict[str, Any]]:
+    """The running totals after a batch."""
+    return [{"carrier": f"C{p}", "flights": (batch + 1) * size} for p, size in SIZES.items()]
+
+
+def make_tables(folder: Path) -> Path:
+    """The three tables after four batches each; version N + 1 is batch N."""
+    for table, make, mode in (
+        (CLEAN, clean_rows, "append"),
+        (HOURS, hour_rows, "append"),
+        (TOTALS, total_rows, "overwrite"),
+    ):
+        path = folder / table
+        made = {**entry(table, -1, 0, "schema")}
+        DeltaTable.create(path, SCHEMAS[table], commit_properties=properties(made))
+        for batch in range(BATCHES):
+            rows = pa.Table.from_pylist(make(batch), schema=SCHEMAS[table])
+            write_deltalake(path, rows, mode=mode, commit_properties=properties(entry(table, batch, rows.num_rows)))
+    return folder
+
+
+def topic(batches: int = BATCHES, low: Mapping[int, int] = {}) -> dict[str, TopicContent]:
+    """The topic with the records of so many batches; `low` is where partitions begin now, 0 if not named."""
+    partitions = {}
+    for number, size in SIZES.items():
+        begin, end = low.get(number, 0), batches * size
+        keys = tuple(f"C{number}{offset}".encode() for offset in range(begin, end))
+        partitions[number] = PartitionContent(begin, end, np.arange(begin, end), keys)
+    return {TOPIC: TopicContent(TOPIC, TOPIC_ID, partitions)}
+
+
+@dataclass(frozen=True)
+class Spoiler:
+    """Changes one table behind everybody's back."""
+
+    path: Path
+
+    def entry(self, version: int, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+        """Replace a commit's entry by what `change` makes of it; None takes it away."""
+
+        def changed(action: dict[str, Any]) -> dict[str, Any]:
+            if "commitInfo" in action:
+                value = change(json.loads(action["commitInfo"].pop("userMetadata")))
+                if value is not None:
+                    action["commitInfo"]["userMetadata"] = json.dumps(value)
+            return action
+
+        self.actions(version, changed)
+
+    def actions(self, version: int, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+        """Rewrite a commit's actions one by one; None takes one away."""
+        file = commit_file(self.path, version)
+        actions = [change(json.loads(line)) for line in file.read_text().splitlines() if line]
+        file.write_text("\n".join(json.dumps(action) for action in actions if action is not None))
+
+    def read(self, version: int, partition: int, *, start: int = 0, end: int = 0) -> None:
+        """Move the range that a commit's entry names for a partition."""
+
+        def moved(value: dict[str, Any]) -> dict[str, Any]:
+            value["offsets"][TOPIC]["start"][str(partition)] += start
+            value["offsets"][TOPIC]["end"][str(partition)] += end
+            return value
+
+        self.entry(version, moved)
+
+    def rows(self, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+        """Rewrite the newest data file of the table, and nothing in the log but its size."""
+        file = Path(sorted(DeltaTable(self.path).file_uris(), key=lambda uri: Path(uri).stat().st_mtime_ns)[-1])
+        rows = pq.ParquetFile(file).read()
+        pq.write_table(pa.Table.from_pylist(change(rows.to_pylist()), schema=rows.schema), file)
+
+        def sized(action: dict[str, Any]) -> dict[str, Any]:
+            if "add" in action and action["add"]["path"] == file.name:
+                action["add"]["size"] = file.stat().st_size
+            return action
+
+        for version in versions(self.path):
+            self.actions(version, sized)
+
+
+def judged(tables: Path, table: str, topics: Mapping[str, TopicContent] | None = None, **options: Any) -> StreamVerdict:
+    """The verdict on one table."""
+    verdict = verify(FLIGHTS, tables, topics if topics is not None else topic(), **options)
+    return next(found for found in verdict.streams if found.table == table)
+
+
+def make_split(folder: Path) -> Path:
+    """The stream of two tables after four batches: the offset 2 of each batch and partition is a long flight."""
+    secondary = SPLIT.secondary[0].table
+    for table in (secondary, SPLIT.table):
+        made = entry(table, -1, 0, "schema") | {"stream": SPLIT.stream}
+        DeltaTable.create(folder / table, _CLEAN, commit_properties=properties(made))
+    for batch in range(BATCHES):
+        write_split(folder, batch, secondary)
+        write_split(folder, batch, SPLIT.table)
+    return folder
+
+
+def write_split(folder: Path, batch: int, table: str) -> None:
+    """One batch's rows of one of the two tables."""
+    rows = [row for row in clean_rows(batch) if is_long(row, batch) == (table != SPLIT.table)]
+    write_deltalake(
+        folder / table,
+        pa.Table.from_pylist(rows, schema=_CLEAN),
+        mode="append",
+        commit_properties=properties(entry(table, batch, len(rows)) | {"stream": SPLIT.stream}),
+    )
+
+
+def is_long(row: Mapping[str, Any], batch: int) -> bool:
+    """Whether the row goes to the second table."""
+    return bool(row["source_offset"] - batch * SIZES[row["source_partition"]] == 2)

@@ -1,0 +1,279 @@
+"""Streams for the tests of what decides: as a `World` in memory, and on disk as a driver would have left them.
+
+Both tell the same story of the stream `parity`: batch n reads ten offsets of partition 0 and five of partition 1,
+and writes its two tables; one record of batch 0 is a dead letter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.preflight.rules import Finding, verdicts
+from streaming_jobs.preflight.snapshot import CheckpointWorld, TableWorld, TopicWorld, World
+from streaming_jobs.preflight.take_snapshot import all_tables, gather, ledger_file
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.dead_letters import SCHEMA as LETTERS
+from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sources.topics import Offsets, TopicInfo
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.checkpoint import TopicOffsets
+from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.stream_record import BoundTable, BoundTopic, Generation, StreamRecord
+from streaming_jobs.stream import DeltaTable as Declared
+from streaming_jobs.stream import KafkaTopic, Stream, stream
+
+STREAM = "parity"
+TOPIC = "things"
+TOPIC_ID = "q2Fxt25LSjKInOzlgP-Hyw"
+PRIMARY, SECONDARY, DEAD_LETTERS = "evens", "odds", "parity_dead_letters"
+CODE = CodeVersion("fd2f87f71956", "0.1.0")
+RECORDS = 1000
+"""Records in each partition of the topic, of which batches 0 to 10 are far from the end."""
+
+OUTPUT = StructType([StructField("k", StringType()), StructField("n", LongType())])
+
+
+@dataclass(frozen=True)
+class NoBytes:
+    """A format that is declared and never decodes."""
+
+    schema: StructType = OUTPUT
+
+    def decode(self, frame: Any, value: str) -> Any:
+        raise AssertionError("nothing is decoded here")
+
+    def diagnose(self, value: bytes | None) -> tuple[str, str]:
+        return "refused", f"{value!r}"
+
+
+THINGS = KafkaTopic(TOPIC, value=NoBytes())
+
+
+@stream(source=THINGS, sink={PRIMARY: Declared(PRIMARY), SECONDARY: Declared(SECONDARY)})
+def parity(things: Any) -> Any:
+    """Two tables from one topic."""
+    return {PRIMARY: things.where("n % 2 = 0"), SECONDARY: things.where("n % 2 = 1")}
+
+
+@stream(source=THINGS, sink=Declared("plain"))
+def plain(things: Any) -> Any:
+    """One table."""
+    return things
+
+
+def ends(batch: int) -> TopicOffsets:
+    """Where a batch ends; -1 gives where the stream begins."""
+    return {TOPIC: {0: 10 * (batch + 1), 1: 5 * (batch + 1)}}
+
+
+def offsets(batch: int) -> OffsetRange:
+    """What a batch reads."""
+    return OffsetRange(TOPIC, TOPIC_ID, ends(batch - 1)[TOPIC], ends(batch)[TOPIC])
+
+
+def entry(batch: int, table: str = PRIMARY, **changes: Any) -> LedgerEntry:
+    """The ledger entry of a batch; the primary's names the other tables' transactions."""
+    txns = {SECONDARY: Txn(1, batch).version, DEAD_LETTERS: Txn(1, 0).version} if table == PRIMARY else {}
+    made = LedgerEntry("batch", STREAM, table, 1, batch, (offsets(batch),), {"written": 1}, txns, CODE)
+    return replace(made, **changes)
+
+
+def record(**changes: Any) -> StreamRecord:
+    """The stream's record once it has its tables and its topic."""
+    tables = tuple(BoundTable(n, f"id of {n}", r) for n, r in ((PRIMARY, "primary"), *_others()))
+    topic = BoundTopic(TOPIC, TOPIC_ID, {"0": 0, "1": 0})
+    made = StreamRecord(STREAM, (Generation(1, 1.7e9, "first start"),), tables=tables, topics=(topic,))
+    return replace(made, **changes)
+
+
+def _others() -> list[tuple[str, str]]:
+    return [(SECONDARY, "secondary"), (DEAD_LETTERS, "secondary")]
+
+
+def fresh() -> World:
+    """Before the first start: a topic with records, and nothing else."""
+    tables = tuple(TableWorld(n, r, None, None, None) for n, r in ((PRIMARY, "primary"), *_others()))  # type: ignore[arg-type]
+    return World(STREAM, None, CheckpointWorld(), tables, (topic_world(),))
+
+
+def opened() -> World:
+    """Started and stopped before the first batch: tables are made and hold nothing."""
+    tables = tuple(_table(name, role, -1, None) for name, role in ((PRIMARY, "primary"), *_others()))
+    return World(STREAM, record(), CheckpointWorld(), tables, (topic_world(),))
+
+
+def settled(batch: int) -> World:
+    """After a batch that all tables and Spark have."""
+    tables = (
+        _table(PRIMARY, "primary", batch, entry(batch)),
+        _table(SECONDARY, "secondary", batch, entry(batch, SECONDARY)),
+        _table(DEAD_LETTERS, "secondary", 0, entry(0, DEAD_LETTERS)),
+    )
+    return World(STREAM, record(), checkpoint_world(batch, batch), tables, (topic_world(),))
+
+
+def checkpoint_world(planned: int, committed: int | None) -> CheckpointWorld:
+    """Spark has planned a batch and has committed one."""
+    known = {planned} | ({committed} if committed is not None else set())
+    return CheckpointWorld(planned, committed, {b: ends(b) for b in known}, {planned: ends(planned - 1)})
+
+
+def topic_world(**changes: Any) -> TopicWorld:
+    """The topic with all its records."""
+    made = TopicWorld(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: RECORDS, 1: RECORDS})
+    return replace(made, **changes)
+
+
+def _table(name: str, role: Any, batch: int, newest: LedgerEntry | None) -> TableWorld:
+    return TableWorld(name, role, f"id of {name}", STREAM, Txn(1, batch), newest)
+
+
+def with_table(world: World, name: str, **changes: Any) -> World:
+    """The world with one table changed."""
+    return replace(world, tables=tuple(replace(t, **changes) if t.name == name else t for t in world.tables))
+
+
+def with_topic(world: World, **changes: Any) -> World:
+    """The world with its topic changed."""
+    return replace(world, topics=tuple(replace(t, **changes) for t in world.topics))
+
+
+@dataclass
+class FakeTopics:
+    """Answers for the one topic as a broker would; None for `info` says that there is none."""
+
+    info: TopicInfo | None = field(default_factory=lambda: TopicInfo(TOPIC, TOPIC_ID, 2, -1, "delete"))
+    found: Offsets = field(default_factory=lambda: Offsets({0: 0, 1: 0}, {0: RECORDS, 1: RECORDS}))
+    asked_ms: list[int] = field(default_factory=list)
+
+    def describe(self, name: str) -> TopicInfo | None:
+        return self.info if name == TOPIC else None
+
+    def offsets(self, name: str) -> Offsets:
+        assert name == TOPIC
+        return self.found
+
+    def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
+        assert name == TOPIC
+        self.asked_ms.append(ms)
+        return {0: 70, 1: 35}
+
+
+class Disk:
+    """A stream on disk, driven step by step: real Delta tables, and a checkpoint laid out as Spark does."""
+
+    def __init__(self, settings: Settings, stream: Stream = parity) -> None:
+        self.settings = settings
+        self.stream = stream
+        self.topics = FakeTopics()
+        self.sinks: dict[str, DeltaSink] = {}
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint."""
+        return stream_record.checkpoint(self.settings, self.stream.name, 1).folder
+
+    @property
+    def ledger_file(self) -> LedgerFile:
+        """The ledger beside the state."""
+        return ledger_file(self.settings, self.stream.name)
+
+    def table(self, name: str) -> Path:
+        """A table's folder."""
+        return self.settings.tables / name
+
+    def open(self) -> Disk:
+        """The first start, up to where Spark is started: tables and record are made."""
+        name = self.stream.name
+        for declared, _ in all_tables(self.stream):
+            schema = LETTERS if declared.name == self.stream.dead_letters else OUTPUT
+            self.sinks[declared.name] = ensure_sink(self.settings, declared, name, schema, generation=1)
+        roles = {declared.name: role for declared, role in all_tables(self.stream)}
+        bound = tuple(BoundTable(s.name, s.table_id, roles[s.name]) for s in self.sinks.values())
+        topic = BoundTopic(TOPIC, TOPIC_ID, {"0": 0, "1": 0})
+        stream_record.save(self.settings, replace(stream_record.first(name), tables=bound, topics=(topic,)))
+        return self
+
+    def plan(self, batch: int) -> None:
+        """Spark logs the offsets of a batch."""
+        lay_checkpoint(self.folder, planned=batch, committed=None if batch == 0 else batch - 1)
+
+    def write(self, table: str, batch: int) -> int | None:
+        """One table gets its rows of a batch: one row, or one dead letter."""
+        sink = self.sinks[table]
+        rows = pa.table({"k": ["x"], "n": [batch]})
+        if table == self.stream.dead_letters:
+            rows = pa.table({"topic": [TOPIC], "offset": [batch], "reason": ["not_json"]})
+        made = entry(batch, table, stream=self.stream.name)
+        if table == self.stream.primary.name:
+            others = {n: s.position.version for n, s in self.sinks.items() if n != table and s.position is not None}
+            made = replace(made, txns=others)
+        return append(sink, made, rows)
+
+    def finish(self, batch: int) -> None:
+        """Spark notes that the batch is done."""
+        lay_checkpoint(self.folder, planned=batch, committed=batch)
+
+    def run(self, *batches: int) -> Disk:
+        """Whole batches."""
+        for batch in batches:
+            self.plan(batch)
+            if batch == 0:
+                self.write(self.stream.dead_letters, batch)
+            for declared in self.stream.secondary:
+                self.write(declared.name, batch)
+            self.write(self.stream.primary.name, batch)
+            primary = self.sinks[self.stream.primary.name]
+            versions = {name: sink.handle.version() for name, sink in self.sinks.items()}
+            self.ledger_file.append(entry(batch, primary.name, stream=self.stream.name), versions)
+            self.finish(batch)
+        return self
+
+    def world(self) -> World:
+        """What preflight sees."""
+        return gather(self.settings, self.stream, self.topics)  # type: ignore[arg-type]
+
+    def findings(self) -> list[Finding]:
+        """What preflight says."""
+        return verdicts(self.world())
+
+
+def append(sink: DeltaSink, made: LedgerEntry, rows: pa.Table) -> int | None:
+    """Append through the sink, as a batch on the driver path does."""
+
+    def write(handle: DeltaTable, properties: CommitProperties) -> None:
+        write_deltalake(handle, rows, mode="append", schema_mode="merge", commit_properties=properties)
+
+    return sink.commit(made, write)
+
+
+def lay_checkpoint(folder: Path, *, planned: int, committed: int | None) -> None:
+    """Add to a checkpoint what Spark 4.2 writes for batches up to these."""
+    for name in ("offsets", "commits", "sources/0"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "metadata").write_text('{"id":"d1232a21-48ec-49aa-80a3-815ce12b0714"}')
+    (folder / "sources" / "0" / "0").write_text(f"\0v1\n{as_json(ends(-1))}")
+    for batch in range(planned + 1):
+        path = folder / "offsets" / str(batch)
+        if not path.exists():
+            conf = {"spark.sql.shuffle.partitions": "2"}
+            metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 1_795_255_789_437, "conf": conf}
+            path.write_text(f"v1\n{json.dumps(metadata)}\n{as_json(ends(batch))}")
+    for batch in range(0 if committed is None else committed + 1):
+        path = folder / "commits" / str(batch)
+        if not path.exists():
+            path.write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}')
+
+
+def as_json(value: Mapping[str, Mapping[int, int]]) -> str:
+    """Offsets as Spark's Kafka source writes them."""
+    return json.dumps(value, separators=(",", ":"))

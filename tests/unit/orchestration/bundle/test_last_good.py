@@ -1,0 +1,204 @@
+"""The job definitions that could be used last: kept whole, and the doctor says what is wrong with those of now."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from orchestration.assets import sessions
+from orchestration.bundle import job_yaml, last_good
+from orchestration.bundle.fields import place
+from orchestration.bundle.job_yaml import Bundle, Continuous, Job, Parameter, Schedule, Task
+from orchestration.checks import HealthChecks, check_key
+from orchestration.cli.doctor import check_jobs
+from orchestration.definitions import definitions
+from orchestration.local_dagster.processes import DagsterProcesses
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.status import Status, write_status
+from streaming_jobs.topology import Topology
+from tests.dagster.conftest import ROOT
+
+FAKES = ROOT / "tests" / "dagster" / "fakes" / "databricks.yml"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "databricks.yml").write_text(FAKES.read_text())
+    return Settings(home=tmp_path, flows=["tests.dagster.fakes.flows"], jobs=tmp_path / "databricks.yml")
+
+
+def used(settings: Settings) -> Bundle:
+    return last_good.use(settings, Topology.load(settings.flows), lambda bundle: bundle)
+
+
+@pytest.mark.parametrize(
+    "trigger", [None, Continuous(True), Schedule("0 0 4 ? * SUN", "0 4 * * 0", "Europe/Vienna", False)]
+)
+def test_what_is_kept_is_what_was_read(
+    settings: Settings, trigger: Continuous | Schedule | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task("session", "recourse-streams", "recourse-session", ("--streams", "orders", "--set", "a={{b}}"))
+    job = Job("j", "J", "d", {"t": "x"}, (Parameter("b", "1"),), trigger, 60, task, Path("/x/jobs/j.yml"))
+    bundle = Bundle("shop", "dev", (job,), Path("/x/databricks.yml"))
+    monkeypatch.setattr(last_good, "read", lambda *_: bundle)
+    assert used(settings) == bundle
+    monkeypatch.undo()
+    assert settings.jobs is not None
+    settings.jobs.write_text("bundle: [")
+    assert used(settings) == bundle
+
+
+def test_a_copy_that_cannot_be_written_stops_nothing(settings: Settings) -> None:
+    settings.dagster_home.write_text("a file where the folder should be")
+    assert used(settings).name == "shop"
+
+
+def test_the_doctor_says_file_and_line_of_a_broken_job_yaml_also_while_the_last_good_one_is_used(
+    settings: Settings,
+) -> None:
+    used(settings)
+    assert check_jobs(settings).ok
+    assert settings.jobs is not None
+    settings.jobs.write_text(FAKES.read_text().replace("entry_point: recourse-session", "entry_point: main"))
+    line = next(n for n, text in enumerate(settings.jobs.read_text().split("\n"), 1) if "python_wheel_task:" in text)
+    found = check_jobs(settings)
+    assert found.ok is False
+    assert found.found.startswith(
+        f"{settings.jobs}:{line}: resources.jobs.shop.tasks[0].python_wheel_task: entry_point"
+    )
+    settings.jobs.write_text(FAKES.read_text().replace("orders,customers", "oders"))
+    assert "no stream is named 'oders'" in check_jobs(settings).found
+    settings.jobs.unlink()
+    assert "there is no file" in check_jobs(settings).found
+
+
+def test_a_field_that_is_not_there_is_placed_at_the_one_above() -> None:
+    lines = FAKES.read_text().split("\n")
+    shop = next(n for n, text in enumerate(lines, 1) if text.startswith("    shop:"))
+    assert place(FAKES, "resources.jobs.shop.schedule") == f"{FAKES}:{shop}"
+    assert place(FAKES, "nothing") == str(FAKES)
+
+
+DATE = ("default: 100", "default: 2026-13-45")
+"""A slip of the pen that YAML takes for a date."""
+NAME = ("    shop:", "    config:")
+"""A job key that Dagster keeps for itself."""
+
+
+def edit(settings: Settings, change: tuple[str, str]) -> None:
+    assert settings.jobs is not None
+    text = FAKES.read_text()
+    assert change[0] in text
+    settings.jobs.write_text(text.replace(*change))
+
+
+def test_a_job_yaml_of_any_kind_of_fault_costs_no_verdict_and_no_definitions(settings: Settings) -> None:
+    topology = Topology.load(settings.flows)
+    definitions(settings)
+    edit(settings, DATE)
+    now = time.time()
+    write_status(
+        settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now)
+    )  # its driver is dead
+    fault = partial(last_good.fault, settings, topology, partial(sessions, topology=topology, settings=settings))
+    checks = HealthChecks(list(topology.streams.values()), [], settings, fault)
+    found = checks.verdicts(dg.DagsterInstance.ephemeral(), now)
+    assert found[check_key("orders")].mark == "red: dead"
+    assert "'2026-13-45' cannot be read" in found[check_key("customers")].text
+    assert "'2026-13-45' cannot be read" in check_jobs(settings).found
+    assert definitions(settings).resolve_job_def("shop").run_config
+
+
+def test_what_nobody_has_foreseen_is_a_fault_that_says_what_it_was(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(settings)
+
+    def broken(*_: object) -> Bundle:
+        raise RuntimeError("nobody thought of this")
+
+    monkeypatch.setattr(job_yaml, "load", broken)
+    found = last_good.fault(settings, Topology.load(settings.flows), lambda bundle: bundle)
+    assert found is not None and "RuntimeError: nobody thought of this" in found.found
+    assert used(settings).name == "shop"
+
+
+def test_what_dagster_refuses_does_not_replace_the_last_good_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        job_yaml, "TAKEN", frozenset(), raising=False
+    )  # as for a rule of Dagster's that is not known here
+    definitions(settings)
+    kept = last_good.path(settings).read_text()
+    edit(settings, NAME)
+    assert definitions(settings).resolve_job_def("shop").run_config
+    assert last_good.path(settings).read_text() == kept
+    assert '"config" is not a valid name in Dagster' in check_jobs(settings).found
+    with pytest.raises(ConfigurationError, match='"config" is not a valid name'):
+        DagsterProcesses(settings).start()
+
+
+def test_a_kept_copy_that_dagster_refuses_leaves_what_is_wrong_now(settings: Settings) -> None:
+    definitions(settings)
+    kept = last_good.path(settings)
+    kept.write_text(kept.read_text().replace('"key": "shop"', '"key": "config"'))
+    edit(settings, DATE)
+    with pytest.raises(ConfigurationError, match="2026-13-45"):
+        definitions(settings)
+
+
+@pytest.fixture
+def elsewhere(settings: Settings, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a project with its own databricks.yml, in which the home has been used; it is the current folder."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "databricks.yml").write_text(FAKES.read_text())
+    monkeypatch.chdir(folder)
+    own = settings.model_copy(update={"jobs": None})
+    definitions(own)
+    return folder
+
+
+def test_a_job_yaml_of_ones_own_that_is_gone_is_not_replaced_by_the_shipped_one(
+    settings: Settings, elsewhere: Path
+) -> None:
+    own = settings.model_copy(update={"jobs": None})
+    kept = last_good.path(own).read_text()
+    (elsewhere / "databricks.yml").rename(elsewhere / "moved.yml")
+    assert definitions(own).resolve_job_def("shop").run_config == {"ops": {"shop_session": {"config": {"rate": 100}}}}
+    assert last_good.path(own).read_text() == kept
+    found = check_jobs(own)
+    assert found.ok is False
+    assert str(elsewhere / "databricks.yml") in found.found
+    assert str(last_good.path(own)) in found.fix
+    with pytest.raises(ConfigurationError, match="which comes with Recourse"):
+        DagsterProcesses(own).start()
+    last_good.path(own).unlink()  # as the fault says
+    assert definitions(own).resolve_job_def("streams")
+    assert check_jobs(own).ok
+    definitions(settings)
+    value = json.loads(last_good.path(own).read_text())
+    last_good.path(own).write_text(json.dumps({key: item for key, item in value.items() if key != "shipped"}))
+    assert check_jobs(own).ok is False  # a copy of an older version, which did not say whose it is
+
+
+def test_the_shipped_job_yaml_of_another_place_is_still_the_shipped_one(
+    settings: Settings, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recourse was installed anew, for another Python; and what the setting names is always what is meant."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    shipped = settings.model_copy(update={"jobs": None})
+    definitions(shipped)
+    kept = last_good.path(shipped)
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "file": "/before/orchestration/bundle/databricks.yml"}))
+    assert check_jobs(shipped).ok
+    definitions(settings)
+    assert check_jobs(shipped).ok is False
+    assert check_jobs(settings.model_copy(update={"jobs": job_yaml.find(shipped)})).ok

@@ -1,0 +1,153 @@
+"""`recourse recover` as it is typed, on a stream's life on disk: without Kafka or Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from orchestration import cli
+from reprocessing import executor
+from reprocessing.plan import Checks, Plan, folder
+from reprocessing.planner import make_plan
+from reprocessing.snapshot import look
+from reprocessing.targets import Target
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.stream_record import Generation
+from tests.support.life import STREAM, Life, Topics
+
+
+@pytest.fixture(autouse=True)
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    """Nine batches in a home of its own; the stream is declared, and the broker is the one of `Topics`."""
+    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    flows = ModuleType("recover_test_flows")
+    flows.STREAM = STREAM  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, flows.__name__, flows)
+    monkeypatch.setenv("RECOURSE_HOME", str(tmp_path))
+    monkeypatch.setenv("RECOURSE_FLOWS", f'["{flows.__name__}"]')
+    monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: Topics())
+    monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "nowhere:1")
+    life = Life(tmp_path)
+    for number in range(9):
+        life.batch(number, wrong=number > 4, code="bug" if number > 3 else "a")
+    return life
+
+
+@pytest.fixture
+def plan(life: Life) -> Plan:
+    return make_plan(look(life.settings, STREAM, Topics()), Target("batch", "3"), Checks())  # type: ignore[arg-type]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, data and talk."""
+    code = cli.main(["recover", *arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_without_anybody_to_ask_nothing_is_replayed(life: Life, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run(capsys, "apply", plan.id)
+    assert code == 2 and "nobody to ask" in said and f"recourse recover apply {plan.id} --yes" in said
+    assert executor.journal_of(life.settings, plan.id).outcome == "planned"
+    assert not (life.settings.state / STREAM.name / "stop").exists()
+
+
+def test_without_anybody_to_ask_nothing_is_undone(life: Life, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    executor.journal_of(life.settings, plan.id).write("finish", "done")
+    code, _, said = run(capsys, "undo", plan.id)
+    assert code == 2 and "nobody to ask" in said and f"recourse recover undo {plan.id} --yes" in said
+    assert not folder(life.settings, "things-0002").exists()
+
+
+@pytest.mark.parametrize("stage", ["audit", "confirm"])
+def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
+    life: Life, plan: Plan, stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = executor.journal_of(life.settings, plan.id)
+    journal.write("keep", "begun")
+    journal.write(stage, "failed", {"error": "REC-030 not confirmed\n  next: ..."})
+    code, listed, _ = run(capsys, "list", "-o", "json")
+    assert code == 0 and json.loads(listed)[0]["outcome"] == "waits for confirmation"
+    assert executor.under_way(life.settings, STREAM.name) == plan
+    carried = []
+    monkeypatch.setattr("reprocessing.executor.stages_of", lambda plan: carried.append(plan.id) or ())
+    code, _, said = run(capsys, "apply", plan.id, "--yes")
+    assert code == 0 and carried == [plan.id], said
+
+
+def test_a_plan_whose_rows_were_refused_is_not_applied_again(
+    life: Life, plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = executor.journal_of(life.settings, plan.id)
+    journal.write("audit", "failed", {"error": "REC-030 3 rows break the rule id >= 0"})
+    code, _, said = run(capsys, "apply", plan.id, "--yes")
+    assert code == 2 and "refused" in said
+    assert f"recourse recover resume {plan.id}" in said and f"recourse recover abort {plan.id}" in said
+
+
+def test_what_was_undone_is_listed_so_and_not_undone_again(
+    life: Life, plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = savepoints.take(life.settings, life.record, 8, "recovery")
+    journal = executor.journal_of(life.settings, plan.id)
+    journal.write("keep", "done", {"savepoint": kept.id})
+    journal.write("finish", "done")
+    lives = (*life.record.generations, Generation(2, 1.0, f"recovery {plan.id}", 1, 3))
+    copy(savepoints.checkpoint_of(life.settings, kept), stream_record.checkpoint(life.settings, STREAM.name, 2).folder)
+    record = life.record
+    life.save(
+        type(record)(
+            **{**record.__dict__, "generations": lives},
+        )
+    )
+    from streaming_jobs.preflight.take_snapshot import ledger_file
+
+    ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
+    undo = executor.plan_undo(life.settings, STREAM, Topics(), plan)  # type: ignore[arg-type]
+    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run(capsys, "list", "-o", "json")[1])}
+    assert outcomes == {plan.id: "published", undo.id: "planned"}
+    executor.journal_of(life.settings, undo.id).write("finish", "done")
+    outcomes = {line["plan"]: line["outcome"] for line in json.loads(run(capsys, "list", "-o", "json")[1])}
+    assert outcomes == {plan.id: f"undone by {undo.id}", undo.id: "published"}
+    assert f"It is undone by {undo.id}" in run(capsys, "show", plan.id)[1]
+    code, _, said = run(capsys, "undo", plan.id, "--yes")
+    assert code == 2 and f"plan {plan.id} was undone by {undo.id}" in said, said
+    assert f"recourse recover undo {undo.id}" in said
+
+
+def test_a_plan_for_a_bad_row_requires_that_no_rebuilt_row_is_bad(
+    life: Life, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = json.loads(run(capsys, "plan", STREAM.name, "--before-first-bad", "id < 0", "-o", "json")[1])
+    assert made["checks"]["rules"] == ["(id < 0) IS NOT TRUE"]
+    arguments = ("plan", STREAM.name, "--before-first-bad", "id < 0", "--allow-bad", "-o", "json")
+    assert json.loads(run(capsys, *arguments)[1])["checks"]["rules"] == []
+
+
+def test_a_rewind_names_the_batch_and_the_code(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
+    from streaming_jobs.state.stream_record import CodeSince
+
+    record = life.record
+    life.save(type(record)(**{**record.__dict__, "code": (*record.code, CodeSince("bug", "1", 1, 4, 1.0))}))
+    text = run(capsys, "plan", STREAM.name, "--before-code", "bug")[1]
+    assert "rewind to batch 3, before code bug, stream things" in text
+
+
+def test_planning_without_a_broker_says_what_is_not_known(
+    life: Life, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No embedded broker runs, and none is named."""
+    monkeypatch.delenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS")
+    code, text, said = run(capsys, "plan", STREAM.name, "--to-batch", "3")
+    assert code == 0 and "no broker" in text, said
+    code, _, said = run(capsys, "plan", STREAM.name, "--to-earliest")
+    assert code == 1 and "only the broker knows" in said and "recourse up" in said

@@ -1,0 +1,153 @@
+"""A session as a child: not reached by the terminal's Ctrl-C, stopped in order, never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestration.cli.children import attend, end, kill, session_driver, stop_signals_interrupt, wait
+from orchestration.sessions.driver import BoundedLog, Driver
+
+OBEDIENT = """
+import os, signal, sys, time
+def stop(*_):
+    print("stopped", flush=True); sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("ready", sys.argv[1:], os.environ.get("RECOURSE_HOME"), flush=True)
+while os.read(0, 1): pass
+print("parent gone", flush=True)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True: time.sleep(60)
+"""
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Driver]]:
+    """Starts a script in the place of `python -m streaming_jobs.session`."""
+    started: list[Driver] = []
+    interpreter = tmp_path / "interpreter"
+    interpreter.write_text(f'#!/bin/sh\nexec \'{sys.executable}\' -c "$SCRIPT" "$@"\n')
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+
+    def start(script: str) -> Driver:
+        environment = {"SCRIPT": script, "RECOURSE_HOME": "/home"}
+        child = session_driver(["a", "b"], environment, BoundedLog(tmp_path / "log"), trigger="available-now")
+        child.start()
+        started.append(child)
+        _until(lambda: "ready" in (tmp_path / "log").read_text())
+        return child
+
+    yield start
+    for child in started:
+        kill(child)
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _signal_while_waiting(child: Driver, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send us the signal at the first look at the child."""
+    look, sent = child.exit_code, [False]
+
+    def look_and_signal() -> int | None:
+        if not sent[0]:
+            sent[0] = True
+            os.kill(os.getpid(), number)
+        return look()
+
+    monkeypatch.setattr(child, "exit_code", look_and_signal)
+
+
+def test_it_gets_streams_trigger_and_settings(session: Callable[[str], Driver], tmp_path: Path) -> None:
+    session(OBEDIENT)
+    said = (tmp_path / "log").read_text()
+    assert "'--streams', 'a,b', '--supervised', '--trigger', 'available-now'" in said
+    assert "/home" in said
+
+
+def test_it_is_out_of_reach_of_the_terminals_interrupt(session: Callable[[str], Driver]) -> None:
+    pid = session(OBEDIENT).pid
+    assert pid is not None
+    assert os.getpgid(pid) == pid != os.getpgrp()
+
+
+def test_waiting_has_a_deadline(session: Callable[[str], Driver]) -> None:
+    assert wait(session(OBEDIENT), 0.1) is None
+
+
+def test_end_stops_it_in_order(session: Callable[[str], Driver], tmp_path: Path) -> None:
+    child = session(OBEDIENT)
+    end(child, 20.0)
+    assert child.exit_code() == 0
+    assert (tmp_path / "log").read_text().endswith("stopped\n")
+
+
+def test_an_interrupt_while_it_ends_kills_it(session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch) -> None:
+    child = session(STUBBORN)
+    patient = child.end
+
+    def interrupted(patience: float) -> int | None:
+        if patience:
+            raise KeyboardInterrupt
+        return patient(patience)
+
+    monkeypatch.setattr(child, "end", interrupted)
+    end(child, 20.0)
+    assert child.exit_code() == -signal.SIGKILL
+
+
+def test_in_the_foreground_an_interrupt_stops_it_at_a_border_and_its_exit_code_is_ours(
+    session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    child = session(OBEDIENT)
+    _signal_while_waiting(child, signal.SIGTERM, monkeypatch)
+    assert attend(child, 20.0, said.append) == 0
+    assert said == ["stopping at the next batch border; Ctrl-C again ends it at once"]
+
+
+def test_in_the_foreground_a_second_interrupt_ends_it_at_once(
+    session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    child = session(STUBBORN)
+    _signal_while_waiting(child, signal.SIGINT, monkeypatch)
+    began = time.monotonic()
+    assert attend(child, 60.0, say) == -signal.SIGKILL
+    assert time.monotonic() - began < 30.0
+    assert said[-1] == "ending at once"
+
+
+def test_in_the_foreground_patience_ends(session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch) -> None:
+    child = session(STUBBORN)
+    _signal_while_waiting(child, signal.SIGINT, monkeypatch)
+    assert attend(child, 0.2, lambda _: None) == -signal.SIGKILL
+
+
+def test_sigterm_interrupts_and_its_default_comes_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), stop_signals_interrupt():
+        os.kill(os.getpid(), signal.SIGTERM)
+        _until(lambda: False, 1.0)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,362 @@
+"""`recourse streams`: what is declared, what runs, what the ledger says; from files alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestration import cli
+from orchestration.cli.observed import observe
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
+from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.health import Seen, state_of
+from streaming_jobs.state.lease import Owner, acquire, take
+from streaming_jobs.state.status import Status, write_status
+from streaming_jobs.state.stream_record import BoundTable, first, load, save
+
+FLOWS = '''
+from pyspark.sql import types as t
+from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
+
+class Words:
+    schema = t.StructType([t.StructField("word", t.StringType(), False), t.StructField("at", t.TimestampType())])
+    def decode(self, frame, value): raise NotImplementedError
+    def diagnose(self, value): raise NotImplementedError
+
+COUNTS = t.StructType([t.StructField("word", t.StringType(), False), t.StructField("n", t.LongType(), False)])
+
+@stream(
+    source=KafkaTopic("words", value=Words(), event_time="at", lateness="6 hours"),
+    sink=DeltaTable("counts", schema=COUNTS, keys=["word"]),
+    owners=["team:words"],
+)
+def count(words):
+    """How often each word was said.
+
+    And more of it.
+    """
+    return words
+
+@stream(source=KafkaTopic("words", value=Words()), sink=DeltaTable("all_words"))
+def keep(words):
+    """Every word."""
+    return words
+'''
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """An empty home and two declared streams, `count` and `keep`."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "cli_test_flows.py").write_text(FLOWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RECOURSE_FLOWS", '["cli_test_flows"]')
+    return Settings.load()
+
+
+@pytest.fixture
+def held(settings: Settings) -> Iterator[None]:
+    """The lease of `count` is held by this process."""
+    lease = acquire(settings, "count", purpose="session", wait=1.0)
+    yield
+    lease.release()
+
+
+def running(**values: object) -> Status:
+    """What a live session of ours writes."""
+    now = time.time()
+    status = Status("count", "running", os.getpid(), generation=1, batch=7, heartbeat=now, rows_written=90)
+    status = replace(status, started_at=now, committed_at=now, lag_at=now, lag_records=1200, lag_s=3.0)
+    return replace(status, processed_rows_per_s=345.6, **{"watermark": "2013-01-02T03:00:00Z", **values})
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, object]]:
+    """Run the command with -o json and read what it printed."""
+    assert cli.main(["streams", *arguments, "-o", "json"]) == code
+    value = json.loads(capsys.readouterr().out)
+    assert isinstance(value, list)
+    return value
+
+
+def test_list_prints_every_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json_of(capsys, "list")
+    assert [(f["stream"], f["topics"], f["tables"]) for f in found] == [
+        ("count", ["words"], ["counts"]),
+        ("keep", ["words"], ["all_words"]),
+    ]
+    assert cli.main(["streams", "list"]) == 0
+    text = capsys.readouterr().out
+    assert "How often each word was said." in text
+    assert "And more of it" not in text
+
+
+def test_describe_prints_the_topology_as_text_and_the_schemas_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["streams", "describe", "count"]) == 0
+    text = capsys.readouterr().out
+    assert "<- topic words as words, watermark at - 6 hours" in text
+    assert "-> table counts (primary, upsert by word)" in text
+    assert "stream keep" not in text
+    (found,) = json_of(capsys, "describe", "count")
+    assert found["sinks"][0]["columns"][1] == {"name": "n", "type": "bigint", "nullable": False}  # type: ignore[index]
+    assert found["sources"][0]["lateness"] == "6 hours"  # type: ignore[index]
+
+
+def test_an_unknown_stream_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["describe"], ["status"], ["stop"], ["run"], ["ledger"]):
+        assert cli.main(["streams", *command, "nobody"]) == 2
+        assert "no stream is named 'nobody'" in capsys.readouterr().err
+
+
+def test_status_where_nothing_ever_ran_is_an_error_that_names_the_home(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count, keep = json_of(capsys, "status", code=1)
+    assert count["state"] == keep["state"] == "never started"
+    assert count["live"] is False
+    assert count["home"] == str(settings.home.absolute())
+    assert cli.main(["streams", "status"]) == 1
+    assert f"home {settings.home.absolute()}: none of these streams has ever run here" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("held")
+def test_status_of_a_running_stream(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(settings, running())
+    (found,) = json_of(capsys, "status", "count")
+    assert (found["state"], found["live"], found["batch"], found["lag_records"]) == ("running", True, 7, 1200)
+    assert (found["verdict"], found["reasons"], found["recoveries"]) == ("well", [], 0)
+    assert found["last_committed_batch"] == 7
+    assert found["rows_written_since_session_began"] == found["rows_written"] == 90
+    assert found["holder_pid"] == os.getpid()
+    assert cli.main(["streams", "status"]) == 0, "keep has never run, which is not red"
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("count")).split()
+    assert row[:8] == ["count", "running", "well", "0", "7", "346", "1,200", "3"]
+
+
+@pytest.mark.usefixtures("held")
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"heartbeat": 1.0}, "silent"),
+        ({"state": "failed", "error": {"code": "REC-020", "found": "x"}}, "failed"),
+        ({"error": {"code": "REC-020", "found": "x"}}, "failing"),
+        ({"started_at": 1.0, "committed_at": 2.0}, "stuck"),
+        ({"lag_s": 3600.0}, "late"),
+    ],
+)
+def test_status_fails_and_names_what_is_red(
+    settings: Settings, capsys: pytest.CaptureFixture[str], changes: dict[str, object], word: str
+) -> None:
+    write_status(settings, replace(running(), **changes))  # type: ignore[arg-type]
+    (found,) = json_of(capsys, "status", "count", code=1)
+    assert (found["verdict"], found["red"]) == ("red", True)
+    assert [reason["word"] for reason in found["reasons"]] == [word]  # type: ignore[attr-defined]
+    assert cli.main(["streams", "status"]) == 1
+    assert f"red: {word}" in capsys.readouterr().out
+
+
+def test_status_shows_warnings_also_when_the_session_is_over(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(settings, running(state="stopped", warnings=["the watermark dropped records that came late"]))
+    cli.main(["streams", "status", "count"])
+    assert "count: the watermark dropped records that came late" in capsys.readouterr().err
+
+
+def test_status_shows_a_dead_session_as_dead(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(settings, running(lag_at=time.time() - 300))
+    (found,) = json_of(capsys, "status", "count", code=1)
+    assert (found["state"], found["live"], found["holder_pid"]) == ("dead", False, None)
+    assert found["lag_age_s"] == pytest.approx(300, abs=30)
+    assert cli.main(["streams", "status", "count"]) == 1
+    printed = capsys.readouterr()
+    assert "1,200 (5 min ago)" in printed.out, "no broker can be asked, so the figure says its age"
+    assert "ended without saying so" in printed.err
+
+
+def test_status_shows_why_a_stream_failed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"code": "REC-022", "found": "offsets 5 to 9 of words are gone", "next": "recourse plan"}
+    write_status(settings, running(state="failed", error=error))
+    assert cli.main(["streams", "status", "count"]) == 1
+    printed = capsys.readouterr().err
+    assert "REC-022 offsets 5 to 9 of words are gone\n  next: recourse plan" in printed
+
+
+def test_status_names_the_recovery_at_work(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(settings, running(state="stopped"))
+    stop_request.ask_for(settings, "count", "count-0007")
+    with take(settings, "count", purpose="recovery count-0007"):
+        (found,) = json_of(capsys, "status", "count")
+        assert (found["state"], found["verdict"]) == ("recovering", "recovering")
+        assert cli.main(["streams", "status", "count"]) == 0
+    printed = capsys.readouterr().err
+    assert "count: is being recovered by plan count-0007 since 2" in printed
+    assert "until it is started again" not in printed
+
+
+NOBODY = Owner(2**22 + 1, 0.0, None, None, 0.0, "session")
+
+
+@pytest.mark.parametrize(
+    ("status", "owner", "expected"),
+    [
+        (None, None, "never started"),
+        (None, NOBODY, "starting"),
+        (Status("s", "running", pid=1, heartbeat=100), None, "dead"),
+        (Status("s", "stopped", pid=1, heartbeat=100), None, "stopped"),
+        (Status("s", "failed", pid=1, heartbeat=100), None, "failed"),
+        (Status("s", "stopped", pid=1, heartbeat=100), NOBODY, "starting"),
+        (Status("s", "idle", pid=NOBODY.pid, heartbeat=100), NOBODY, "idle"),
+        (Status("s", "running", pid=NOBODY.pid, heartbeat=39), NOBODY, "silent"),
+        (Status("s", "running", pid=NOBODY.pid, heartbeat=41), NOBODY, "running"),
+        (Status("s", "stopped", pid=NOBODY.pid, heartbeat=39), NOBODY, "stopped"),
+        (Status("s", "stopped", pid=1, heartbeat=39), replace(NOBODY, purpose="accept"), "stopped"),
+        (Status("s", "running", pid=1, heartbeat=39), replace(NOBODY, purpose="recovery p"), "recovering"),
+    ],
+)
+def test_the_state_shown_needs_status_and_lease_to_agree(
+    status: Status | None, owner: Owner | None, expected: str
+) -> None:
+    seen = Seen("s", 100.0, status, owner and replace(owner, since=99.0), "driver" if owner else None)
+    assert state_of(seen, stale_after=60.0) == expected
+
+
+def test_a_driver_of_which_only_the_jvm_lives_is_dead() -> None:
+    assert state_of(Seen("s", 100.0, Status("s", "running", pid=NOBODY.pid), NOBODY, "jvm"), 60.0) == "dead"
+
+
+def test_stop_leaves_the_marker_for_keepalive_also_when_nothing_runs(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = json_of(capsys, "stop", "count")
+    assert found["stopped"] is True
+    assert (settings.state / "count" / "stop").exists()
+    assert observe(settings, "count").asked_to_stop
+
+
+@pytest.mark.usefixtures("held")
+def test_stop_fails_after_its_deadline_while_the_session_goes_on(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(settings, running())
+    assert cli.main(["streams", "stop", "count", "--timeout", "0.2"]) == 1
+    printed = capsys.readouterr()
+    assert "count: still running after 0.2 s" in printed.out
+    assert "next:" in printed.err
+
+
+@pytest.mark.usefixtures("held")
+def test_stop_is_done_when_the_session_says_so_though_it_runs_other_streams(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(settings, running())
+
+    def session_obeys(_: float) -> None:
+        assert (settings.state / "count" / "stop").exists(), "waiting before anything was asked"
+        write_status(settings, running(state="stopped"))
+
+    monkeypatch.setattr(time, "sleep", session_obeys)
+    assert cli.main(["streams", "stop", "count"]) == 0
+    assert capsys.readouterr().out == "count: stopped\n"
+
+
+def commit(table: Path, version: int, entry: LedgerEntry | None, *actions: dict[str, object]) -> None:
+    """One commit in a table's log."""
+    log = table / "_delta_log"
+    log.mkdir(parents=True, exist_ok=True)
+    info: dict[str, object] = {"timestamp": 1_700_000_000_000 + version, "operation": "WRITE"}
+    if entry:
+        info["userMetadata"] = entry.encode()
+    lines = [json.dumps(action) for action in ({"commitInfo": info}, *actions)]
+    (log / f"{version:020d}.json").write_text("\n".join(lines) + "\n")
+
+
+def entry(batch: int, table: str = "counts") -> LedgerEntry:
+    offsets = OffsetRange("words", "topic-id", {0: 10 * batch, 1: 0}, {0: 10 * batch + 10, 1: 0})
+    return LedgerEntry(
+        "batch",
+        "count",
+        table,
+        1,
+        batch,
+        (offsets,),
+        {table: 9},
+        {"count_dead_letters": 5},
+        CodeVersion("abcdef0123", "1.0"),
+    )
+
+
+def test_ledger_prints_the_newest_entries_first(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    for version in range(5):
+        commit(settings.tables / "counts", version, entry(version) if version != 2 else None)
+    found = json_of(capsys, "ledger", "count", "--limit", "3")
+    assert [f["version"] for f in found] == [4, 3, 1]
+    assert found[0]["offsets"] == {
+        "words": {"id": "topic-id", "start": {"0": 40, "1": 0}, "end": {"0": 50, "1": 0}, "records": 10}
+    }
+    assert found[0]["at"] == "2023-11-14T22:13:20.004+00:00"
+    assert cli.main(["streams", "ledger", "count", "--limit", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "words 0:40-50" in text
+    assert "g0001" in text
+
+
+def test_ledger_reads_another_table_of_the_stream(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    commit(settings.tables / "count_dead_letters", 0, entry(3, "count_dead_letters"))
+    (found,) = json_of(capsys, "ledger", "count", "--sink", "count_dead_letters")
+    assert found["batch"] == 3
+    assert cli.main(["streams", "ledger", "count", "--sink", "all_words"]) == 2
+    assert "its tables are: counts, count_dead_letters" in capsys.readouterr().err
+
+
+def test_ledger_goes_on_in_the_file_beside_the_state_where_the_log_was_shortened(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """500 versions are minutes at some rates; what the code was an hour ago has to be seen all the same."""
+    file = ledger_file(settings, "count")
+    codes = {0: "0ld0", 1: "0ld0", 2: "bad1", 3: "bad1", 4: "bad1", 5: "new2", 6: "new2"}
+    made = {batch: replace(entry(batch), code=CodeVersion(code, "1.0")) for batch, code in codes.items()}
+    for batch in range(7):
+        file.append(made[batch], {"counts": batch})
+    for batch in (4, 5, 6):
+        commit(settings.tables / "counts", batch, made[batch])
+    found = json_of(capsys, "ledger", "count")
+    assert [(f["batch"], f["version"], f["from"]) for f in found] == [
+        *((batch, batch, "table log") for batch in (6, 5, 4)),
+        *((batch, batch, "ledger file") for batch in (3, 2, 1, 0)),
+    ]
+    assert len(json_of(capsys, "ledger", "count", "--limit", "5")) == 5
+    changes = json_of(capsys, "ledger", "count", "--code-changes")
+    assert [(f["batch"], f["code"]["hash"]) for f in changes] == [(5, "new2"), (2, "bad1"), (0, "0ld0")]  # type: ignore[index]
+    assert cli.main(["streams", "ledger", "count"]) == 0
+    assert "the log of counts has been shortened" in capsys.readouterr().err
+
+
+def test_ledger_of_a_table_without_batches_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json_of(capsys, "ledger", "keep") == []
+    assert cli.main(["streams", "ledger", "keep"]) == 0
+    assert "no batch is in the ledger of all_words" in capsys.readouterr().err
+
+
+def test_accept_records_the_commit_and_the_reason(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    save(settings, replace(first("count"), tables=(BoundTable("counts", "id", "primary"),)))
+    arguments = ["streams", "accept", "count", "--table", "counts", "--version", "12"]
+    assert cli.main(arguments) == 2, "a reason is required"
+    assert cli.main([*arguments, "--why", "removed on request"]) == 2, "there is no such version"
+    commit(settings.tables / "counts", 12, None, {"remove": {"path": "a.parquet", "dataChange": True}})
+    assert cli.main([*arguments, "--why", "removed on request"]) == 0
+    record = load(settings, "count")
+    assert record is not None
+    assert record.accepts("counts") == {12}
+    assert record.accepted[0].why == "removed on request"
+    assert cli.main(["streams", "accept", "count", "--table", "none", "--version", "1", "--why", "x"]) == 2
+    capsys.readouterr()

@@ -1,0 +1,350 @@
+"""`recourse up`: what it starts, in which order it ends, and what it does when something dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from orchestration import cli
+from orchestration.cli import kafka, once, up
+from orchestration.cli.catching_up import CatchingUp
+from orchestration.cli.invocation import Invocation
+from orchestration.cli.observed import Observed
+from orchestration.cli.screen import Feeding, Screen, lines
+from orchestration.cli.setup import sole_use
+from orchestration.sessions.driver import BoundedLog, Driver
+from streaming_jobs.errors import SetupError, UsageError
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.health import Health, Reason
+from streaming_jobs.state.lease import Owner
+from streaming_jobs.state.status import Status
+from tests.conftest import SettingsFactory
+
+Events = list[str]
+
+
+class FakeBroker:
+    """Tells what is done to it, and dies when told to."""
+
+    called: ClassVar[Events] = []
+    alive = True
+
+    def __init__(self, settings: Settings) -> None:
+        pass
+
+    def start(self) -> str:
+        self.called.append("broker start")
+        return "127.0.0.1:9"
+
+    def restart(self) -> None:
+        self.called.append("broker restart")
+        FakeBroker.alive = True
+
+    def running(self) -> bool:
+        return FakeBroker.alive
+
+    def stop(self) -> None:
+        self.called.append("broker stop")
+
+    def kill(self) -> None:
+        self.called.append("broker kill")
+
+
+class FakeProcesses:
+    """Tells what is done to it; the broker dies at the second look, and Ctrl-C comes at the fourth."""
+
+    called: ClassVar[Events] = []
+    looks = 0
+
+    def __init__(self, settings: Settings) -> None:
+        self.called.append(f"dagster port {settings.dagster.port}")
+
+    def start(self) -> str:
+        self.called.append("dagster start")
+        return "http://127.0.0.1:3000"
+
+    def supervise(self) -> None:
+        FakeProcesses.looks += 1
+        FakeBroker.alive = FakeProcesses.looks != 2
+        if FakeProcesses.looks == 4:
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        self.called.append("dagster stop")
+
+    def kill(self) -> None:
+        self.called.append("dagster kill")
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
+    """Everything that `up` starts, faked at its border; the list says what was called."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(Invocation, "export", lambda self: None)
+    called: Events = []
+    for fake in (FakeBroker, FakeProcesses):
+        monkeypatch.setattr(fake, "called", called)
+    monkeypatch.setattr(FakeBroker, "alive", True)
+    monkeypatch.setattr(FakeProcesses, "looks", 0)
+    processes = ModuleType("orchestration.local_dagster.processes")
+    processes.DagsterProcesses = FakeProcesses  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "orchestration.local_dagster.processes", processes)
+    monkeypatch.setattr("streaming_jobs.platform.broker.Broker", FakeBroker)
+    monkeypatch.setattr("orchestration.cli.setup.quick_checks", lambda settings, ui: called.append("checks"))
+    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda settings, broker: called.append(f"jars {broker}"))
+    monkeypatch.setattr("orchestration.cli.setup.rehearse_once", lambda settings: called.append("rehearsal"))
+    monkeypatch.setattr(up, "_topics", lambda call: called.append("topics"))
+    monkeypatch.setattr("orchestration.cli.feed.FeederThread", lambda settings, **options: _feeder(called, options))
+    monkeypatch.setattr(up.time, "sleep", lambda seconds: None)
+    return called
+
+
+def _feeder(called: Events, options: dict[str, object]) -> SimpleNamespace:
+    return SimpleNamespace(
+        state=Feeding("feeding", 1, 2),
+        start=lambda: called.append(f"feeder start {options}"),
+        stop=lambda: called.append("feeder stop"),
+    )
+
+
+def test_it_starts_in_order_restarts_a_dead_broker_and_ends_in_the_opposite_order(
+    events: Events, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["up"]) == 0
+    assert events == [
+        "checks",
+        "jars True",
+        "rehearsal",
+        "broker start",
+        "topics",
+        "dagster port 3000",
+        "dagster start",
+        "feeder start {'rate': 2000.0, 'share': 1.0}",
+        "broker restart",
+        "feeder stop",
+        "dagster stop",
+        "broker stop",
+    ]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "http://127.0.0.1:3000" in printed.err
+
+
+def test_a_configured_cluster_gets_no_broker_of_ours(events: Events, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--set", "kafka.bootstrap_servers=kafka:9092", "up", "--rate", "0", "--port", "3111"]
+    assert cli.main(arguments) == 0
+    assert events == ["checks", "jars False", "topics", "dagster port 3111", "dagster start", "dagster stop"]
+    capsys.readouterr()
+
+
+def test_what_started_is_ended_when_the_rest_cannot_start(
+    events: Events, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: object) -> str:
+        raise SetupError("port 3000 is taken", "--port 0")
+
+    monkeypatch.setattr(FakeProcesses, "start", fail)
+    assert cli.main(["up"]) == 1
+    assert events[-2:] == ["dagster stop", "broker stop"]
+    assert "REC-003 port 3000 is taken\n  next: --port 0" in capsys.readouterr().err
+
+
+def test_a_second_up_on_one_home_is_refused(events: Events, capsys: pytest.CaptureFixture[str]) -> None:
+    with sole_use(Settings.load()):
+        assert cli.main(["up"]) == 2
+    assert events == []
+    assert f"process {os.getpid()}" in capsys.readouterr().err
+    assert cli.main(["up", "--rate", "0"]) == 0, "the lock goes with its holder"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_once_ends_with_the_verdict_and_starts_no_dagster(
+    code: int, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "run_once", lambda call, share, output: code)
+    assert cli.main(["up", "--once", "--share", "0.5"]) == code
+    assert events == ["checks", "jars True", "rehearsal", "broker start", "topics", "broker stop"]
+
+
+def test_a_broker_that_dies_over_and_over_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = SimpleNamespace(running=lambda: False, restart=lambda: None)
+    keeper = kafka.BrokerKeeper(broker, most=3)  # type: ignore[arg-type]
+    for _ in range(3):
+        keeper.look_after()
+    with pytest.raises(SetupError, match="died 4 times"):
+        keeper.look_after()
+    capsys.readouterr()
+
+
+OK = SimpleNamespace(table="flights_clean", ok=True, expected_rows=10, found_rows=10, detail="every row is equal")
+WRONG = SimpleNamespace(table="airport_hours", ok=False, expected_rows=5, found_rows=4, detail="1 rows missing")
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Events]:
+    """Fakes the topic's content, the feeder, the session and the comparison of `--once`."""
+
+    def fake(*checks: SimpleNamespace, records: int = 0, total: int = 100, complete: bool = False) -> Events:
+        called: Events = []
+
+        def feed(settings: Settings, **options: object) -> SimpleNamespace:
+            called.append(f"feed {options}")
+            return SimpleNamespace(records=total, seconds=1.0, rate=100.0, held=total, total=total, stopped=False)
+
+        there = SimpleNamespace(records=records, total=total, complete=complete)
+        monkeypatch.setattr("streaming_jobs.examples.flights.feeder.survey", lambda settings, share: there)
+        monkeypatch.setattr("streaming_jobs.examples.flights.truth.compare", lambda settings, share: list(checks))
+        monkeypatch.setattr(once, "feed_with_bar", feed)
+        monkeypatch.setattr(once, "process", lambda call, streams: called.append(f"process {sorted(streams)}"))
+        return called
+
+    return fake
+
+
+STREAMS = "process ['airport_hours', 'carrier_totals', 'flights_clean']"
+
+
+def test_once_feeds_processes_and_compares(
+    events: Events, compared: Callable[..., Events], capsys: pytest.CaptureFixture[str]
+) -> None:
+    called = compared(OK)
+    assert cli.main(["up", "--once", "--share", "0.5"]) == 0
+    assert called == ["feed {'rate': None, 'share': 0.5}", STREAMS]
+    printed = capsys.readouterr()
+    assert "flights_clean" in printed.out
+    assert "every table equals the truth" in printed.err
+
+
+def test_once_does_not_feed_twice_and_fails_when_a_table_is_wrong(
+    events: Events, compared: Callable[..., Events], capsys: pytest.CaptureFixture[str]
+) -> None:
+    called = compared(OK, WRONG, records=100, complete=True)
+    assert cli.main(["up", "--once", "-o", "json"]) == 1
+    assert called == [STREAMS]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"] is False
+    assert printed["tables"][1] == vars(WRONG)
+
+
+def test_once_refuses_a_topic_that_holds_more_than_the_share(
+    events: Events, compared: Callable[..., Events], capsys: pytest.CaptureFixture[str]
+) -> None:
+    called = compared(OK, records=16838, complete=True)
+    assert cli.main(["up", "--once", "--share", "0.01"]) == 2
+    assert called == []
+    assert "--share 0.05," in capsys.readouterr().err
+
+
+def test_once_needs_the_shipped_streams(
+    events: Events, compared: Callable[..., Events], capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared(OK)
+    assert cli.main(["--set", 'flows=["collections"]', "up", "--once"]) == 2
+    assert "streaming_jobs.examples.flights.streams" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("records", [1, 100, 16838, 336775, 336776])
+def test_the_share_that_is_named_stands_for_just_so_many_records(records: int) -> None:
+    from streaming_jobs.examples.flights.dataset import TOTAL, flights_in
+
+    assert flights_in(float(once.share_of(records, TOTAL))) == records
+
+
+def nowhere(_: str) -> tuple[dict[str, dict[int, int]], None]:
+    return {}, None
+
+
+def test_a_session_that_fails_is_told_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def failing(streams: object, environment: dict[str, str], log: BoundedLog, **_: object) -> Driver:
+        return Driver([sys.executable, "-c", "raise SystemExit(78)"], environment, log)
+
+    monkeypatch.setattr(once, "session_driver", failing)
+    monkeypatch.setattr("orchestration.cli.catching_up.catching_up", lambda *_: CatchingUp([], nowhere, {}, {}))
+    with pytest.raises(once.SessionFailed, match="exit code 78") as failed:
+        once.process(Invocation(), ["flights_clean"])
+    assert "session-once.log" in failed.value.next_step
+    capsys.readouterr()
+
+
+def test_the_screen_without_a_terminal_is_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    status = Status("count", "running", 1, generation=1, batch=7, lag_records=1200, processed_rows_per_s=50.0)
+    owner = Owner(1, 0.0, None, None, 0.0, "session")
+    seen = [Observed("count", "running", 0.0, status, owner, Health("count", 0.0, "running"))]
+    with Screen(["open this"], every=60.0) as screen:
+        screen.show(seen, Feeding("feeding", 500, 1000, 100.0))
+        screen.show(seen, Feeding("feeding", 600, 1000, 100.0))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "open this",
+        "count: running, g0001 batch 7, 50 rows/s, lag 1,200, watermark -, 0 dead letters",
+        "feeder: feeding 500 of 1,000 (50 %), 100 records/s",
+    ]
+
+
+def test_the_screen_shows_no_figures_of_a_dead_session() -> None:
+    status = Status("count", "running", 1, generation=1, batch=7, lag_records=1200)
+    gone = Health("count", 0.0, "dead", (Reason("dead", "its session ended"),))
+    assert lines([Observed("count", "dead", 0.0, status, None, gone)], None) == ["count: dead"]
+
+
+def test_a_command_without_a_broker_starts_one_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called: Events = []
+
+    class Broker:
+        def __init__(self, settings: Settings) -> None:
+            pass
+
+        def __enter__(self) -> Broker:
+            called.append("start")
+            return self
+
+        def start(self) -> str:
+            return "127.0.0.1:9"
+
+        def __exit__(self, *_: object) -> None:
+            called.append("stop")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("streaming_jobs.platform.broker.Broker", Broker)
+    monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda settings, broker, spark: called.append("jars"))
+    with kafka.broker_for_command(Settings.load()) as address:
+        assert address == "127.0.0.1:9"
+    assert called == ["jars", "start", "stop"]
+    configured = Settings.load({"kafka.bootstrap_servers": "kafka:9092"})
+    with kafka.broker_for_command(configured) as address:
+        assert address == "kafka:9092"
+    assert called == ["jars", "start", "stop"]
+    with pytest.raises(UsageError), kafka.broker_for_command(configured):
+        raise UsageError("what the block raises comes through")
+    assert "embedded broker" in capsys.readouterr().err
+
+
+def test_the_feeder_gives_its_memory_back_when_it_has_ended(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestration.cli.feed import FeederThread
+
+    done = threading.Event()
+    monkeypatch.setattr("streaming_jobs.examples.flights.dataset.release", done.set)
+    there = SimpleNamespace(complete=True, total=5)
+    monkeypatch.setattr("streaming_jobs.examples.flights.feeder.survey", lambda settings, share: there)
+    feeder = FeederThread(settings(), rate=1.0, share=1.0)
+    feeder.start()
+    assert done.wait(10) and feeder.state.state == "done"

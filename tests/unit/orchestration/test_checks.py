@@ -1,0 +1,168 @@
+"""The check `health` of each table: what it says of a stream, when Dagster is told, and what is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from orchestration.checks import AGAIN_AFTER, Verdict, check_key, left_behind, to_tell, verdict
+from orchestration.events import delete_older, not_being_made, report_without_run
+from orchestration.local_dagster.dagster_home import prepare
+from orchestration.sessions.decisions import RunSeen, should_run
+from orchestration.sessions.tags import STOPPED_BY_TAG
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.health import Health, Reason
+from streaming_jobs.state.status import Status
+
+NOW = 1_000_000.0
+KEY = check_key("orders")
+
+
+def found(state: str, *reasons: Reason, notes: tuple[str, ...] = ()) -> Health:
+    return Health("orders", NOW, state, reasons, notes)
+
+
+DEAD = found("dead", Reason("dead", "its session (pid 7) ended without saying so"))
+
+
+@pytest.mark.parametrize(
+    ("health", "continuous", "passed", "severity", "mark"),
+    [
+        (found("running"), True, True, "ERROR", "well"),
+        (found("idle"), True, True, "ERROR", "well"),
+        (DEAD, True, False, "ERROR", "red: dead"),
+        (found("running", Reason("stuck", "..."), Reason("late", "...")), True, False, "ERROR", "red: late, stuck"),
+        (found("stopped", notes=("was stopped on purpose",)), True, False, "WARN", "stopped"),
+        (found("stopped"), False, True, "ERROR", "stopped"),
+        (found("recovering", notes=("is being recovered",)), False, False, "WARN", "recovering"),
+        (found("never started"), True, True, "ERROR", "never started"),
+    ],
+)
+def test_the_verdict(health: Health, continuous: bool, passed: bool, severity: str, mark: str) -> None:
+    told = verdict(health, continuous=continuous)
+    assert (told.passed, told.severity.value, told.mark) == (passed, severity, mark)
+    for reason in health.reasons:
+        assert reason.text in told.text
+
+
+def test_a_broken_job_yaml_is_a_warning_on_what_is_well_and_does_not_hide_what_is_red() -> None:
+    broken = verdict(found("running"), continuous=True, broken="databricks.yml:3: no such field")
+    assert (broken.passed, broken.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "databricks.yml:3" in broken.text
+    assert verdict(DEAD, continuous=True, broken="databricks.yml:3: ...").mark == "red: dead"
+
+
+def run(status: str, *, ago: float, **tags: str) -> RunSeen:
+    return RunSeen("r", status, created=NOW - 900, started=NOW - 800, ended=NOW - ago, updated=NOW - ago, tags=tags)
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([], False),
+        ([run("STARTED", ago=0)], False),
+        ([run("SUCCESS", ago=61)], True),
+        ([run("SUCCESS", ago=59)], False),
+        ([run("FAILURE", ago=61)], True),
+        ([run("CANCELED", ago=61)], False),
+        ([run("CANCELED", ago=61, **{STOPPED_BY_TAG: "shutdown"})], True),
+        ([RunSeen("q", "QUEUED", created=NOW - 61)], True),
+    ],
+)
+def test_a_stream_should_run_when_keepalive_had_the_time_to_start_it(runs: list[RunSeen], expected: bool) -> None:
+    assert should_run(runs, NOW, patience=60) is expected
+
+
+STOPPED = Status("orders", "stopped", 7, heartbeat=NOW - 200, trigger="continuous")
+
+
+@pytest.mark.parametrize(
+    ("status", "started", "expected"),
+    [
+        (STOPPED, NOW - 800, True),
+        (STOPPED, NOW - 50, False),
+        (replace(STOPPED, heartbeat=NOW - 50), NOW - 800, False),
+        (replace(STOPPED, state="running"), NOW - 800, False),
+        (replace(STOPPED, state="failed"), NOW - 800, False),
+        (replace(STOPPED, trigger="available-now"), NOW - 800, False),
+        (None, NOW - 800, False),
+        (STOPPED, None, False),
+    ],
+)
+def test_a_stream_that_ended_while_its_session_goes_on_is_left_behind(
+    status: Status | None, started: float | None, expected: bool
+) -> None:
+    session = RunSeen("r", "STARTED", created=NOW - 900, started=started)
+    queued = RunSeen("q", "QUEUED", created=NOW - 10)
+    assert left_behind([queued, session], status, NOW, patience=100) is expected
+    assert not left_behind([replace(session, status="SUCCESS")], status, NOW, patience=100), "should_run tells"
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """One with SQLite files, as at home."""
+    with dg.DagsterInstance.from_config(str(prepare(Settings(home=tmp_path)))) as instance:
+        yield instance
+
+
+WELL = Verdict(True, dg.AssetCheckSeverity.ERROR, "well", "orders is running")
+RED = Verdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: its session ended")
+
+
+def tell(instance: dg.DagsterInstance, verdict: Verdict, now: float | None = None) -> int:
+    """Report what is to be told; how much it was."""
+    told = to_tell(instance, {KEY: verdict}, now or time.time())
+    for evaluation in told:
+        report_without_run(instance, evaluation)
+    return len(told)
+
+
+def test_each_change_is_told_once_and_the_rest_now_and_then(instance: dg.DagsterInstance) -> None:
+    assert tell(instance, Verdict(True, dg.AssetCheckSeverity.ERROR, "never started", "orders never started")) == 0
+    assert [tell(instance, v) for v in (WELL, WELL, RED, RED, RED, WELL)] == [1, 0, 1, 0, 0, 1]
+    assert tell(instance, WELL, time.time() + AGAIN_AFTER + 1) == 1
+
+
+def test_what_a_person_has_executed_is_told_again_because_it_would_not_count_for_the_next_rows(
+    instance: dg.DagsterInstance,
+) -> None:
+    tell(instance, WELL)
+    event = dg.DagsterEvent(
+        dg.DagsterEventType.ASSET_CHECK_EVALUATION.value, "job", event_specific_data=WELL.evaluation(KEY)
+    )
+    instance.report_dagster_event(event, run_id="by-hand")
+    assert [tell(instance, WELL), tell(instance, WELL)] == [1, 0]
+
+
+def test_old_events_without_a_run_are_deleted_and_the_newest_of_each_kind_stay(instance: dg.DagsterInstance) -> None:
+    table = dg.AssetKey(["orders"])
+    for number in range(4):
+        report_without_run(instance, dg.AssetObservation(table, metadata={"alert": f"trouble {number}"}))
+        report_without_run(instance, dg.AssetMaterialization(table, metadata={"number": number}))
+        report_without_run(instance, (RED if number % 2 else WELL).evaluation(KEY))
+        not_being_made(instance, [table])
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    assert delete_older(instance, long_ago) == 0
+    assert stored(instance) == (4, 4, 4)
+    assert delete_older(instance, datetime.now(UTC) + timedelta(seconds=1)) == 12
+    assert stored(instance) == (1, 1, 1)
+    newest = instance.get_latest_materialization_event(table)
+    assert newest is not None and newest.asset_materialization is not None
+    assert newest.asset_materialization.metadata["number"].value == 3
+    for connection in (instance.event_log_storage.index_connection, instance.event_log_storage.run_connection):  # type: ignore[attr-defined]
+        with connection() if "index" in connection.__name__ else connection("") as open_connection:
+            assert open_connection.exec_driver_sql("select count(*) from event_logs").scalar() == 4
+
+
+def stored(instance: dg.DagsterInstance) -> tuple[int, int, int]:
+    """Observations, materialisations and verdicts of the table."""
+    table = dg.AssetKey(["orders"])
+    checks = instance.event_log_storage.get_asset_check_execution_history(KEY, limit=100)
+    observed, made = instance.fetch_observations(table, limit=100), instance.fetch_materializations(table, limit=100)
+    return len(observed.records), len(made.records), len(checks)

@@ -1,0 +1,463 @@
+"""Going forward over records that are not wanted, and going back without state: on a stream's life on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from reprocessing import executor
+from reprocessing import staging as workshop
+from reprocessing.audit import Difference
+from reprocessing.context import Talk, Work
+from reprocessing.explainer import explain
+from reprocessing.journal import Journal
+from reprocessing.plan import Checks, Plan, folder, load, staging
+from reprocessing.planner import make_plan
+from reprocessing.publish import content_of, fence, publish
+from reprocessing.reopen import abort, skip
+from reprocessing.report import page
+from reprocessing.snapshot import Situation, look
+from reprocessing.stages import AuditRefused, Confirm, Fence, Keep, Publish, Switch, stages_of
+from reprocessing.targets import Target
+from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused, UsageError
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.preflight.rules import verdicts
+from streaming_jobs.preflight.take_snapshot import all_tables, gather, ledger_file
+from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.stream_record import Accepted, CodeSince
+from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics
+
+NONE = Checks()
+
+
+@pytest.fixture
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    """Nine batches; the topic has thirty records more."""
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    life = Life(tmp_path)
+    for number in range(9):
+        life.batch(number)
+    return life
+
+
+def found(life: Life, topics: Topics | None = None) -> Situation:
+    return look(life.settings, STREAM, topics or Topics(end=120))  # type: ignore[arg-type]
+
+
+def working(life: Life, plan: Plan, talk: Talk | None = None) -> Work:
+    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
+    return Work(life.settings, STREAM, plan, Topics(end=120), journal, talk or Talk())  # type: ignore[arg-type]
+
+
+def begun(life: Life, target: Target) -> Work:
+    """A plan, up to its fence."""
+    work = working(life, make_plan(found(life), target, NONE))
+    work.journal.write("keep", "done", Keep().run(work))
+    work.journal.write("fence", "begun")
+    fence(life.settings, STREAM, work.plan.id, work.plan.generation)
+    return work
+
+
+def refusals(life: Life) -> list[str]:
+    around = gather(life.settings, STREAM, Topics(end=120))  # type: ignore[arg-type]
+    return [f.found for f in verdicts(around) if f.severity == "refuse"]
+
+
+def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
+    rows = life.rows()
+    work = begun(life, Target("offsets", "0:110"))
+    plan = work.plan
+    assert load(life.settings, plan.id) == plan and plan.skips and not plan.records
+    assert list(plan.skipped()) == [(TOPIC, 0, 90, 110)]
+    assert [stage.name for stage in stages_of(plan)] == ["keep", "fence", "confirm", "skip", "finish"]
+    text = explain(plan)
+    for words in ("skip ahead to offsets 0:110", "20 records are never read", "keeps its rows", "undo reads them"):
+        assert words in text
+    assert any("fenced" in words for words in refusals(life))
+    skip(work)
+    skip(work)
+    assert life.rows() == rows and life.at() == Txn(2, 8) and refusals(life) == []
+    checkpoint = stream_record.checkpoint(life.settings, STREAM.name, 2)
+    assert checkpoint.end(8) == {TOPIC: {0: 110}} and checkpoint.last_committed == 8
+    record = life.record
+    assert (record.generation, record.generations[-1].from_generation, record.generations[-1].from_batch) == (2, 1, 8)
+    assert [(v["from"], v["to"], v["plan"]) for v in record.void_ranges] == [(90, 110, plan.id)]
+
+
+def test_what_the_topic_has_lost_unread_is_skipped_with_the_command_that_the_refusal_names(life: Life) -> None:
+    topics = Topics(first=95, end=120)
+    around = gather(life.settings, STREAM, topics)  # type: ignore[arg-type]
+    lost = next(f for f in verdicts(around) if f.severity == "lost")
+    assert lost.next_step.endswith("recourse recover plan things --to-offsets 0:95")
+    plan = make_plan(found(life, topics), Target("offsets", "0:95"), NONE)
+    assert list(plan.skipped()) == [(TOPIC, 0, 90, 95)]
+    work = replace(working(life, plan), topics=topics)  # type: ignore[arg-type]
+    work.journal.write("keep", "done", Keep().run(work))
+    fence(life.settings, STREAM, plan.id, plan.generation)
+    skip(work)
+    around = gather(life.settings, STREAM, topics)  # type: ignore[arg-type]
+    assert [f for f in verdicts(around) if f.severity != "warn"] == []
+
+
+def test_a_skip_that_was_killed_between_two_tables_goes_on(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = begun(life, Target("latest"))
+
+    def killed(point: str, *_: object) -> None:
+        raise KeyboardInterrupt(point)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("reprocessing.context.crash_point", killed)
+        with pytest.raises(KeyboardInterrupt, match="recover_skip_between"):
+            skip(work)
+    assert life.record.generation == 1 and refusals(life)
+    skip(work)
+    assert life.at() == Txn(2, 8) and refusals(life) == [] and len(life.record.void_ranges) == 1
+
+
+def test_a_skip_can_be_given_up_before_it_has_begun(life: Life) -> None:
+    work = begun(life, Target("latest"))
+    abort(work)
+    assert life.at() == Txn(3, 8) and life.record.void_ranges == () and refusals(life) == []
+    assert stream_record.checkpoint(life.settings, STREAM.name, 3).end(8) == {TOPIC: {0: 90}}
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_an_abort_keeps_a_change_that_was_accepted_since_and_refuses_another(life: Life, unfinished: bool) -> None:
+    if unfinished:
+        life.batch(9, commit=False)
+    work = begun(life, Target("batch", "3"))
+    rows = len(life.rows())
+    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+    version = DeltaTable(life.table).version()
+    with pytest.raises(ForeignWrite):
+        abort(work)
+    life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
+    if unfinished:
+        with pytest.raises(PreflightRefused, match="came after a batch that was not finished"):
+            abort(work)
+    else:
+        abort(work)
+        assert len(DeltaTable(life.table).to_pyarrow_table()) == rows + 1 and life.at() == Txn(3, 8)
+
+
+def test_a_plan_that_goes_back_says_what_it_reads_that_was_skipped(life: Life) -> None:
+    savepoints.take(life.settings, life.record, 3, "time")
+    skip(begun(life, Target("latest")))
+    plan = make_plan(found(life), Target("savepoint", "g0001-b000000003"), NONE)
+    assert any("90 to 119 are read; things-0001 skipped them" in note for note in plan.notes)
+    with pytest.raises(UsageError, match="is at things 0:120 already"):
+        make_plan(found(life), Target("latest"), NONE)
+
+
+def test_a_stream_that_has_come_past_the_target_has_nothing_to_skip(life: Life) -> None:
+    plan = make_plan(found(life), Target("offsets", "0:100"), NONE)
+    life.batch(9)
+    with pytest.raises(UsageError, match="has come past the plan's offsets"):
+        Keep().run(working(life, plan))
+
+
+def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_has_to_know_it(life: Life) -> None:
+    """Killed between the table's commit and Spark's: with the checkpoint at 8, batch 9 is in the table."""
+    plan = make_plan(found(life), Target("offsets", "0:95"), NONE)
+    life.batch(9, commit=False)
+    with pytest.raises(UsageError, match="come past the plan's offsets"):
+        Keep().run(working(life, plan))
+    work = begun(life, Target("offsets", "0:110"))
+    skip(work)
+    assert life.rows() == list(range(100)) and life.at() == Txn(2, 8) and refusals(life) == []
+    assert stream_record.checkpoint(life.settings, STREAM.name, 2).end(8) == {TOPIC: {0: 110}}
+    assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
+
+
+def test_state_has_to_know_a_batch_before_anything_behind_it_is_skipped(life: Life) -> None:
+    stateful(life)
+    plan = make_plan(found(life), Target("latest"), NONE)
+    life.batch(9, commit=False)
+    with pytest.raises(UsageError, match="the state does not know it yet"):
+        Keep().run(working(life, plan))
+
+
+def test_a_stream_that_ran_on_before_the_fence_is_kept_again(life: Life) -> None:
+    """Killed or refused between keep and fence, nothing forbids a start: what it read must not be lost."""
+    work = working(life, make_plan(found(life), Target("offsets", "0:110"), NONE))
+    work.journal.write("keep", "done", Keep().run(work))
+    life.batch(9)
+    work.journal.write("fence", "done", Fence().run(work))
+    skip(work)
+    assert life.rows() == list(range(100)) and life.record.generations[-1].from_batch == 9
+    assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
+
+
+def test_what_somebody_else_wrote_before_the_fence_is_seen(life: Life) -> None:
+    work = working(life, make_plan(found(life), Target("latest"), NONE))
+    work.journal.write("keep", "done", Keep().run(work))
+    write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+    with pytest.raises(ForeignWrite):
+        Fence().run(work)
+
+
+def test_an_abort_before_the_first_fence_touches_nothing(life: Life) -> None:
+    work = working(life, make_plan(found(life), Target("latest"), NONE))
+    work.journal.write("keep", "done", Keep().run(work))
+    work.journal.write("fence", "begun")
+    life.batch(9)
+    abort(work)
+    assert life.rows() == list(range(100)) and life.record.generation == 1 and refusals(life) == []
+
+
+def test_a_number_names_the_batch_and_not_the_border_behind_a_skip(life: Life) -> None:
+    skip(begun(life, Target("offsets", "0:110")))
+    batch = found(life).history.numbered(8)
+    assert batch is not None and batch.txn == Txn(1, 8)
+    assert found(life).history.position == {TOPIC: {0: 110}}
+
+
+def test_rows_of_a_batch_that_only_a_further_table_has_do_not_come_twice(life: Life) -> None:
+    """Killed between the two tables' commits, then somebody's accepted change on the one that is ahead."""
+    sink = open_sink(life.settings, all_tables(STREAM)[1][0], STREAM.name)
+    assert sink is not None
+    entry = LedgerEntry("batch", STREAM.name, sink.name, 1, 9)
+    sink.commit(entry, lambda *_: None)
+    work = begun(life, Target("batch", "3"))
+    schema = pa.schema(DeltaTable(sink.path).schema().to_arrow())
+    values = {pa.string(): "x", pa.int32(): 0, pa.int64(): 0, pa.binary(): b"x"}
+    row = {f.name: values.get(f.type, datetime.now(UTC) if pa.types.is_timestamp(f.type) else None) for f in schema}
+    write_deltalake(sink.path, pa.Table.from_pylist([row], schema=schema), mode="append")
+    version = DeltaTable(sink.path).version()
+    life.save(replace(life.record, accepted=(Accepted(sink.name, version, "right", 1.0),)))
+    with pytest.raises(PreflightRefused, match="came after a batch that was not finished"):
+        abort(work)
+
+
+def test_a_copy_is_on_disk_before_it_counts(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(
+        "os.fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
+    taken = savepoints.take(life.settings, life.record, 5, "purpose")
+    copy(savepoints.checkpoint_of(life.settings, taken), tmp_path / "state" / "copy")
+    for name in ("checkpoint.partial/offsets/5", "copy.partial/offsets/5", "copy.partial/commits/5"):
+        assert any(path.endswith(name) for path in synced), name
+
+
+def test_behind_a_skip_there_is_a_border_to_go_back_to(life: Life) -> None:
+    skip(begun(life, Target("offsets", "0:110")))
+    life.save(replace(life.record, code=(*life.record.code, CodeSince("z", "1", 2, 9, 1.0))))
+    life.batch(9, generation=2, code="z")
+    line = replace(life.entry(9, 2, "z"), offsets=(OffsetRange(TOPIC, TOPIC_ID, {0: 110}, {0: 120}),))
+    ledger_file(life.settings, STREAM.name).append(line, {"things": life.sink().handle.version()})
+    for target in (Target("code", "z"), Target("offsets", "0:112")):
+        plan = make_plan(found(life), target, NONE)
+        assert (plan.base.generation, plan.base.batch, plan.base.ends) == (2, 8, {TOPIC: {0: 110}})
+        assert not any("skipped" in note for note in plan.notes)
+
+
+def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Life) -> None:
+    """The checkpoint can be cut after a replayed batch; the table shows it only together with those after it."""
+    plan = make_plan(found(life), Target("batch", "3"), NONE)
+    base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    fence(life.settings, STREAM, plan.id, 2)
+    workshop.prepare(life.settings, plan, life.record, base)
+    staged = Life.__new__(Life)
+    staged.settings = workshop.settings_of(life.settings, plan)
+    for number in range(4, 9):
+        staged.batch(number, generation=2, code="z")
+    work = working(life, plan)
+    Publish().run(work)
+    Switch().run(work)
+    assert life.rows() == list(range(90)) and life.record.generation == 2
+    with pytest.raises(PreflightRefused, match="was replayed by plan"):
+        savepoints.take(life.settings, life.record, 5, "purpose")
+    again = make_plan(found(life), Target("batch", "5"), NONE)
+    assert base is not None and again.base.savepoint == base.id
+    taken = savepoints.take(life.settings, life.record, 8, "purpose")
+    assert (
+        sum(len(life.rows(t)) for t in [life.table]) == 90 and taken.tables[0].version == life.sink().handle.version()
+    )
+
+
+def test_nothing_is_skipped_unless_somebody_agrees(life: Life) -> None:
+    plan = make_plan(found(life), Target("latest"), NONE)
+    work = working(life, plan, Talk(confirm=lambda _: False))
+    with pytest.raises(AuditRefused, match="not confirmed"):
+        Confirm().run(work)
+    work.journal.write("confirm", "failed")
+    assert work.journal.outcome == "refused"
+
+
+def test_what_is_not_replayed_is_not_checked(life: Life) -> None:
+    with pytest.raises(UsageError, match="nothing to check"):
+        make_plan(found(life), Target("latest"), Checks(("id > 0",)))
+
+
+def stateful(life: Life) -> None:
+    life.save(replace(life.record, state_fingerprint={"0": "Aggregate"}))
+
+
+def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Life) -> None:
+    stateful(life)
+    plan = make_plan(found(life), Target("batch", "3"), NONE, discard_state=True)
+    assert plan.discards_state and load(life.settings, plan.id) == plan
+    assert "discarded. What will be wrong" in explain(plan) and "state starts empty" in explain(plan)
+    base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    workshop.prepare(life.settings, plan, life.record, base)
+    own = workshop.settings_of(life.settings, plan)
+    record = stream_record.load(own, STREAM.name)
+    assert record is not None and record.state_fingerprint == {} and record.topics[0].start == {"0": 40}
+    assert record.generations[-1].restarts and record.generations[-1].from_batch == 3
+    assert not stream_record.checkpoint(own, STREAM.name, 2).folder.exists()
+    assert life.rows(own.tables / "things") == list(range(40))
+    around = gather(own, STREAM, Topics(end=120))  # type: ignore[arg-type]
+    assert [f for f in verdicts(around) if f.severity == "refuse"] == []
+    assert around.tables[0].txn == Txn(2, -1)
+
+
+def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> None:
+    stateful(life)
+    gone = Topics(first=35, end=120)
+    with pytest.raises(UsageError, match="cannot go back that far") as refused:
+        make_plan(found(life, gone), Target("earliest"), NONE)
+    assert "--discard-state" in refused.value.next_step
+    plan = make_plan(found(life, gone), Target("earliest"), NONE, discard_state=True)
+    assert plan.base.savepoint is None and plan.base.ends == {TOPIC: {0: 35}} and plan.records == 85
+    assert any("the tables begin empty at the target" in note for note in plan.notes)
+    workshop.prepare(life.settings, plan, life.record, None)
+    record = stream_record.load(workshop.settings_of(life.settings, plan), STREAM.name)
+    assert record is not None and record.topics[0].start == {"0": 35}
+
+
+def test_where_the_targets_own_records_are_gone_it_begins_with_the_first_that_is_left(life: Life) -> None:
+    stateful(life)
+    forget_cuts(life)
+    for target in (Target("batch", "3"), Target("batch", "-1")):
+        plan = make_plan(found(life, Topics(first=65, end=120)), target, NONE, discard_state=True)
+        assert plan.discards_state and plan.base.ends == {TOPIC: {0: 65}} and plan.records == 55
+        assert any("the first that the topic still has" in note for note in plan.notes)
+
+
+def forget_cuts(life: Life) -> None:
+    """Spark's log reaches back to the last batches only."""
+    folder_of = stream_record.checkpoint(life.settings, STREAM.name, 1).folder
+    for log in ("offsets", "commits"):
+        for number in range(6):
+            (folder_of / log / str(number)).unlink()
+
+
+def test_nothing_is_discarded_where_nothing_is_replayed(life: Life) -> None:
+    stateful(life)
+    savepoints.take(life.settings, life.record, 8, "purpose")
+    with pytest.raises(UsageError, match="nothing to replay"):
+        make_plan(found(life, Topics()), Target("savepoint", "g0001-b000000008"), NONE, discard_state=True)
+
+
+def test_savepoints_reach_back_further_than_the_ledger(life: Life) -> None:
+    savepoints.take(life.settings, life.record, 2, "purpose")
+    forget_cuts(life)
+    ledger = ledger_file(life.settings, STREAM.name)
+    day = next(ledger.folder.glob("*.jsonl"))
+    day.write_text("\n".join(day.read_text().splitlines()[5:]) + "\n")
+    plan = make_plan(found(life), Target("offsets", "0:45"), NONE)
+    assert plan.base.savepoint == "g0001-b000000002"
+    life.save(replace(life.record, code=(CodeSince("z", "1", 1, 4, 1.0),)))
+    assert make_plan(found(life), Target("code", "z"), NONE).base.savepoint == "g0001-b000000002"
+    savepoints.drop(life.settings, STREAM.name, "g0001-b000000002")
+    with pytest.raises(UsageError, match="no longer in the ledger"):
+        make_plan(found(life), Target("code", "z"), NONE)
+
+
+def test_state_is_discarded_where_there_is_any_and_it_matters(life: Life) -> None:
+    with pytest.raises(UsageError, match="keeps no state"):
+        make_plan(found(life), Target("batch", "3"), NONE, discard_state=True)
+    stateful(life)
+    assert not make_plan(found(life), Target("batch", "-1"), NONE, discard_state=True).discards_state
+
+
+def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -> None:
+    plan = make_plan(found(life), Target("batch", "3"), Checks(("place <> '<script>alert(1)</script>'",)))
+    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
+    journal.write("keep", "begun")
+    journal.write("keep", "begun")
+    journal.write("keep", "done", {"savepoint": "g0001-b000000003"})
+    journal.write("audit", "begun")
+    journal.write("audit", "failed", {"error": "<b>no</b>"})
+    text = page(plan, journal, [])
+    assert "<script>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "refused" in text
+    assert "Rebuilt rows" not in text
+    compared = Difference("things", 60, 61, 1, 2, 3, {"id": (4, 5)}, (), "at", (("2026-03-02 06:00", 1, 2, 3),))
+    journal.write("audit", "done", {"differences": [dataclasses.asdict(compared)]})
+    published = {"table": "things", "version": 7, "came": 1, "went": 2, "stayed": 3, "seconds": 0.1}
+    journal.write("publish", "done", {"tables": [published]})
+    whole = page(plan, journal, [])
+    assert "Rebuilt rows" in whole and "at from" in whole and "things: version 7, 1 files came" in whole
+    assert text.count("<td>keep</td>") == 2 and text.count("cut off") == 1 and "savepoint: g0001-b000000003" in text
+
+
+def publishing(life: Life) -> Work:
+    """A plan that goes back, whose publish is begun; staging holds what the savepoint held."""
+    work = begun(life, Target("batch", "3"))
+    work.journal.write("fence", "done")
+    workshop.prepare(life.settings, work.plan, work.record, work.base())
+    for stage in ("prepare", "replay", "audit"):
+        work.journal.write(stage, "done")
+    work.journal.write("publish", "begun")
+    return work
+
+
+def test_a_publish_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
+    rows = life.rows()
+    work = publishing(life)
+    executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    assert work.journal.outcome == "aborted" and work.record.generation == 3
+    assert life.rows() == rows and not refusals(life)
+
+
+def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> None:
+    """Somebody has made the table append-only since the plan was made."""
+    rows = life.rows()
+    work = publishing(life)
+    life.sink().handle.alter.set_table_properties({"delta.appendOnly": "true"})
+    staged = {t.name: content_of(staging(life.settings, work.plan.id) / t.name) for t in work.record.tables}
+    done: list[str] = []
+    with pytest.raises(PermanentError, match="append-only"):
+        publish(
+            life.settings,
+            STREAM,
+            staged,
+            record=work.record,
+            plan=work.plan.id,
+            at=Txn(2, 3),
+            offsets=life.entry(3).offsets,
+            code=CodeVersion("fixed", "1"),
+            between=done.append,
+        )
+    assert done == ["things_dead_letters"]
+    executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    assert work.journal.outcome == "aborted" and work.record.generation == 3
+    assert life.rows() == rows and not refusals(life), "also the table that was published goes on as it was"
+
+
+def test_a_publish_that_the_primary_table_has_is_finished_and_not_given_up(life: Life) -> None:
+    work = publishing(life)
+    life.sink().commit(LedgerEntry("publish", STREAM.name, "things", 2, 8, plan=work.plan.id), lambda *_: None)
+    with pytest.raises(UsageError, match="has published table things,") as refused:
+        executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    assert f"recover resume {work.plan.id}" in refused.value.next_step
+    assert f"recover undo {work.plan.id}" in refused.value.next_step
+
+
+def test_a_skip_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
+    rows = life.rows()
+    work = begun(life, Target("offsets", "0:110"))
+    work.journal.write("fence", "done")
+    work.journal.write("skip", "begun")
+    executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    assert work.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
+    assert work.record.generation == 3 and not work.record.void_ranges

@@ -1,0 +1,463 @@
+"""After a power cut: what was journaled as done is there, and a stream goes on exactly once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from tests.unit.test_batch import Driver
+from tests.unit.test_savepoints import rocksdb
+
+from reprocessing import executor, staging
+from reprocessing.context import Talk, Work
+from reprocessing.journal import Journal, Line
+from reprocessing.plan import Checks, Plan, load
+from reprocessing.planner import make_plan
+from reprocessing.snapshot import look
+from reprocessing.targets import Target
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.preflight.rules import enforce, verdicts
+from streaming_jobs.preflight.take_snapshot import gather
+from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.settings import Settings, TableSettings
+from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_files import on_disk
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint import Checkpoint
+from tests.support.life import STREAM, Life, Topics
+from tests.support.power import Power
+from tests.support.worlds import PRIMARY, SECONDARY, Disk, lay_checkpoint, parity
+
+RIGHT = list(range(60))
+WRONG = sorted([*range(30), *(-n for n in range(30, 60))])
+
+
+class Found(Life):
+    """A life that is on disk already."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+
+@pytest.fixture
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    """Batches 0 to 2 are right, 3 to 5 wrong; the code that replays is right."""
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    monkeypatch.setattr("reprocessing.stages.replay", replayed)
+    life = Life(tmp_path / "home")
+    for number in range(6):
+        life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
+    return life
+
+
+@pytest.fixture
+def power(life: Life, monkeypatch: pytest.MonkeyPatch) -> Iterator[Power]:
+    power = Power(life.settings.home, monkeypatch)
+    yield power
+    power.close()
+
+
+def replayed(work: Work) -> dict[str, Any]:
+    """The batches after the savepoint, as the session would write them, into the workshop."""
+    staged = Found(work.own)
+    at = staged.at()
+    assert at is not None
+    for number in range(at.batch + 1, 6):
+        staged.batch(number, generation=work.plan.generation, code="fixed")
+    return {"batch": 5, "seconds": 0.1, "records": 30}
+
+
+def topics() -> Any:
+    return Topics(end=60)
+
+
+def planned(life: Life) -> Plan:
+    savepoints.take(life.settings, life.record, 2, "purpose")
+    return make_plan(look(life.settings, STREAM, topics()), Target("batch", "2"), Checks())
+
+
+def whole(settings: Settings) -> None:
+    """Every file that a table or a savepoint lists is there with all its bytes; every checkpoint can be read."""
+    life = Found(settings)
+    assert not [f for f in verdicts(gather(settings, STREAM, topics())) if "cannot be read" in f.found]
+    life.rows()
+    for savepoint in savepoints.savepoints(settings, STREAM.name):
+        for table, files in savepoints.files_of(settings, savepoint).items():
+            place = savepoints.links(settings, STREAM.name, table, savepoint.id)
+            assert [on_disk(place, f.path).stat().st_size for f in files] == [f.size for f in files], unquote(table)
+        Checkpoint(savepoints.checkpoint_of(settings, savepoint)).check()
+
+
+def act(settings: Settings, plan: str, what: str) -> Work:
+    return getattr(executor, what)(settings, STREAM, topics(), load(settings, plan), Talk())  # type: ignore[no-any-return]
+
+
+def cut_after_each_line(power: Power, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Line, Settings]]:
+    """From here on, each line of a journal leaves a home behind in which the power was cut right after it."""
+    found: list[tuple[Line, Settings]] = []
+    write = Journal.write
+
+    def writing(self: Journal, *arguments: Any) -> None:
+        write(self, *arguments)
+        home = power.cut(tmp_path / f"cut-{len(found)}")
+        found.append((self.lines()[-1], Settings.load({"home": home})))
+
+    monkeypatch.setattr(Journal, "write", writing)
+    return found
+
+
+def test_what_a_recovery_has_journaled_as_done_survives_a_power_cut(
+    life: Life, power: Power, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(life).id
+    with monkeypatch.context() as patched:
+        cuts = cut_after_each_line(power, tmp_path, patched)
+        act(life.settings, plan, "resume")
+    assert life.rows() == RIGHT
+    assert [(line.stage, line.state) for line, _ in cuts if line.state == "done"][-1] == ("finish", "done")
+    for line, settings in cuts:
+        lines = Journal(settings.state / "recoveries" / plan / "journal.jsonl").lines()
+        assert lines and lines[-1] == line, f"the journal itself lost {line.stage} {line.state}"
+        whole(settings)
+        done = {one.stage for one in lines if one.state == "done"}
+        left = Found(settings)
+        assert left.rows() == (RIGHT if "publish" in done else WRONG), f"after {line.stage} {line.state}"
+        assert left.record.generation == (2 if "switch" in done else 1)
+        if line.state == "done":
+            act(settings, plan, "resume")
+            assert left.rows() == RIGHT and left.record.generation == 2
+            assert not [f for f in verdicts(gather(settings, STREAM, topics())) if f.severity == "refuse"]
+            assert not (settings.tables / "_staging").exists()
+
+
+def test_what_an_abort_has_journaled_as_done_survives_a_power_cut(
+    life: Life, power: Power, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(life).id
+
+    def refused(_: Work) -> bool:
+        return False
+
+    with pytest.raises(Exception, match="not confirmed"):
+        executor.resume(life.settings, STREAM, topics(), load(life.settings, plan), Talk(confirm=refused))
+    with monkeypatch.context() as patched:
+        cuts = cut_after_each_line(power, tmp_path, patched)
+        act(life.settings, plan, "give_up")
+    (begun, at_first), (done, at_last) = cuts
+    assert (begun.state, done.state) == ("begun", "done")
+    act(at_first, plan, "give_up")
+    for settings in (at_first, at_last):
+        whole(settings)
+        left = Found(settings)
+        assert left.rows() == WRONG and left.record.generation == 3
+        assert stream_record.checkpoint(settings, STREAM.name, 3).last_committed == 5
+        assert not [f for f in verdicts(gather(settings, STREAM, topics())) if f.severity == "refuse"]
+    assert staging.settings_of(at_last, load(at_last, plan)).tables.exists() is False
+
+
+def test_a_savepoint_that_was_taken_survives_a_power_cut(life: Life, power: Power, tmp_path: Path) -> None:
+    taken = savepoints.take(life.settings, life.record, 4, "purpose")
+    settings = Settings.load({"home": power.cut(tmp_path / "cut")})
+    assert savepoints.savepoints(settings, STREAM.name) == [taken]
+    whole(settings)
+
+
+class Night:
+    """A driver and Spark, step by step, on a home that may have lost power."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.disk = Disk(Settings.load({"home": home}))
+        self.monkeypatch = monkeypatch
+
+    def start(self) -> Driver:
+        """Mend, preflight, and the tables opened; raises PreflightRefused."""
+        mend(self.disk.settings, parity)
+        enforce(self.disk.findings())
+        return Driver(self.disk, self.monkeypatch)
+
+    def batches(self, driver: Driver, last: int, step: Callable[[str], None] = lambda _: None) -> None:
+        """As Spark does: repeat the planned batch if it is not committed, then go on."""
+        while (number := self.following()) <= last:
+            self.disk.plan(number)
+            step(f"planned {number}")
+            driver.run(number, [10 * number, 10 * number + 1])
+            step(f"returned {number}")
+            lay_checkpoint(self.disk.folder, planned=number, committed=number)
+            step(f"committed {number}")
+
+    def following(self) -> int:
+        """The batch that Spark would run now."""
+        checkpoint = Checkpoint(self.disk.folder)
+        checkpoint.check()
+        planned, committed = checkpoint.last_planned, checkpoint.last_committed
+        return 0 if planned is None else planned if planned != committed else planned + 1
+
+    def rows(self, table: str) -> list[int]:
+        """What is in a table."""
+        return sorted(DeltaTable(self.disk.table(table)).to_pyarrow_table()["n"].to_pylist())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_power_cut_a_stream_goes_on_exactly_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Cut at each sync and each step of two batches; what was not synced is lost (seed 0), or survives by chance."""
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    driver = Driver(night.disk, monkeypatch)
+    chance = random.Random(seed)
+    power = Power(night.disk.settings.home, monkeypatch)
+    cuts: list[tuple[str, Path]] = []
+
+    def cut(step: str) -> None:
+        if seed == 0 or chance.random() < 0.3:
+            luck = (lambda: False) if seed == 0 else (lambda: chance.random() < 0.5)
+            cuts.append((step, power.cut(tmp_path / f"cut-{len(cuts)}", luck)))
+
+    power.after_sync = lambda: cut(f"sync {power.syncs}")
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaSink, "refresh", watched(DeltaSink.refresh, lambda: cut("commit")))
+        night.batches(driver, 3, cut)
+    power.close()
+    monkeypatch.undo()
+    assert len(cuts) > 8
+    for step, home in cuts:
+        later = Night(home, monkeypatch)
+        later.batches(later.start(), 4)
+        expected = [10 * number + place for number in range(5) for place in (0, 1)]
+        got = sorted(later.rows(PRIMARY) + later.rows(SECONDARY))
+        assert got == expected, f"cut at {step}"
+
+
+def watched(method: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
+    """The method, with a word after each call."""
+
+    def call(*arguments: Any) -> Any:
+        result = method(*arguments)
+        tell()
+        return result
+
+    return call
+
+
+def newest_file(night: Night) -> Path:
+    """The newest data file of the primary table."""
+    files = (night.disk.table(PRIMARY) / path for path in DeltaTable(night.disk.table(PRIMARY)).file_uris())
+    return max((Path(str(path)) for path in files), key=lambda path: path.stat().st_mtime_ns)
+
+
+def test_a_commit_whose_file_was_cut_off_goes_if_nothing_relies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.disk.plan(2)
+    Driver(night.disk, monkeypatch).run(2, [20, 21])
+    newest_file(night).write_bytes(b"")
+    night.batches(night.start(), 2)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
+    newest_file(night).write_bytes(b"")  # Spark has noted the batch: its records are not read again
+    with pytest.raises(PreflightRefused, match="of table evens, which version 3 added, is gone or cut off"):
+        night.start()
+
+
+def test_what_was_being_written_beside_the_log_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    log = night.disk.table(PRIMARY) / "_delta_log"
+    torn = [log / f"{2:020d}.checkpoint.parquet", log / "_last_checkpoint", log / f"{9:020d}.json"]
+    torn[2] = log / f"{DeltaTable(night.disk.table(PRIMARY)).version() + 1:020d}.json"
+    rocksdb(night.disk.folder / "state", 4, (2, 4))
+    (night.disk.folder / "state" / "0" / "1" / "SSTs" / "4-a.sst").write_bytes(b"")
+    for path in torn:
+        path.write_bytes(b"")
+    gone = mend(night.disk.settings, parity)
+    assert {*torn, night.disk.folder / "state" / "0" / "1" / "4_u4.zip"} == set(gone)
+    assert (night.disk.folder / "state" / "0" / "1" / "2_u2.zip").exists()
+    assert mend(night.disk.settings, parity) == []
+    night.batches(night.start(), 2)
+
+
+def test_a_first_start_that_was_cut_off_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.disk.plan(0)
+    (night.disk.folder / "sources" / "0" / "0").write_bytes(b"")
+    night.batches(night.start(), 1)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11]
+
+
+def test_a_foreign_commit_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    write_deltalake(night.disk.table(PRIMARY), pa.table({"k": ["y"], "n": [7]}), mode="append")
+    newest_file(night).unlink()
+    with pytest.raises(PreflightRefused, match="is gone or cut off"):
+        mend(night.disk.settings, parity)
+
+
+def compacted(night: Night) -> Path:
+    """Two batches, and a compaction of the primary table after them; the file that it has made."""
+    night.disk.open()
+    driver = Driver(night.disk, night.monkeypatch)
+    night.batches(driver, 1)
+    Upkeep(driver.pipeline.primary, TableSettings(), 1).compact()
+    assert len(DeltaTable(night.disk.table(PRIMARY)).file_uris()) == 1
+    return newest_file(night)
+
+
+def test_a_compaction_that_was_cut_off_goes_while_what_it_replaced_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    compacted(night).write_bytes(b"")
+    night.batches(night.start(), 2)
+    assert night.rows(PRIMARY) == [0, 10, 20]
+
+
+def test_a_compaction_that_is_damaged_after_what_it_replaced_was_swept_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    file = compacted(night)
+    for old in set(night.disk.table(PRIMARY).glob("*.parquet")) - {file}:
+        old.unlink()
+    file.write_bytes(b"")
+    before = listing(night.disk.settings)
+    with pytest.raises(PreflightRefused, match=f"file {file.name} of table evens, which version"):
+        mend(night.disk.settings, parity)
+    assert listing(night.disk.settings) == before
+
+
+def listing(settings: Settings) -> dict[Path, bytes]:
+    """Every file of the logs and the checkpoints."""
+    found = [*settings.tables.glob("*/_delta_log/*"), *settings.state.rglob("*")]
+    return {path: path.read_bytes() for path in found if path.is_file()}
+
+
+def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is damaged once the record is in its generation, or the journal has it as done."""
+    plan = planned(life).id
+    with monkeypatch.context() as patched:
+        patched.setattr("reprocessing.stages.Switch.run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            act(life.settings, plan, "resume")
+    published = next(life.table.rglob(f"r-{plan}/**/*.parquet"))
+    content = published.read_bytes()
+    for finished in (False, True):
+        if finished:
+            act(life.settings, plan, "resume")
+        published.unlink()  # the name in staging stays
+        published.write_bytes(b"")
+        before = listing(life.settings)
+        with pytest.raises(PreflightRefused, match="is gone or cut off"):
+            mend(life.settings, STREAM) if finished else act(life.settings, plan, "resume")
+        after = listing(life.settings)
+        assert {path: after.get(path) for path in before if "_delta_log" in path.parts} == {
+            path: text for path, text in before.items() if "_delta_log" in path.parts
+        }
+        published.write_bytes(content)
+    assert life.rows() == RIGHT
+
+
+def test_a_publish_that_was_cut_off_is_made_again(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(life).id
+    with monkeypatch.context() as patched:
+        patched.setattr("reprocessing.publish._refuse_other_content", lambda sink, *_: 1 / (sink.name != "things"))
+        with pytest.raises(ZeroDivisionError):
+            act(life.settings, plan, "resume")
+    log = life.table / "_delta_log"
+    newest_commit = max(log.glob("*.json"))
+    newest_commit.write_bytes(newest_commit.read_bytes()[:100])
+    with pytest.raises(PreflightRefused, match="a recovery was writing it"):
+        mend(life.settings, STREAM)
+    act(life.settings, plan, "resume")
+    assert life.rows() == RIGHT and life.record.generation == 2
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_commit_of_others_without_commit_info_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: bool
+) -> None:
+    """Delta's protocol leaves it to the writer."""
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    table = night.disk.table(PRIMARY)
+    write_deltalake(table, pa.table({"k": ["y"], "n": [7]}), mode="append")
+    commit = max((table / "_delta_log").glob("*.json"))
+    commit.write_text("\n".join(line for line in commit.read_text().split("\n") if not line.startswith('{"commitInfo')))
+    if accepted:
+        record = stream_record.load(night.disk.settings, parity.name)
+        assert record is not None
+        right = stream_record.Accepted(PRIMARY, int(commit.stem), "mine", 1.7e9)
+        stream_record.save(night.disk.settings, replace(record, accepted=(right,)))
+    assert mend(night.disk.settings, parity) == []
+    assert night.rows(PRIMARY) == [0, 7, 10]
+
+
+def test_a_commit_of_ours_that_was_cut_off_between_two_lines_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.disk.plan(2)
+    Driver(night.disk, monkeypatch).run(2, [20, 21])
+    commit = max((night.disk.table(PRIMARY) / "_delta_log").glob("*.json"))
+    commit.write_bytes(commit.read_bytes().split(b"\n")[0] + b"\n")
+    assert mend(night.disk.settings, parity) == [commit]
+    night.batches(night.start(), 2)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_repeats_a_torn_commit_goes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """A checkpoint of a version whose commit is gone is loaded as that version, with its torn files."""
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.disk.plan(2)
+    Driver(night.disk, monkeypatch).run(2, [20, 21])
+    table = DeltaTable(night.disk.table(PRIMARY))
+    table.create_checkpoint()
+    log = night.disk.table(PRIMARY) / "_delta_log"
+    name = f"{table.version():020d}"
+    beside = [log / "_last_checkpoint", log / f".{name}.json.crc", log / f"{name}.checkpoint.parquet"]
+    for path in (beside[1], sum_ := log / f"{name}.crc"):
+        path.write_text("{}")
+    newest_file(night).write_bytes(b"")
+    if killed:  # an older release removed the commit first
+        (log / f"{name}.json").unlink()
+    gone = mend(night.disk.settings, parity)
+    assert gone == [*beside, sum_, *([] if killed else [log / f"{name}.json"])]
+    night.batches(night.start(), 2)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
+
+
+@pytest.mark.parametrize("lost", ["empty", "gone"])
+def test_a_lost_note_on_the_very_first_batch_takes_the_plan_of_the_second_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    night = Night(tmp_path / "home", monkeypatch)
+    night.disk.open()
+    night.batches(Driver(night.disk, monkeypatch), 0)
+    night.disk.plan(1)
+    note = night.disk.folder / "commits" / "0"
+    note.write_bytes(b"") if lost == "empty" else note.unlink()
+    night.batches(night.start(), 1)
+    assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11]

@@ -1,0 +1,570 @@
+"""Preflight's verdicts, each on a world as it was after something happened to checkpoint, tables or topic.
+
+The tables below read: what had happened, the world it left, how severe the finding is, and what it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from streaming_jobs.errors import OffsetsLost, PreflightRefused
+from streaming_jobs.ledger import Commit, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.preflight.rules import Finding, enforce, verdicts
+from streaming_jobs.preflight.snapshot import CheckpointWorld, World
+from streaming_jobs.state.stream_record import Accepted, BoundTable, Generation
+from tests.support.worlds import (
+    DEAD_LETTERS,
+    PRIMARY,
+    RECORDS,
+    SECONDARY,
+    TOPIC,
+    checkpoint_world,
+    ends,
+    entry,
+    fresh,
+    opened,
+    record,
+    settled,
+    topic_world,
+    with_table,
+    with_topic,
+)
+
+DAY_MS = 86_400_000
+
+
+def crashed(planned: int, *, secondary: int, primary: int) -> World:
+    """Killed inside a batch that Spark has planned: the tables are at these batches."""
+    world = replace(settled(planned - 1), checkpoint=checkpoint_world(planned, planned - 1))
+    world = with_table(world, SECONDARY, txn=Txn(1, secondary), entry=entry(secondary, SECONDARY))
+    return with_table(world, PRIMARY, txn=Txn(1, primary), entry=entry(primary))
+
+
+def crashed_first(*, secondary: int, primary: int) -> World:
+    """Killed inside the very first batch; -1: the table is made and has nothing."""
+    world = replace(opened(), checkpoint=checkpoint_world(0, None))
+    for name, batch in ((SECONDARY, secondary), (PRIMARY, primary)):
+        world = with_table(world, name, txn=Txn(1, batch), entry=entry(batch, name) if batch >= 0 else None)
+    return world
+
+
+def foreign(version: int, operation: str) -> Commit:
+    return Commit(version, 1_700_000_000_000, operation, changes_data=True, entry=None)
+
+
+def fence(generation: int, plan: str) -> LedgerEntry:
+    return replace(entry(-1), kind="fence", generation=generation, plan=plan)
+
+
+def without_letters_in_ledger(world: World) -> World:
+    """As written before the dead letters' table was made."""
+    primary = next(t.entry for t in world.tables if t.name == PRIMARY)
+    assert primary is not None
+    listed = {name: version for name, version in primary.txns.items() if name != DEAD_LETTERS}
+    return with_table(world, PRIMARY, entry=replace(primary, txns=listed))
+
+
+SOUND = {
+    "the first start": fresh(),
+    "stopped before the first record came": opened(),
+    "a clean restart after the first batch": settled(0),
+    "a clean restart": settled(7),
+    "a record saved and no table made": replace(fresh(), record=record(tables=(), topics=())),
+    "killed in the first batch before any table had it": crashed_first(secondary=-1, primary=-1),
+    "killed in the first batch after a secondary table had it": crashed_first(secondary=0, primary=-1),
+    "killed in the first batch after all tables had it": with_table(
+        crashed_first(secondary=0, primary=0), DEAD_LETTERS, txn=Txn(1, 0)
+    ),
+    "killed before any table had the batch": crashed(8, secondary=7, primary=7),
+    "killed after a secondary table had it": crashed(8, secondary=8, primary=7),
+    "killed between the tables' commits and commits/N": crashed(8, secondary=8, primary=8),
+    "killed after a secondary table that had no rows in it": with_table(
+        crashed(8, secondary=7, primary=8),
+        PRIMARY,
+        entry=entry(8, txns={SECONDARY: Txn(1, 7).version, DEAD_LETTERS: Txn(1, 0).version}),
+    ),
+    "dead letters came in the batch that was under way": with_table(
+        crashed(8, secondary=8, primary=7), DEAD_LETTERS, txn=Txn(1, 8)
+    ),
+    "files rewritten by hand with the same rows": settled(7),  # OPTIMIZE changes no data: no foreign commit is listed
+    "a foreign commit that a person accepted": replace(
+        with_table(settled(7), PRIMARY, foreign=(foreign(12, "DELETE"),)),
+        record=record(accepted=(Accepted(PRIMARY, 12, "the wrong rows of May", 1.7e9),)),
+    ),
+    "the topic was truncated up to the position": with_topic(settled(7), earliest=ends(7)[TOPIC]),
+    "the topic was truncated inside a batch that the tables have already": with_topic(
+        crashed(8, secondary=8, primary=8), earliest={0: 85, 1: 40}
+    ),
+    "a partition is new in the batch under way": with_topic(
+        replace(
+            crashed(8, secondary=7, primary=7),
+            checkpoint=replace(checkpoint_world(8, 7), ends={7: ends(7), 8: {TOPIC: {**ends(8)[TOPIC], 2: 9}}}),
+        ),
+        earliest={0: 0, 1: 0, 2: 0},
+        latest={0: RECORDS, 1: RECORDS, 2: 9},
+    ),
+    "everything was read": with_topic(settled(7), latest=ends(7)[TOPIC]),
+    "the topic grew a partition": with_topic(
+        settled(7), earliest={0: 0, 1: 0, 2: 0}, latest={0: RECORDS, 1: RECORDS, 2: 9}
+    ),
+    "another topic is declared before the first batch": with_topic(opened(), name="others"),
+    "a topic that keeps records for ever": with_topic(settled(7), retention_ms=-1),
+    "a topic that keeps records for twenty years": with_topic(settled(7), retention_ms=20 * 365 * DAY_MS),
+    "the newest entry was published by a recovery": with_table(
+        settled(7), PRIMARY, entry=replace(entry(7), kind="publish", plan="p1")
+    ),
+}
+
+KEPT = "evens_deletes"
+
+
+def remembering(world: World, kept: Txn | None, *, listed: bool, bound: bool) -> World:
+    """The world of a stream that remembers deletes: in a table that is at `kept`, and perhaps known already."""
+    primary = next(t for t in world.tables if t.name == PRIMARY)
+    table = replace(primary, name=KEPT, role="deletes", table_id=kept and "kept", txn=kept, entry=None)
+    table = replace(table, owner=primary.owner if kept else None)
+    if listed:
+        assert primary.entry is not None and kept is not None
+        txns = {**primary.entry.txns, KEPT: kept.version}
+        world = with_table(world, PRIMARY, entry=replace(primary.entry, txns=txns))
+    if bound:
+        assert world.record is not None
+        bindings = (*world.record.tables, BoundTable(KEPT, "kept", "deletes"))
+        world = replace(world, record=replace(world.record, tables=bindings))
+    return replace(world, tables=(*world.tables, table))
+
+
+SOUND |= {
+    "deletes are remembered from now on": remembering(settled(7), None, listed=False, bound=False),
+    "killed after the table that remembers deletes was made": remembering(
+        settled(7), Txn(1, -1), listed=False, bound=False
+    ),
+    "no batch has listed the table that remembers deletes": remembering(
+        settled(7), Txn(1, -1), listed=False, bound=True
+    ),
+    "deletes were remembered some batches ago": remembering(settled(7), Txn(1, 5), listed=True, bound=True),
+    "killed between what is remembered and the table": remembering(
+        crashed(8, secondary=8, primary=7), Txn(1, 8), listed=False, bound=True
+    ),
+}
+
+
+@pytest.mark.parametrize("world", SOUND.values(), ids=SOUND.keys())
+def test_a_start_is_allowed_after(world: World) -> None:
+    assert verdicts(world) == []
+
+
+Severity = Literal["refuse", "lost", "warn"]
+REFUSED: dict[str, tuple[World, Severity, str, str]] = {
+    # checkpoint against tables
+    "the checkpoint was deleted": (
+        replace(settled(7), checkpoint=CheckpointWorld()),
+        "refuse",
+        f"table {PRIMARY} has batch 7, the checkpoint has no batch: the checkpoint is missing or an old copy",
+        "put the checkpoint folder back",
+    ),
+    "an old copy of the checkpoint was put back": (
+        replace(settled(7), checkpoint=checkpoint_world(4, 4)),
+        "refuse",
+        f"table {PRIMARY} has batch 7, the checkpoint has batch 4: the checkpoint is missing or an old copy",
+        "put the checkpoint folder back",
+    ),
+    "an old copy of the checkpoint, taken inside a batch, was put back": (
+        replace(settled(7), checkpoint=checkpoint_world(5, 4)),
+        "refuse",
+        f"table {PRIMARY} has batch 7, the checkpoint has batch 4",
+        "put the checkpoint folder back",
+    ),
+    "the whole state folder was put back from an old copy": (
+        replace(settled(7), record=None, checkpoint=CheckpointWorld()),
+        "refuse",
+        f"table {PRIMARY} holds rows of stream parity up to g0001 batch 7, but the stream's record is gone",
+        "put the checkpoint folder back",
+    ),
+    "the record and the tables were moved away and the checkpoint was not": (
+        replace(fresh(), checkpoint=checkpoint_world(7, 7)),
+        "refuse",
+        "the checkpoint of stream parity is at batch 7, but its record is gone",
+        "put the checkpoint folder back",
+    ),
+    "the table was put back from an old copy": (
+        with_table(settled(7), PRIMARY, txn=Txn(1, 5), entry=entry(5)),
+        "refuse",
+        f"table {PRIMARY} has batch 5, the checkpoint has batch 7: the table was put back to an older version",
+        "put the table back",
+    ),
+    "the table lost all its batches": (
+        with_table(settled(7), PRIMARY, txn=Txn(1, -1), entry=None),
+        "refuse",
+        f"table {PRIMARY} has no batch, the checkpoint has batch 7",
+        "put the table back",
+    ),
+    "the checkpoint is of another life of the stream, at the same batch": (
+        with_table(
+            settled(7),
+            PRIMARY,
+            entry=entry(7, offsets=(OffsetRange(TOPIC, "id", ends(6)[TOPIC], {0: 99, 1: 44}),)),
+        ),
+        "refuse",
+        "the checkpoint is from another life of the stream",
+        "put the checkpoint folder back",
+    ),
+    # secondary tables
+    "a secondary table was put back from an old copy": (
+        with_table(settled(7), SECONDARY, txn=Txn(1, 6), entry=entry(6, SECONDARY)),
+        "refuse",
+        f"table {SECONDARY} is at g0001 batch 6, but table {PRIMARY} says it should be at g0001 batch 7",
+        f"put table {SECONDARY} back",
+    ),
+    "a secondary table is further than the primary without a batch under way": (
+        with_table(settled(7), SECONDARY, txn=Txn(1, 8), entry=entry(8, SECONDARY)),
+        "refuse",
+        f"table {SECONDARY} is at g0001 batch 8, but table {PRIMARY} says it should be at g0001 batch 7",
+        f"put table {SECONDARY} back",
+    ),
+    "a secondary table lost the batch under way that the primary has": (
+        crashed(8, secondary=7, primary=8),
+        "refuse",
+        f"table {SECONDARY} is at g0001 batch 7, but table {PRIMARY} says it should be at g0001 batch 8",
+        f"put table {SECONDARY} back",
+    ),
+    "a secondary table has the batch under way, of which the primary knows that it had no rows": (
+        with_table(
+            crashed(8, secondary=8, primary=8),
+            PRIMARY,
+            entry=entry(8, txns={SECONDARY: Txn(1, 7).version, DEAD_LETTERS: Txn(1, 0).version}),
+        ),
+        "refuse",
+        f"table {SECONDARY} is at g0001 batch 8, but table {PRIMARY} says it should be at g0001 batch 7",
+        f"put table {SECONDARY} back",
+    ),
+    "a secondary table is two batches ahead of the batch under way": (
+        crashed(8, secondary=9, primary=7),
+        "refuse",
+        f"table {SECONDARY} is at g0001 batch 9",
+        f"put table {SECONDARY} back",
+    ),
+    "a secondary table lost all its batches": (
+        with_table(settled(7), SECONDARY, txn=None, entry=None),
+        "refuse",
+        f"table {SECONDARY} is at no batch, but table {PRIMARY} says it should be at g0001 batch 7",
+        f"put table {SECONDARY} back",
+    ),
+    "a secondary table has rows that no batch of the primary lists": (
+        without_letters_in_ledger(settled(7)),
+        "refuse",
+        f"table {DEAD_LETTERS} is at g0001 batch 0, but table {PRIMARY} says it should be at no batch",
+        f"put table {DEAD_LETTERS} back",
+    ),
+    # rows that somebody else changed
+    "the table was restored by hand, which keeps its transaction": (
+        with_table(settled(7), PRIMARY, foreign=(foreign(12, "RESTORE"),)),
+        "refuse",
+        f"version 12 of table {PRIMARY} (RESTORE) changed rows and was not written by stream parity",
+        f"recourse streams accept parity --table {PRIMARY} --version 12",
+    ),
+    "rows were deleted by hand": (
+        with_table(settled(7), SECONDARY, foreign=(foreign(9, "DELETE"),)),
+        "refuse",
+        f"version 9 of table {SECONDARY} (DELETE) changed rows",
+        f"recourse streams accept parity --table {SECONDARY} --version 9",
+    ),
+    "somebody appended rows": (
+        with_table(settled(7), PRIMARY, foreign=(foreign(9, "WRITE"),)),
+        "refuse",
+        f"version 9 of table {PRIMARY} (WRITE) changed rows",
+        "recourse streams accept",
+    ),
+    "a commit without an operation changed rows": (
+        with_table(settled(7), PRIMARY, foreign=(foreign(9, ""),)),
+        "refuse",
+        "(unknown operation) changed rows",
+        "recourse streams accept",
+    ),
+    "another version than the accepted one changed rows": (
+        replace(
+            with_table(settled(7), PRIMARY, foreign=(foreign(13, "DELETE"),)),
+            record=record(accepted=(Accepted(PRIMARY, 12, "why", 1.7e9),)),
+        ),
+        "refuse",
+        "version 13",
+        "--version 13",
+    ),
+    "the accepted version is of another table": (
+        replace(
+            with_table(settled(7), PRIMARY, foreign=(foreign(12, "DELETE"),)),
+            record=record(accepted=(Accepted(SECONDARY, 12, "why", 1.7e9),)),
+        ),
+        "refuse",
+        "version 12",
+        "--version 12",
+    ),
+    "the table's log was cut off after the newest entry": (
+        with_table(settled(7), PRIMARY, log_reaches_entry=False),
+        "refuse",
+        f"the log of table {PRIMARY} no longer shows what happened since the stream's last batch",
+        "put the table back from a copy that still has its log",
+    ),
+    # which tables
+    "the table is gone": (
+        with_table(settled(7), SECONDARY, table_id=None, owner=None, txn=None, entry=None),
+        "refuse",
+        f"table {SECONDARY} is gone",
+        "put it back from a copy",
+    ),
+    "another table lies under the name": (
+        with_table(settled(7), SECONDARY, table_id="another"),
+        "refuse",
+        f"table {SECONDARY} is another table than the one stream parity filled",
+        "put it back",
+    ),
+    "the table belongs to another stream": (
+        with_table(fresh(), PRIMARY, table_id="theirs", owner="orders"),
+        "refuse",
+        f"table {PRIMARY} belongs to stream orders, so stream parity may not write it",
+        "name another table",
+    ),
+    "the table was made by somebody else": (
+        with_table(fresh(), PRIMARY, table_id="theirs"),
+        "refuse",
+        f"table {PRIMARY} was not made by Recourse",
+        "name another table",
+    ),
+    "a sink was taken out of the declaration": (
+        replace(settled(7), tables=tuple(t for t in settled(7).tables if t.name != SECONDARY)),
+        "refuse",
+        f"stream parity no longer writes table {SECONDARY}",
+        "declare the sink again",
+    ),
+    "a sink was added to the declaration": (
+        replace(settled(7), record=record(tables=tuple(t for t in record().tables if t.name != DEAD_LETTERS))),
+        "refuse",
+        f"stream parity would begin to write table {DEAD_LETTERS} in the middle of its life",
+        "declare it as a sink of a new stream",
+    ),
+    "what is remembered of deletes was put back to an older version": (
+        with_table(remembering(settled(7), Txn(1, 6), listed=True, bound=True), KEPT, txn=Txn(1, 5)),
+        "refuse",
+        f"table {KEPT} is at",
+        f"put table {KEPT} back",
+    ),
+    "what is remembered of deletes is gone": (
+        remembering(settled(7), None, listed=False, bound=True),
+        "refuse",
+        f"table {KEPT} is gone",
+        "put it back from a copy",
+    ),
+    "a table no longer says in which order its deletes count": (
+        replace(settled(7), record=record(tables=(*record().tables, BoundTable(KEPT, "kept", "deletes")))),
+        "refuse",
+        f"stream parity no longer writes table {KEPT}",
+        "declare order_by and delete_when of its sink again",
+    ),
+    # generations
+    "a recovery has fenced the table and is not done": (
+        with_table(settled(7), PRIMARY, txn=Txn(2, -1), entry=fence(2, "r17")),
+        "refuse",
+        f"table {PRIMARY} is fenced by the recovery plan r17",
+        "recourse recover resume r17",
+    ),
+    "the table is in a newer generation than the state": (
+        with_table(settled(7), PRIMARY, txn=Txn(2, 9), entry=replace(entry(9), generation=2)),
+        "refuse",
+        f"table {PRIMARY} is in generation 2, the stream's state in 1: the state folder is an old copy",
+        "put the checkpoint folder back",
+    ),
+    # the topic
+    "a topic was renamed in the declaration": (
+        with_topic(settled(7), name="others"),
+        "refuse",
+        f"stream parity no longer reads topic {TOPIC}",
+        "declare it again, or make it a new stream",
+    ),
+    "a topic was taken out of the declaration": (
+        replace(settled(7), topics=()),
+        "refuse",
+        f"stream parity no longer reads topic {TOPIC}",
+        "declare it again, or make it a new stream",
+    ),
+    "a topic was added to the declaration": (
+        replace(settled(7), topics=(*settled(7).topics, topic_world(name="others"))),
+        "refuse",
+        "stream parity would begin to read topic others in the middle of its life",
+        "make it a new stream",
+    ),
+    "the topic was deleted": (
+        with_topic(settled(7), topic_id=None, earliest={}, latest={}),
+        "refuse",
+        f"topic {TOPIC} does not exist",
+        "create it, or correct the name",
+    ),
+    "the topic was made anew with more records than the position": (
+        with_topic(settled(7), topic_id="new"),
+        "lost",
+        f"topic {TOPIC} was deleted and made anew: everything after offsets 0:80, 1:40 of the old topic",
+        "on the new topic, start the stream over: move its state folder",
+    ),
+    "the topic was made anew with fewer records than the position": (
+        with_topic(settled(7), topic_id="new", latest={0: 3, 1: 0}),
+        "lost",
+        "was deleted and made anew",
+        "on the new topic, start the stream over: move its state folder",
+    ),
+    "the topic was made anew before the first batch": (
+        with_topic(opened(), topic_id="new"),
+        "lost",
+        "everything after offsets 0:0, 1:0 of the old topic",
+        "on the new topic, start the stream over: move its state folder",
+    ),
+    "the topic was truncated past the position": (
+        with_topic(settled(7), earliest={0: 95, 1: 0}),
+        "lost",
+        f"offsets 80 to 94 of topic {TOPIC}, partition 0, are gone (15 records never read)",
+        "bring them back from a copy of the topic",
+    ),
+    "the topic was truncated inside the batch under way": (
+        with_topic(crashed(8, secondary=7, primary=7), earliest={0: 81, 1: 0}),
+        "lost",
+        f"offsets 80 to 80 of topic {TOPIC}, partition 0, are gone (1 record never read)",
+        "bring them back from a copy of the topic",
+    ),
+    "the topic was truncated past a batch that the tables have already": (
+        with_topic(crashed(8, secondary=8, primary=8), earliest={0: 91, 1: 0}),
+        "lost",
+        f"offsets 90 to 90 of topic {TOPIC}, partition 0, are gone",
+        "bring them back from a copy of the topic",
+    ),
+    "a partition that is new in the batch under way is gone": (
+        replace(
+            crashed(8, secondary=7, primary=7),
+            checkpoint=replace(checkpoint_world(8, 7), ends={7: ends(7), 8: {TOPIC: {**ends(8)[TOPIC], 2: 9}}}),
+        ),
+        "lost",
+        f"partition 2 of topic {TOPIC} is gone",
+        "start the stream over",
+    ),
+    "the topic ends before the position": (
+        with_topic(settled(7), latest={0: 75, 1: RECORDS}),
+        "lost",
+        f"topic {TOPIC}, partition 0, ends at offset 75, the stream is at 80: offsets 75 to 79 are gone",
+        "put the topic back",
+    ),
+    "the topic ends inside the batch under way": (
+        with_topic(crashed(8, secondary=7, primary=7), latest={0: 85, 1: RECORDS}),
+        "lost",
+        f"topic {TOPIC}, partition 0, ends at offset 85, the stream is at 90: offsets 85 to 89 are gone",
+        "put the topic back",
+    ),
+    "a partition is gone": (
+        with_topic(settled(7), earliest={0: 0}, latest={0: RECORDS}),
+        "lost",
+        f"partition 1 of topic {TOPIC} is gone",
+        "start the stream over",
+    ),
+    "the topic keeps records for a week by their own time": (
+        with_topic(settled(7), retention_ms=7 * DAY_MS),
+        "warn",
+        f"topic {TOPIC} keeps records for 7 days counted from the time each record carries",
+        "set retention.ms=-1",
+    ),
+    "the topic keeps nothing": (
+        with_topic(fresh(), retention_ms=0),
+        "warn",
+        f"topic {TOPIC} keeps records for 0 ms",
+        "set retention.ms=-1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("world", "severity", "found", "step"), REFUSED.values(), ids=REFUSED.keys())
+def test_preflight_says_what_it_found_when(world: World, severity: Severity, found: str, step: str) -> None:
+    findings = verdicts(world)
+    assert any(f.severity == severity and found in f.found and step in f.next_step for f in findings), findings
+    assert {f.severity for f in findings} == {severity}
+
+
+@pytest.mark.parametrize("world", [*SOUND.values(), *(world for world, *_ in REFUSED.values())])
+def test_each_finding_names_the_next_step(world: World) -> None:
+    assert all(f.found and f.next_step for f in verdicts(world))
+
+
+def test_all_of_what_is_wrong_is_said_at_once() -> None:
+    world = with_table(settled(7), PRIMARY, foreign=(foreign(12, "RESTORE"), foreign(13, "DELETE")))
+    world = with_topic(with_table(world, SECONDARY, table_id="another"), topic_id=None)
+    said = " ".join(f.found for f in verdicts(world))
+    assert all(part in said for part in ("(RESTORE)", "(DELETE)", "another table", "does not exist"))
+
+
+def test_a_renamed_stream_is_told_once_for_each_table_and_how_to_keep_its_name() -> None:
+    world = with_table(settled(7), PRIMARY, owner="evens_before", foreign=tuple(foreign(n, "WRITE") for n in range(9)))
+    said = [f for f in verdicts(world) if PRIMARY in f.found]
+    assert len(said) == 1 and "belongs to stream evens_before" in said[0].found
+    assert "@stream(name='evens_before', ...)" in said[0].next_step
+    assert not any("accept" in f.next_step for f in verdicts(world))
+
+
+def test_starting_over_names_the_folders_and_what_it_costs() -> None:
+    world = replace(with_topic(settled(7), topic_id="new"), folders=(Path("/state/parity"), Path("/tables/my evens")))
+    (found,) = verdicts(world)
+    assert "move /state/parity '/tables/my evens' away (readers lose these rows" in found.next_step
+    assert found.next_step.endswith("run `recourse streams run parity`")
+
+
+def test_a_fence_names_both_ways_on() -> None:
+    fence = replace(entry(7), kind="fence", plan="parity-0001")
+    said = " ".join(f.next_step for f in verdicts(with_table(settled(7), PRIMARY, entry=fence)))
+    assert "recourse recover resume parity-0001" in said and "recourse recover abort parity-0001" in said
+
+
+def test_a_second_generation_counts_its_batches_anew() -> None:
+    second = record(generations=(Generation(1, 1.0, "first start"), Generation(2, 2.0, "recovery r1")))
+    world = replace(with_topic(opened()), record=second)
+    for table in world.tables:
+        newest = replace(entry(99), kind="publish", generation=2, batch=-1, txns={}) if table.name == PRIMARY else None
+        world = with_table(world, table.name, txn=Txn(2, -1), entry=newest)
+    assert verdicts(world) == []
+    assert verdicts(replace(world, checkpoint=checkpoint_world(0, 0))) != []
+
+
+def finding(severity: Severity, found: str, step: str = "do this") -> Finding:
+    return Finding(severity, found, step)
+
+
+def test_nothing_found_lets_the_stream_start() -> None:
+    assert enforce([]) == []
+
+
+def test_warnings_alone_let_the_stream_start_and_are_told() -> None:
+    assert enforce([finding("warn", "short retention", "set it")]) == ["short retention: set it"]
+
+
+def test_lost_records_alone_are_an_error_of_their_own() -> None:
+    with pytest.raises(OffsetsLost, match="offsets 1 to 2 are gone"):
+        enforce([finding("lost", "offsets 1 to 2 are gone"), finding("warn", "short retention")])
+
+
+def test_lost_records_with_something_else_are_a_refusal_that_says_both() -> None:
+    with pytest.raises(PreflightRefused) as refused:
+        enforce([finding("lost", "gone", "start over"), finding("refuse", "restored", "undo it"), finding("warn", "w")])
+    assert refused.value.found == "gone; restored"
+    assert refused.value.next_step == "start over; or undo it"
+
+
+def test_one_step_for_several_findings_is_said_once() -> None:
+    with pytest.raises(PreflightRefused) as refused:
+        enforce([finding("refuse", "a"), finding("refuse", "b")])
+    assert refused.value.next_step == "do this"
+
+
+def test_a_refusal_is_permanent_so_nothing_tries_again_by_itself() -> None:
+    with pytest.raises(PreflightRefused) as refused:
+        enforce([finding("refuse", "a")])
+    assert refused.value.exit_code == 78
+
+
+def test_the_fixture_topic_is_sound() -> None:
+    assert topic_world().retention_ms == -1

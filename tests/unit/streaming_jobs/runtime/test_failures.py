@@ -1,0 +1,162 @@
+"""Which failures are tried again and which need a person, told by what Spark says."""
+
+from __future__ import annotations
+
+import pytest
+
+from streaming_jobs.errors import (
+    ConfigurationError,
+    Fenced,
+    FunctionRaised,
+    LeaseBusy,
+    OffsetsLost,
+    PermanentError,
+    RecourseError,
+    TransientError,
+)
+from streaming_jobs.runtime.failures import classify, function_raised
+
+LOST = (
+    "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost: they are not available in Kafka",
+    "Partition things-0's offset was changed from 80 to 3",
+    "org.apache.spark.SparkException: Job aborted: some data may have been lost",
+)
+PERMANENT = (
+    "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema does not match existing state value schema",
+    "[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match",
+    "[STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA] Streaming stateful operator name does not match",
+    "[CANNOT_LOAD_STATE_STORE] x [CANNOT_READ_STREAMING_STATE_FILE] Error reading streaming state file",
+    "[STREAMING_CHECKPOINT_MISSING_METADATA_FILE] Checkpoint location x must have a metadata file",
+    "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 3",
+    "batch 6 doesn't exist",
+    "[PYTHON_VERSION_MISMATCH] Python in worker has different version",
+    "TopicAuthorizationException: Not authorized to access topics: [things]",
+)
+PASSING = (
+    "Connection refused",
+    "os error 281, which is no full disk",
+    "TimeoutException: Timed out waiting for a node assignment",
+    "",
+)
+FULL = (
+    "[Errno 28] No space left on device",
+    "Generic LocalFileSystem error: Unable to copy data to file /t/x: No space left on device (os error 28)",
+    "[CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT] Error writing state store files\nCaused by: No space left on device",
+    "java.io.IOException: Disk quota exceeded",
+)
+
+
+class AnalysisException(Exception):
+    """Named as PySpark names it."""
+
+
+@pytest.mark.parametrize("text", LOST)
+def test_records_that_are_gone_are_told_as_lost(text: str) -> None:
+    assert type(classify(RuntimeError(text))) is OffsetsLost
+
+
+@pytest.mark.parametrize("text", PERMANENT)
+def test_what_comes_back_with_every_retry_is_permanent(text: str) -> None:
+    assert type(classify(RuntimeError(text))) is PermanentError
+
+
+@pytest.mark.parametrize("text", FULL)
+def test_a_full_disk_may_pass_and_is_told_as_what_it_is(text: str) -> None:
+    error = classify(OSError(text))
+    assert type(error) is TransientError
+    assert "no space is left on the device" in error.found and "free space there" in error.next_step
+
+
+@pytest.mark.parametrize("text", PASSING)
+def test_what_is_not_known_to_be_permanent_is_tried_again(text: str) -> None:
+    assert type(classify(RuntimeError(text))) is TransientError
+
+
+def test_a_plan_that_spark_refuses_is_the_declarations_fault() -> None:
+    error = classify(AnalysisException("[UNRESOLVED_COLUMN] A column with name `delay` cannot be resolved"))
+    assert type(error) is ConfigurationError
+    assert "`delay` cannot be resolved" in error.found
+
+
+@pytest.mark.parametrize("error", [Fenced("a"), LeaseBusy("b"), OffsetsLost("KAFKA_DATA_LOSS"), RecourseError("c")])
+def test_an_error_of_ours_stays_itself(error: RecourseError) -> None:
+    assert classify(error) is error
+
+
+@pytest.mark.parametrize("text", [LOST[0], PERMANENT[0], PASSING[0]])
+def test_the_cause_is_kept_for_the_log(text: str) -> None:
+    cause = RuntimeError(text)
+    assert classify(cause).__cause__ is cause
+
+
+def test_a_long_text_is_cut_to_what_a_person_reads() -> None:
+    trace = "\n".join(["[SOMETHING] it broke " + "x" * 5000, "second", "third", "at org.apache.spark.Very.deep"])
+    found = classify(RuntimeError(trace)).found
+    assert found.startswith("RuntimeError: [SOMETHING] it broke")
+    assert len(found) < 1100
+    assert "org.apache.spark.Very" not in classify(RuntimeError("a\nb\nc\nat org.apache.spark.Very.deep")).found
+
+
+WORKER = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/pyspark/worker.py", line 1231, in main
+    process()
+  File "/home/me/flows.py", line 12, in crooked
+    raise Crooked(n)
+flows.Crooked: 17 is crooked
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (WORKER, "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)"),
+        (
+            f"Job aborted: Task 0 failed: org.apache.spark.api.python.PythonException: {WORKER}\n\tat org.apache.spark",
+            "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)",
+        ),
+        (
+            "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012\n== DataFrame ==\nmore",
+            "the stream's function raised [DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012 (batch 7: orders)",
+        ),
+    ],
+)
+def test_what_the_streams_function_raised_is_told_with_kind_text_place_and_batch(text: str, said: str) -> None:
+    error = classify(RuntimeError(text), where="batch 7: orders")
+    assert type(error) is FunctionRaised
+    assert error.found == said and "batch 7" in error.origin and "17" not in error.origin
+
+
+@pytest.mark.parametrize(
+    "kind", ["requests.exceptions.ConnectTimeout", "ConnectionRefusedError", "urllib.error.URLError"]
+)
+def test_a_function_that_could_not_reach_another_machine_may_pass(kind: str) -> None:
+    error = classify(RuntimeError(WORKER.replace("flows.Crooked", kind)), where="batch 7: orders")
+    assert type(error) is TransientError and f"the stream's function raised {kind}: 17 is crooked" in error.found
+
+
+def test_an_exception_of_the_function_itself_is_told_with_its_own_line() -> None:
+    def function(orders: object) -> object:
+        return {}[orders]  # type: ignore[index]
+
+    with pytest.raises(KeyError) as raised:
+        function("orders")
+    error = function_raised(function, raised.value)
+    assert error.found.startswith(f"the stream's function raised KeyError: 'orders' ({__file__}:")
+
+
+@pytest.mark.parametrize("text", ["An error occurred while calling o87.isActive", "Error while sending or receiving."])
+def test_a_jvm_that_does_not_answer_is_told_as_gone(text: str) -> None:
+    assert classify(RuntimeError(text)).found == "Spark's JVM is gone"
+    real = f"{text}.\n: java.lang.IllegalStateException: stopped"
+    assert (
+        classify(RuntimeError(real.replace("Error while sending or receiving.", "An error"))).found
+        != "Spark's JVM is gone"
+    )
+
+
+def test_the_batch_and_its_offsets_are_named_for_an_unknown_failure_too() -> None:
+    assert classify(RuntimeError("it broke"), where="batch 7: orders partition 0 offsets 40 to 49").found == (
+        "RuntimeError: it broke (batch 7: orders partition 0 offsets 40 to 49)"
+    )

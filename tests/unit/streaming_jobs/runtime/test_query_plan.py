@@ -1,0 +1,174 @@
+"""What is read off a stream's plan: is there state, can rows multiply, and did the meaning of the state change.
+
+plans.json holds analysed plans as Spark 4.2 prints them, of small streams that differ in one thing each: `w` is
+a rate stream with a watermark and the key k = value % 3.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs.runtime.output_plans import output_of
+from streaming_jobs.runtime.query_plan import fingerprint_of, traits_of
+from streaming_jobs.runtime.state_changes import differences
+
+PLANS = {
+    name: "\n".join(lines) for name, lines in json.loads(Path(__file__).with_name("plans.json").read_text()).items()
+}
+
+STATELESS = ("select", "join_static", "join_static_agg", "explode", "map_pandas", "map_arrow", "observe", "union")
+STATEFUL = tuple(name for name in PLANS if name not in STATELESS)
+MULTIPLYING = ("join_static", "join_static_agg", "join_streams", "explode", "map_pandas", "map_arrow", "state_pandas")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_state_and_multiplying_are_read_off_the_plan(name: str) -> None:
+    found = traits_of(PLANS[name])
+    assert (found.stateful, found.multiplies) == (name in STATEFUL, name in MULTIPLYING)
+
+
+@pytest.mark.parametrize("name", STATELESS)
+def test_a_stream_without_state_has_no_fingerprint(name: str) -> None:
+    assert fingerprint_of(PLANS[name]) == {}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_stream_with_state_has_a_fingerprint_without_generated_ids(name: str) -> None:
+    text = " ".join(fingerprint_of(PLANS[name]).values())
+    assert text
+    assert "#" not in text
+    assert "~" not in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("sum", "max"),  # Spark runs on silently: the state has the same type
+        ("sum", "by_k_mod_5"),
+        ("window10", "window20"),
+        ("window10", "session"),
+        ("window10", "record"),
+        ("sum", "window10"),
+        ("dedup", "dedup_wm"),
+        ("sum", "two_step_key"),
+        ("wide", "wide_last_max"),  # only the 30th column differs
+    ],
+)
+def test_another_aggregation_grouping_or_window_is_another_fingerprint(before: str, after: str) -> None:
+    assert fingerprint_of(PLANS[before]) != fingerprint_of(PLANS[after])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("sum", "sum_other_lateness"),
+        ("sum", "sum_after_filter"),
+        ("sum", "sum_then_rename"),
+        ("dedup", "distinct"),
+        ("record", "record_wider"),  # a field more in the record, which the aggregation does not use
+    ],
+)
+def test_what_does_not_touch_the_state_keeps_the_fingerprint(before: str, after: str) -> None:
+    assert fingerprint_of(PLANS[before]) == fingerprint_of(PLANS[after])
+
+
+def test_the_same_plan_with_other_ids_has_the_same_fingerprint() -> None:
+    again = PLANS["window10"].replace("#39", "#1039").replace("#2L", "#1002L").replace("#34L", "#7L")
+    assert fingerprint_of(again) == fingerprint_of(PLANS["window10"])
+
+
+def test_what_a_key_is_made_of_counts_over_several_steps() -> None:
+    other = PLANS["two_step_key"].replace("cast(3 as bigint)", "cast(5 as bigint)")
+    assert fingerprint_of(other) != fingerprint_of(PLANS["two_step_key"])
+
+
+def test_another_lateness_does_not_touch_a_window() -> None:
+    other = PLANS["window10"].replace("-T10000ms", "-T1200000ms").replace("10 seconds", "20 minutes")
+    assert other != PLANS["window10"]
+    assert fingerprint_of(other) == fingerprint_of(PLANS["window10"])
+
+
+def test_a_plan_that_cannot_be_taken_apart_still_has_a_stable_fingerprint() -> None:
+    odd = PLANS["sum"].replace("(value#1L % cast(3 as bigint))", "concat(value#1L, a), ](b")
+    assert fingerprint_of(odd) == fingerprint_of(odd) != {}
+
+
+def test_the_recorded_plans_are_whole() -> None:
+    assert not [name for name, plan in PLANS.items() if "more fields" in plan]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("window10", "window20", "window of timestamp: 10 minutes -> 20 minutes"),
+        ("sum", "max", "sum(value) AS s -> max(value) AS s"),
+        ("sum", "by_k_mod_5", "k: value % 3 -> value % 5"),
+        ("dedup", "dedup_wm", "Deduplicate -> DeduplicateWithinWatermark"),
+        ("window10", "session", "gone: window of timestamp, 10 minutes"),
+        ("window10", "session", "new: session_window of timestamp"),
+        ("two_step_key", "sum", "new: sum(value) AS s"),
+    ],
+)
+def test_what_differs_between_two_states_is_told_in_a_line(before: str, after: str, words: str) -> None:
+    said = differences(fingerprint_of(PLANS[before]), fingerprint_of(PLANS[after]))
+    assert words in said, said
+    assert len(said) < 300 and "precisetimestampconversion" not in said
+
+
+def test_a_state_that_gains_an_aggregate_says_which() -> None:
+    old = {"0": "Aggregate [k], [k, sum(value) AS s]; value AS k"}
+    new = {"0": "Aggregate [k], [k, sum(value) AS s, max(amount) AS m]; value AS k"}
+    assert differences(old, new) == "new: max(amount) AS m"
+    assert differences(new, old) == "gone: max(amount) AS m"
+    assert differences(old, {}) == "there was state, and now there is none"
+    assert differences({}, new) == "there was no state, and now there is"
+
+
+@pytest.mark.parametrize("before", STATEFUL)
+def test_of_any_two_states_that_differ_something_is_told(before: str) -> None:
+    for after, plan in PLANS.items():
+        old, new = fingerprint_of(PLANS[before]), fingerprint_of(plan)
+        assert bool(differences(old, new)) == (old != new), after
+        assert len(differences(old, new)) < 1_000
+
+
+SOURCE = """~Project [_record#9.k AS k#10, _record#9.n AS n#11L, struct(offset, offset#3L) AS _source#12]
++- ~Filter NOT _bad#8
+   +- ~Project [value#1, _record#9, _bad#8]
+      +- ~StreamingRelationV2 kafka, [value#1, partition#2, offset#3L]"""
+
+
+def over_source(*nodes: str) -> str:
+    """A plan of these nodes over the source's own."""
+    own = [f"{'   ' * depth}+- {node}" if depth else node for depth, node in enumerate(nodes)]
+    return "\n".join([*own, *(f"{'   ' * len(nodes)}+- {line}" for line in SOURCE.splitlines())])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "added", "position"),
+    [
+        (
+            ["~Project [k#10, _source#12.partition AS part#20, _source#12.offset AS off#21L]"],
+            ["Project"],
+            ["part", "off"],
+        ),
+        (
+            [
+                "~Filter (n#11L > 3)",
+                "~Project [p#22 AS part#24, o#23L AS off#25L, k#10]",
+                "~Project [k#10, n#11L, cast(_source#12.partition as bigint) AS p#22, _source#12.offset AS o#23L]",
+            ],
+            ["Filter", "Project"],
+            ["part", "off"],
+        ),
+        (["~Project [k#10, (_source#12.offset + 1) AS off#21L, _source#12.partition AS part#20]"], ["Project"], None),
+        (["~Aggregate [k#10], [k#10, count(1) AS c#30L]"], ["Aggregate"], None),
+    ],
+)
+def test_what_a_plan_makes_of_a_record_is_read_off_it(
+    nodes: list[str], added: list[str], position: list[str] | None
+) -> None:
+    assert output_of(over_source(*nodes), [SOURCE]) == {"nodes": added, "position": position}

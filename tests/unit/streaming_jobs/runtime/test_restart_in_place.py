@@ -1,0 +1,349 @@
+"""A session that starts itself again in its own process: who started it sees it go on, with the code of now."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.runtime import restart_in_place
+from streaming_jobs.runtime.code_watch import CodeWatch, versions
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.lease import holder, take
+from streaming_jobs.state.status import read_status
+from streaming_jobs.topology import Topology
+from tests.conftest import SettingsFactory
+from tests.support.driver import until
+from tests.support.worlds import parity, plain
+
+ROOT = Path(__file__).parents[2]
+
+SESSION = """
+import os, signal, sys, threading, time
+from streaming_jobs import stops, successor
+stop = threading.Event()
+print(os.getpid(), sys.argv[1:], flush=True)
+if successor.AGAIN in sys.argv:
+    time.sleep(1)
+for number in successor.STOP_SIGNALS:
+    signal.signal(number, lambda *_: stop.set())
+successor.take_signals(stop)
+if successor.AGAIN in sys.argv:
+    stop.wait(3 if LATE else 20)
+    print("asked to stop:", stop.is_set(), "input:", sys.stdin.readline(), flush=True)
+    sys.exit(7)
+if LATE:
+    threading.Thread(target=os.read, args=(0, 1), daemon=True).start()
+    replace = os.execv
+    def late(*command):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        replace(*command)
+    os.execv = late
+successor.start(stop)
+"""
+
+
+def test_the_same_process_starts_again_and_a_stop_in_between_is_not_lost(tmp_path: Path) -> None:
+    script = tmp_path / "session.py"
+    script.write_text(f"LATE = False\n{SESSION}")
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--streams", "a"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == f"{process.pid} ['--streams', 'a']\n"
+        assert process.stdout.readline() == f"{process.pid} ['--streams', 'a', '--again']\n"
+        process.send_signal(signal.SIGTERM)  # it is just starting, without a handler
+        process.stdin.write("still open\n")
+        process.stdin.close()
+        assert process.stdout.read() == "asked to stop: True input: still open\n\n"
+        assert process.wait(30) == 7
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_stop_after_the_last_look_is_not_lost_whichever_thread_takes_it(tmp_path: Path) -> None:
+    script = tmp_path / "session.py"
+    script.write_text(f"LATE = True\n{SESSION}")
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        lines = [process.stdout.readline() for _ in range(2)]
+        assert lines == [f"{process.pid} []\n", f"{process.pid} ['--again']\n"]
+        process.stdin.close()
+        assert process.stdout.read() == "asked to stop: True input: \n"
+        assert process.wait(30) == 7
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_session_that_starts_again_and_again_keeps_its_command_line() -> None:
+    first = restart_in_place.command(["python", "-m", "streaming_jobs.session", "--streams", "a"])
+    assert first[-1] == restart_in_place.AGAIN and restart_in_place.command(first) == first
+
+
+def test_streams_that_run_elsewhere_by_now_are_left_there(settings: SettingsFactory) -> None:
+    home = settings()
+    with take(home, "plain", purpose="session"):
+        assert restart_in_place.free(home, [plain, parity]) == [parity]
+        with pytest.raises(LeaseBusy, match="runs elsewhere"):
+            restart_in_place.free(home, [plain])
+    with take(home, "plain", purpose="recovery plan plain-1"):
+        assert restart_in_place.free(home, [plain, parity]) == [plain, parity]
+
+
+FLOW = """
+from pyspark.sql.types import LongType, StructField, StructType
+from streaming_jobs.formats import Json
+from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
+
+@stream(source=KafkaTopic("t", value=Json(StructType([StructField("n", LongType())]))), sink=DeltaTable("watched"))
+def watched(t):
+    return t.select("n")
+
+@stream(source=KafkaTopic("t", value=Json(StructType([StructField("n", LongType())]))), sink=DeltaTable("beside"))
+def beside(t):
+    return t.select("n")
+"""
+
+
+@pytest.fixture
+def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module with two streams in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "watched_flow.py"
+    file.write_text(FLOW)
+    monkeypatch.setattr("streaming_jobs.runtime.code_watch._LOOK_EVERY", 0.1)
+    yield file
+    sys.modules.pop("watched_flow", None)
+    sys.path[:] = [each for each in sys.path if each != str(tmp_path)]
+
+
+def verdict(watch: CodeWatch, *streams: str) -> bool:
+    """The answer to the newest change, which another process gives."""
+    until(lambda: watch.newer(streams) or watch._asked is not None, 10, "the look")
+    while watch._asked is not None:
+        if watch.newer(streams):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.timeout(300)
+def test_other_code_is_noticed_for_its_stream_only_and_code_that_does_not_load_is_not_taken(
+    flow: Path, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
+    home = settings()
+    streams = Topology.load(home.flows).select([])
+    command = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
+    watch = CodeWatch(command, home, streams, flow.parent / "recourse.toml")
+    try:
+        assert not watch.newer(["watched"])
+        flow.write_text(f"# a comment\n{FLOW}")
+        assert not verdict(watch, "watched", "beside"), "a comment is no other code"
+        flow.write_text(FLOW.replace('return t.select("n")', "return (", 1))
+        assert not verdict(watch, "watched"), "it cannot be loaded"
+        flow.write_text(FLOW.replace('return t.select("n")', 'return t.select("n", "n")', 1))
+        assert not verdict(watch, "beside")
+        flow.write_text(FLOW.replace('return t.select("n")', 'return t.select("n",  "n")', 1))
+        assert verdict(watch, "watched")
+        assert versions(home, streams)["stream watched"] == watch._running["stream watched"]
+        assert watch.newer(["watched"]), "also if it was not acted on: somebody may have run it elsewhere meanwhile"
+        assert not watch.newer(["beside"])
+        flow.write_text(FLOW.replace('return t.select("n")', 'return t.select("n", "n")'))
+        assert not verdict(watch), "neither of them has failed yet"
+        assert watch.newer(["beside"]), "it fails later, and its file is as it was then"
+        flow.write_text(FLOW.replace('return t.select("n")', "return ("))
+        assert not verdict(watch, "watched", "beside"), "what was found before is not there any more"
+        flow.write_text(FLOW)
+        assert not verdict(watch, "watched", "beside"), "the code that runs"
+    finally:
+        watch.close()
+
+
+def test_any_file_that_the_session_has_loaded_or_would_load_touches_it(
+    flow: Path, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one outside the packages that declare streams, and one that only Python's workers import."""
+    monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
+    package, helper = flow.parent / "watched_flow", flow.parent / "helper_of_watched.py"
+    (package / "deep").mkdir(parents=True)
+    (package / "deep" / "__init__.py").write_text("")
+    helper.write_text("FACTOR = 1")
+    lazy = package / "deep" / "lazy.py"
+    lazy.write_text("")
+    flow.unlink()
+    whole = FLOW.replace('return t.select("n")', "from watched_flow.deep import lazy", 1)
+    (package / "__init__.py").write_text(f"import helper_of_watched\n{whole}")
+    config = flow.parent / "recourse.toml"
+    home = settings()
+    watch = CodeWatch(["/nowhere"], home, Topology.load(home.flows).select([]), config)
+    assert "watched_flow.deep.lazy" not in sys.modules
+    for file in (helper, lazy, package / "__init__.py"):
+        before, stat = file.read_text(), file.stat()
+        assert watch.untouched()
+        file.write_text(f"{before}\n")
+        assert not watch.untouched(), file
+        file.write_text(before)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    config.write_text("")
+    assert not watch.untouched()
+    for name in ("helper_of_watched", "watched_flow.deep"):
+        sys.modules.pop(name)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("more", "taken"),
+    [
+        ('print("half a line", end=""); import atexit; atexit.register(print, "bye")', True),
+        ("import os; os._exit(0)", False),
+        ('import sys; print("[1]"); sys.stdout.flush(); import os; os.close(1)', False),
+    ],
+)
+def test_what_the_code_prints_by_itself_ends_no_session(
+    flow: Path, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, more: str, taken: bool
+) -> None:
+    monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
+    home = settings()
+    command = [sys.executable, "-m", "streaming_jobs.session", "--set", f"home={home.home}", "--print-versions"]
+    watch = CodeWatch(command, home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+    try:
+        other = FLOW.replace('return t.select("n")', 'return t.select("n", "n")', 1)
+        flow.write_text(f"{other}\n{more}\n")
+        assert verdict(watch, "watched") == taken
+    finally:
+        watch.close()
+
+
+def test_a_process_that_cannot_be_started_ends_no_session(
+    flow: Path, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOURSE_FLOWS", json.dumps(["watched_flow"]))
+    home = settings()
+    watch = CodeWatch(["/nowhere"], home, Topology.load(home.flows).select([]), flow.parent / "recourse.toml")
+    monkeypatch.setattr("streaming_jobs.runtime.code_watch._LOOK_EVERY", 0)
+    flow.write_text(f"# a comment\n{FLOW}")
+    assert not watch.newer(["watched"])
+    assert watch._seen() != watch._files, "it is asked again at the next look"
+
+
+WITHOUT_SPARK = """
+import os, sys
+from types import SimpleNamespace
+from streaming_jobs import session
+from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.stream_runner import RunningStream
+from streaming_jobs.session import Session
+
+def start(self, leases):
+    self.spark = SimpleNamespace(stop=lambda: None)
+    for running in self.running:
+        running.status.state = "running"
+    codes = {r.stream.name: loaded_code(r.stream, self.settings.flows).hash for r in self.running}
+    print(os.getpid(), "--again" in sys.argv, codes, flush=True)
+
+def poll(self, spark):
+    if self.stop_requested.is_set() and not self.ended:
+        self._stopped()
+
+Session._start_spark, RunningStream.poll, RunningStream.preflight = start, poll, lambda self: None
+sys.exit(session.main())
+"""
+
+
+def without_spark(flow: Path, home: Settings, *options: str) -> subprocess.Popen[str]:
+    """A supervised session of both streams, in a process of its own that starts no Spark."""
+    script = flow.with_name("session_without_spark.py")
+    script.write_text(WITHOUT_SPARK)
+    variables = {"RECOURSE_HOME": str(home.home), "RECOURSE_FLOWS": '["watched_flow"]'}
+    return subprocess.Popen(
+        [sys.executable, str(script), "--streams", "watched,beside", "--supervised", *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", **variables},
+        cwd=flow.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_stream_that_a_recovery_had_stopped_when_the_session_began_is_started_after_it(
+    flow: Path, settings: SettingsFactory
+) -> None:
+    home = settings()
+    stop_request.ask_for(home, "watched", "watched-0001")
+    process = without_spark(flow, home, "--respect-stop")
+    try:
+        until(lambda: (s := read_status(home, "beside")) is not None and s.state == "running", 30, "the session")
+        assert read_status(home, "watched") is None
+        stop_request.clear_for(home, "watched", "watched-0001")
+        until(lambda: (s := read_status(home, "watched")) is not None and s.state == "running", 20, "the other stream")
+        assert holder(home, "watched") is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.timeout(300)
+def test_a_session_goes_on_in_its_process_after_a_recovery_with_the_code_of_now(
+    flow: Path, settings: SettingsFactory
+) -> None:
+    home = settings()
+    process = without_spark(flow, home)
+    assert process.stdin is not None and process.stdout is not None
+
+    def state(stream: str) -> str:
+        status = read_status(home, stream)
+        return status.state if status is not None else ""
+
+    def started() -> tuple[str, str, dict[str, str]]:
+        pid, again, codes = process.stdout.readline().split(" ", 2)  # type: ignore[union-attr]
+        return pid, again, ast.literal_eval(codes)
+
+    try:
+        pid, again, before = started()
+        assert (pid, again) == (str(process.pid), "False")
+        stop_request.ask_for(home, "watched", "watched-0001")
+        until(lambda: state("watched") == "stopped" and holder(home, "watched") is None, 30, "the stop")
+        assert state("beside") == "running" and holder(home, "beside") is not None
+        flow.write_text(FLOW.replace('return t.select("n")', "return t", 1))
+        stop_request.clear_for(home, "watched", "watched-0001")
+        pid, again, after = started()
+        assert (pid, again) == (str(process.pid), "True")
+        assert after["watched"] != before["watched"] and after["beside"] == before["beside"]
+        stop_request.ask(home, "beside", "asked by recourse streams stop")
+        until(lambda: state("beside") == "stopped", 30, "the stop by hand")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert state("watched") == "stopped" and stop_request.asked(home, "beside")
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,119 @@
+"""Files that executors wrote are described to the table without reading rows, and never described wrongly."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_jobs.sinks.delta.parquet import add_actions, statistics
+
+
+def stats(folder: Path, **columns: Any) -> dict[str, Any]:
+    pq.write_table(pa.table(columns), folder / "a.parquet", row_group_size=2)
+    return statistics(folder / "a.parquet", pq.read_metadata(folder / "a.parquet"), list(columns))
+
+
+def test_records_nulls_and_bounds_are_counted_over_all_row_groups(tmp_path: Path) -> None:
+    found = stats(tmp_path, n=[5, None, -3, 8, None], d=[date(2024, 2, 29), None, None, None, date(1, 1, 1)])
+    assert found == {
+        "numRecords": 5,
+        "minValues": {"n": -3, "d": "0001-01-01"},
+        "maxValues": {"n": 8, "d": "2024-02-29"},
+        "nullCount": {"n": 2, "d": 3},
+    }
+
+
+def test_a_column_of_nulls_has_a_count_and_no_bounds(tmp_path: Path) -> None:
+    found = stats(tmp_path, n=pa.array([None, None, None], pa.int64()))
+    assert (found["nullCount"], found["minValues"], found["maxValues"]) == ({"n": 3}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("at", "low", "high"),
+    [
+        ("2024-01-01T05:00:00.123456", "2024-01-01T05:00:00.123", "2024-01-01T05:00:00.124"),
+        ("2024-01-01T05:00:00.123", "2024-01-01T05:00:00.123", "2024-01-01T05:00:00.123"),
+        ("2024-12-31T23:59:59.999999", "2024-12-31T23:59:59.999", "2025-01-01T00:00:00.000"),
+        ("0001-01-01T00:00:00.000001", "0001-01-01T00:00:00.000", "0001-01-01T00:00:00.001"),
+        ("0999-05-05T05:00:00", "0999-05-05T05:00:00.000", "0999-05-05T05:00:00.000"),
+        ("9999-12-31T23:59:59.999999", "9999-12-31T23:59:59.999", "9999-12-31T23:59:59.999"),
+    ],
+)
+def test_times_are_widened_to_whole_milliseconds_within_the_calendar(
+    tmp_path: Path, at: str, low: str, high: str
+) -> None:
+    zoned = datetime.fromisoformat(at).replace(tzinfo=UTC)
+    found = stats(tmp_path, t=pa.array([zoned], pa.timestamp("us", "UTC")))
+    assert (found["minValues"]["t"], found["maxValues"]["t"]) == (f"{low}Z", f"{high}Z")
+    found = stats(tmp_path, t=pa.array([datetime.fromisoformat(at)], pa.timestamp("us")))
+    assert (found["minValues"]["t"], found["maxValues"]["t"]) == (low, high)
+
+
+def test_a_day_that_sparks_calendar_lacks_is_between_its_neighbours(tmp_path: Path) -> None:
+    at = datetime(1582, 10, 10, 12, tzinfo=UTC)
+    found = stats(tmp_path, d=[at.date()], t=pa.array([at], pa.timestamp("us", "UTC")))
+    assert found["minValues"] == {"d": "1582-10-04", "t": "1582-10-04T00:00:00.000Z"}
+    assert found["maxValues"] == {"d": "1582-10-15", "t": "1582-10-15T00:00:00.000Z"}
+
+
+def test_only_columns_that_have_bounds_at_all_are_described(tmp_path: Path) -> None:
+    table = pa.table({"n": [1], "a.b": [2], "s": [{"n": 3}], "a": [{"b": 4}], "text": ["x"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    found = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n", "a.b"])
+    assert found["minValues"] == found["maxValues"] == {"n": 1, "a.b": 2}
+
+
+def test_a_footer_without_statistics_is_made_up_for_by_the_rows(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [4, None, 2]}), tmp_path / "a.parquet", write_statistics=False)
+    found = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n"])
+    assert (found["nullCount"], found["minValues"], found["maxValues"]) == ({"n": 1}, {"n": 2}, {"n": 4})
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), min_size=1, max_size=9))
+def test_no_value_lies_outside_its_bounds(tmp_path_factory: pytest.TempPathFactory, values: list[int | None]) -> None:
+    found = stats(tmp_path_factory.mktemp("bounds"), n=pa.array(values, pa.int64()))
+    there = [v for v in values if v is not None]
+    assert found["nullCount"]["n"] == len(values) - len(there)
+    if there:
+        assert (found["minValues"]["n"], found["maxValues"]["n"]) == (min(there), max(there))
+
+
+def test_each_file_is_named_from_the_table_and_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "table" / "g0001" / "b000000007-1a2b"
+    folder.mkdir(parents=True)
+    for name, count in (("part-0.parquet", 2), ("part-1.parquet", 3), ("part-2.parquet", 0)):
+        pq.write_table(pa.table({"n": pa.array(range(count), pa.int64())}), folder / name)
+    (folder / "_SUCCESS").touch()
+    actions, rows = add_actions(tmp_path / "table", folder, [], [])
+    assert rows == 5
+    assert [a.path for a in actions] == [f"g0001/b000000007-1a2b/part-{i}.parquet" for i in (0, 1)]
+    assert [a.size for a in actions] == [(folder / f"part-{i}.parquet").stat().st_size for i in (0, 1)]
+    assert all(a.data_change for a in actions)
+
+
+def test_a_folder_without_files_adds_nothing(tmp_path: Path) -> None:
+    assert add_actions(tmp_path, tmp_path, ["k"], []) == ([], 0)
+
+
+def test_partition_values_are_read_off_the_folders_as_spark_names_them(tmp_path: Path) -> None:
+    folder = tmp_path / "g0001" / "b0" / "my%20day=2024-01-01" / "k=__HIVE_DEFAULT_PARTITION__"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"n": [1]}), folder / "part-0.parquet")
+    (action,), _ = add_actions(tmp_path, tmp_path / "g0001" / "b0", ["k", "my day"], [])
+    assert action.partition_values == {"k": None, "my day": "2024-01-01"}
+
+
+def test_a_folder_that_only_looks_like_a_partition_above_the_batch_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "x=1" / "b0"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"n": [1]}), folder / "part-0.parquet")
+    (action,), _ = add_actions(tmp_path, folder, [], [])
+    assert action.partition_values == {}

@@ -1,0 +1,381 @@
+"""Savepoints: the checkpoint cut, the tables' files, how long they stay, and what they survive."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import zipfile
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from deltalake import DeltaTable
+
+from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.ledger import Txn
+from streaming_jobs.settings import SavepointSettings
+from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.table_files import on_disk, table_files
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.checkpoint_cut import copy, cut, cuttable, needed_state
+from streaming_jobs.state.savepoint_retention import expired
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import Generation
+from tests.support.life import PER_BATCH, STREAM, Life
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    life = Life(tmp_path)
+    for number in range(6):
+        life.batch(number)
+    return life
+
+
+def test_a_cut_holds_what_spark_goes_on_from_and_an_id_of_its_own(life: Life, tmp_path: Path) -> None:
+    checkpoint = stream_record.checkpoint(life.settings, STREAM.name, 1)
+    assert cuttable(checkpoint) == range(6)
+    cut(checkpoint, 3, tmp_path / "cut")
+    made = Checkpoint(tmp_path / "cut")
+    made.check()
+    assert (made.last_planned, made.last_committed) == (3, 3)
+    assert made.end(3) == {"things": {0: 40}} and made.start(3) == {"things": {0: 30}}
+    assert json.loads((tmp_path / "cut" / "metadata").read_text())["id"] != "x"
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_cut_needs_the_entry_before_it(life: Life, tmp_path: Path) -> None:
+    checkpoint = stream_record.checkpoint(life.settings, STREAM.name, 1)
+    for log in ("offsets", "commits"):
+        for number in (0, 1, 2):
+            (checkpoint.folder / log / str(number)).unlink()
+    assert cuttable(checkpoint) == range(5, 6)
+    with pytest.raises(UsageError, match="after batches 5 to 5, not after batch 3"):
+        cut(checkpoint, 3, tmp_path / "cut")
+
+
+def test_a_batch_that_spark_has_not_committed_cannot_be_cut_at(life: Life) -> None:
+    life.batch(6, commit=False)
+    assert cuttable(stream_record.checkpoint(life.settings, STREAM.name, 1)) == range(6)
+
+
+def test_the_first_batch_can_be_cut_at(life: Life, tmp_path: Path) -> None:
+    cut(stream_record.checkpoint(life.settings, STREAM.name, 1), 0, tmp_path / "cut")
+    Checkpoint(tmp_path / "cut").check()
+
+
+def rocksdb(state: Path, last: int, snapshots: tuple[int, ...]) -> None:
+    """State files as Spark lays them out, with a snapshot that names a file of its own."""
+    place = state / "0" / "1"
+    (place / "SSTs").mkdir(parents=True)
+    (state / "0" / "_metadata").mkdir()
+    (state / "0" / "_metadata" / "metadata").write_text("v1")
+    for version in range(1, last + 1):
+        (place / f"{version}_u{version}.changelog").write_text("x")
+        (place / f"{version}_u{version}.changelog.crc").write_text("x")
+    for version in snapshots:
+        (place / "SSTs" / f"{version}-a.sst").write_text("x")
+        with zipfile.ZipFile(place / f"{version}_u{version}.zip", "w") as packed:
+            files = {"sstFiles": [{"localFileName": "1.sst", "dfsSstFileName": f"{version}-a.sst", "sizeBytes": 1}]}
+            packed.writestr("metadata", "v1\n" + json.dumps(files))
+
+
+def test_of_the_state_only_what_leads_to_the_version_is_taken(tmp_path: Path) -> None:
+    rocksdb(tmp_path, 35, (10, 20, 30))
+    found = {path.relative_to(tmp_path).as_posix() for path in needed_state(tmp_path, 25)}
+    assert found == {
+        "0/_metadata/metadata",
+        "0/1/10_u10.zip",
+        "0/1/20_u20.zip",
+        "0/1/SSTs/10-a.sst",
+        "0/1/SSTs/20-a.sst",
+        *(f"0/1/{v}_u{v}.changelog" for v in range(10, 26)),
+        *(f"0/1/{v}_u{v}.changelog.crc" for v in range(10, 26)),
+    }
+
+
+def test_without_a_snapshot_all_changes_are_taken(tmp_path: Path) -> None:
+    rocksdb(tmp_path, 5, ())
+    assert len([p for p in needed_state(tmp_path, 4) if p.suffix == ".changelog"]) == 4
+
+
+def test_a_copy_shares_state_and_has_its_own_log(life: Life, tmp_path: Path) -> None:
+    checkpoint = stream_record.checkpoint(life.settings, STREAM.name, 1)
+    rocksdb(checkpoint.folder / "state", 5, ())
+    cut(checkpoint, 3, tmp_path / "cut")
+    copy(tmp_path / "cut", tmp_path / "g0002")
+    one, other = (tmp_path / name / "state" / "0" / "1" / "2_u2.changelog" for name in ("cut", "g0002"))
+    assert one.samefile(other)
+    one, other = (tmp_path / name / "offsets" / "3" for name in ("cut", "g0002"))
+    assert not one.samefile(other) and one.read_text() == other.read_text()
+
+
+def test_a_savepoint_is_the_stream_after_a_batch(life: Life) -> None:
+    taken = savepoints.take(life.settings, life.record, 3, "purpose", "for a test")
+    assert taken.id == "g0001-b000000003" and taken.ends == {"things": {0: 40}} and taken.code == ("a", "1")
+    assert savepoints.savepoints(life.settings, STREAM.name) == [taken]
+    files = savepoints.files_of(life.settings, taken)["things"]
+    live = table_files(life.table, DeltaTable(life.table).version())
+    assert {f.path for f in files} < set(live)
+    assert sum(json.loads(f.stats or "")["numRecords"] for f in files) == 4 * PER_BATCH
+    links = savepoints.links(life.settings, STREAM.name, "things", taken.id)
+    for file in files:
+        assert on_disk(life.table, file.path).samefile(on_disk(links, file.path))
+
+
+def test_taking_it_twice_is_taking_it_once(life: Life) -> None:
+    first = savepoints.take(life.settings, life.record, 3, "time")
+    assert savepoints.take(life.settings, life.record, 3, "purpose") == first
+
+
+def test_a_batch_that_the_table_has_and_spark_has_not_is_not_in_the_savepoint_before_it(life: Life) -> None:
+    life.batch(6, commit=False)
+    taken = savepoints.take(life.settings, life.record, 5, "code")
+    files = savepoints.files_of(life.settings, taken)["things"]
+    assert sum(json.loads(f.stats or "")["numRecords"] for f in files) == 6 * PER_BATCH
+
+
+def test_files_stay_when_compaction_and_clean_up_remove_them(life: Life) -> None:
+    taken = savepoints.take(life.settings, life.record, 5, "time")
+    keep_nothing = life.settings.table.model_copy(update={"deleted_file_retention": timedelta(0)})
+    sink = life.sink()
+    Upkeep(sink, keep_nothing, 1).compact()
+    for file in life.table.rglob("*.parquet"):
+        if "_savepoints" not in file.parts:
+            os.utime(file, (time.time() - 3600,) * 2)
+    sink.handle.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+    Upkeep(life.sink(), keep_nothing, 1).remove_unlisted()
+    links = savepoints.links(life.settings, STREAM.name, "things", taken.id)
+    files = savepoints.files_of(life.settings, taken)["things"]
+    assert len(files) > 5 and all(on_disk(links, file.path).stat().st_nlink == 1 for file in files)
+    assert savepoints.cost(life.settings, taken).alone >= sum(file.size for file in files)
+    assert life.rows() == list(range(60))
+
+
+def test_a_savepoint_of_an_older_batch_needs_the_tables_log(life: Life) -> None:
+    log = life.table / "_delta_log"
+    life.sink().handle.create_checkpoint()
+    for version in range(4):
+        (log / f"{version:020d}.json").unlink()
+    with pytest.raises(PreflightRefused, match="no longer shows g0001 batch 1"):
+        savepoints.version_after(life.table, STREAM.name, Txn(1, 1))
+    assert savepoints.version_after(life.table, STREAM.name, Txn(1, 5)) == 6
+
+
+def test_without_its_record_there_is_no_savepoint_and_prune_removes_the_rest(life: Life) -> None:
+    taken = savepoints.take(life.settings, life.record, 3, "purpose")
+    place = savepoints.folder(life.settings, STREAM.name) / taken.id
+    (place / "savepoint.json").unlink()
+    assert savepoints.savepoints(life.settings, STREAM.name) == []
+    assert savepoints.prune(life.settings, STREAM.name) == []  # perhaps somebody is making it now
+    os.utime(place, (time.time() - 7200,) * 2)
+    assert savepoints.prune(life.settings, STREAM.name) == [taken.id]
+    assert not place.exists() and not savepoints.links(life.settings, STREAM.name, "things", taken.id).exists()
+
+
+def test_drop_removes_record_and_links(life: Life) -> None:
+    taken = savepoints.take(life.settings, life.record, 3, "purpose")
+    savepoints.drop(life.settings, STREAM.name, taken.id)
+    assert savepoints.savepoints(life.settings, STREAM.name) == []
+    assert not list(life.table.glob("_savepoints/*")) and life.rows() == list(range(60))
+
+
+def made(age_hours: float, reason: str, now: float) -> Savepoint:
+    at = now - age_hours * 3600
+    return Savepoint("s", 1, int(at), at, reason, "", {}, {}, ("", ""), {}, ())  # type: ignore[arg-type]
+
+
+def test_all_stay_for_two_days_then_one_a_day_for_two_weeks() -> None:
+    now = 20_000 * DAY + DAY / 2
+    kept = [made(hours, "time", now) for hours in range(0, 24 * 20, 6)]
+    kept += [made(24 * 30, "purpose", now), made(24 * 13, "recovery", now), made(24 * 15, "recovery", now)]
+    gone = expired(kept, SavepointSettings(), now)
+    left = [s for s in kept if s not in gone]
+    hours = sorted(round((now - s.taken_at) / 3600) for s in left if s.reason == "time")
+    assert hours[:9] == list(range(0, 54, 6))
+    assert len(hours) == 9 + 12 and all(later - sooner == 24 for sooner, later in pairwise(hours[9:]))
+    assert [round((now - s.taken_at) / DAY) for s in left if s.reason != "time"] == [30, 13]
+
+
+def test_the_newest_one_stays_however_old() -> None:
+    assert expired([made(24 * 365, "time", DAY * 20_000)], SavepointSettings(), DAY * 20_000) == []
+
+
+def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: Life) -> None:
+    settings = life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(seconds=0.05))})
+    keeper = savepoints.Keeper(settings, life.record)
+    keeper.after(5)
+    assert savepoints.savepoints(settings, STREAM.name) == []
+    time.sleep(0.06)
+    keeper.after(5)
+    assert [s.id for s in savepoints.savepoints(settings, STREAM.name)] == ["g0001-b000000005"]
+    time.sleep(0.06)
+    keeper.after(77)  # a batch that cannot be cut at
+    off = savepoints.Keeper(
+        life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(0))}), life.record
+    )
+    off.after(4)
+    assert len(savepoints.savepoints(settings, STREAM.name)) == 1
+
+
+def test_the_log_replayed_by_hand_is_deltalakes_list_through_checkpoint_and_compaction(life: Life) -> None:
+    life.sink().handle.create_checkpoint()
+    Upkeep(life.sink(), life.settings.table, 1).compact()
+    life.batch(6)
+    version = DeltaTable(life.table).version()
+    for at in range(1, version + 1):
+        files = table_files(life.table, at)
+        listed = DeltaTable(life.table, version=at).get_add_actions(flatten=True)
+        assert sorted(unquote(f) for f in files) == sorted(unquote(p) for p in listed["path"].to_pylist())
+        assert sum(json.loads(f.stats or "")["numRecords"] for f in files.values()) == sum(
+            listed["num_records"].to_pylist()
+        )
+
+
+def test_a_record_of_a_newer_format_is_refused(life: Life) -> None:
+    taken = savepoints.take(life.settings, life.record, 3, "purpose")
+    path = savepoints.folder(life.settings, STREAM.name) / taken.id / "savepoint.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(UsageError, match="newer version"):
+        savepoints.savepoints(life.settings, STREAM.name)
+    path.write_text("{")
+    with pytest.raises(PreflightRefused, match="cannot be read"):
+        savepoints.savepoints(life.settings, STREAM.name)
+
+
+def test_code_is_the_one_that_ran_then(life: Life) -> None:
+    from streaming_jobs.state.stream_record import CodeSince
+
+    life.save(replace(life.record, code=(*life.record.code, CodeSince("b", "1", 1, 5, 0.0))))
+    assert savepoints.take(life.settings, life.record, 4, "code").code == ("a", "1")
+    assert savepoints.take(life.settings, life.record, 5, "code").code == ("b", "1")
+
+
+def rewritten(life: Life) -> None:
+    """Every row is written anew; the old files go at once."""
+    sink = life.sink()
+    sink.handle.update(updates={"id": "id"}, error_on_type_mismatch=False)
+    for path in life.table.rglob("*.parquet"):
+        if "_savepoints" not in path.parts and str(path) not in set(DeltaTable(life.table).file_uris()):
+            path.unlink()
+
+
+def held(life: Life) -> int:
+    """Bytes that only savepoints hold, counted by looking at every file."""
+    files = {f.stat().st_ino: f.stat() for f in life.table.glob("_savepoints/**/*.parquet")}
+    live = {Path(path).stat().st_ino for path in DeltaTable(life.table).file_uris()}
+    return sum(status.st_size for inode, status in files.items() if inode not in live)
+
+
+def test_savepoints_are_bounded_by_the_bytes_that_only_they_hold(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch is followed by a rewrite of the whole table, so that each savepoint is a copy of its own."""
+    taken = [savepoints.take(life.settings, life.record, 5, "recovery")]
+    for number in range(6, 12):
+        life.batch(number)
+        taken.append(savepoints.take(life.settings, life.record, number, "time"))
+        rewritten(life)
+    one = held(life) // 7
+    found = savepoints.savepoints(life.settings, STREAM.name)
+    gone = [s.id for s in savepoints.beyond(life.settings, found, one * 4)]
+    assert gone == [s.id for s in taken[1 : 1 + len(gone)]] and 2 <= len(gone) <= 5, "the oldest go first"
+    for name in gone:
+        savepoints.drop(life.settings, STREAM.name, name)
+    assert held(life) <= one * 4
+    bounded = life.settings.model_copy(update={"savepoint": SavepointSettings(max_mb=1)})
+    assert savepoints.prune(bounded, STREAM.name) == []
+    monkeypatch.setattr(savepoints, "_MB", 1)
+    savepoints.prune(bounded, STREAM.name)
+    left = [s.id for s in savepoints.savepoints(bounded, STREAM.name)]
+    assert left == [taken[0].id, taken[-1].id], "those of recoveries and the newest stay in any case"
+    unbounded = life.settings.model_copy(update={"savepoint": SavepointSettings(max_mb=0)})
+    assert savepoints.prune(unbounded, STREAM.name) == []
+
+
+def test_what_the_table_still_holds_costs_no_savepoint_its_life(life: Life) -> None:
+    taken = [savepoints.take(life.settings, life.record, number, "time") for number in (3, 4, 5)]
+    places = savepoints.folder(life.settings, STREAM.name).rglob("*")
+    own = sum(path.stat().st_size for path in places if path.is_file())
+    assert savepoints.beyond(life.settings, taken, own) == []
+    assert savepoints.beyond(life.settings, taken, own - 1) == taken[:1]
+
+
+def test_files_with_the_same_number_on_two_file_systems_are_two_files(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """State and tables may lie on two, and each numbers its files by itself."""
+    taken = [savepoints.take(life.settings, life.record, number, "time") for number in (3, 4)]
+    numbers: dict[Path, int] = {}
+    stat = Path.stat
+
+    def numbered(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = stat(path, follow_symlinks=follow_symlinks)
+        if not S_ISREG(found.st_mode):
+            return found
+        state = path.is_relative_to(life.settings.state)
+        place = numbers.setdefault(path, sum(each.is_relative_to(life.settings.state) == state for each in numbers))
+        return os.stat_result((found.st_mode, place, 1 if state else 2, 1, 0, 0, 1000, 0, 0, 0))
+
+    monkeypatch.setattr(Path, "stat", numbered)
+    files = sum(savepoints.cost(life.settings, savepoint).files for savepoint in taken)
+    assert savepoints.beyond(life.settings, taken, files * 1000 - 1) == taken[:1]
+
+
+def test_what_goes_while_it_is_measured_costs_no_savepoint(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`recourse savepoints drop` by hand."""
+    old = savepoints.take(life.settings, life.record, 3, "time")
+    links = savepoints.links(life.settings, STREAM.name, "things", old.id)
+    stat = Path.stat
+
+    def dropped(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.suffix == ".parquet" and path.is_relative_to(links):
+            shutil.rmtree(links)
+            monkeypatch.setattr(Path, "stat", stat)
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    take = savepoints.take
+
+    def taking(*arguments: Any) -> Savepoint:
+        taken = take(*arguments)
+        monkeypatch.setattr(Path, "stat", dropped)
+        return taken
+
+    monkeypatch.setattr(savepoints, "take", taking)
+    taken = savepoints.try_take(life.settings, life.record, 5, "time")
+    assert not links.exists() and taken is not None
+    assert taken in savepoints.savepoints(life.settings, STREAM.name)
+
+
+def test_a_savepoint_that_was_taken_is_told_even_if_no_old_one_could_go(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("read-only")
+
+    monkeypatch.setattr(savepoints, "prune", fails)
+    taken = savepoints.try_take(life.settings, life.record, 5, "time")
+    assert taken is not None and taken.batch == 5
+
+
+def test_with_a_savepoint_old_checkpoints_go_and_an_undo_still_has_what_it_needs(life: Life) -> None:
+    kept = savepoints.take(life.settings, life.record, 5, "recovery")
+    lives = tuple(Generation(n, float(n), "recovery") for n in range(1, 5))
+    life.save(replace(life.record, generations=lives))
+    here = stream_record.checkpoint(life.settings, STREAM.name, 4).folder
+    copy(savepoints.checkpoint_of(life.settings, kept), here)
+    for number in (2, 3):
+        stream_record.checkpoint(life.settings, STREAM.name, number).folder.mkdir()
+    first = stream_record.checkpoint(life.settings, STREAM.name, 1).folder
+    assert savepoints.try_take(life.settings, life.record, 5, "time") is not None
+    assert not first.exists() and here.exists()
+    assert len(list(here.parent.glob("g000?"))) == 3
+    Checkpoint(savepoints.checkpoint_of(life.settings, kept)).check()

@@ -1,0 +1,207 @@
+"""The stream's record: whole on disk or not changed, one checkpoint a generation, exceptions with a reason."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
+from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.lease import take
+from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
+from tests.conftest import SettingsFactory
+from tests.support.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, entry, record
+
+FULL = record(
+    generations=(Generation(1, 1.0, "first start"), Generation(2, 2.0, "recovery r1")),
+    accepted=(Accepted(PRIMARY, 12, "asked for", 3.0), Accepted(SECONDARY, 4, "asked for", 4.0)),
+    code=(CodeSince("fd2f87f71956", "0.1.0", 1, 0, 5.0),),
+    state_fingerprint={"0": "Aggregate [k], [k, sum(n) AS s]"},
+    void_ranges=({"topic": TOPIC, "from": 1, "to": 9},),
+)
+
+
+@pytest.fixture
+def home(settings: SettingsFactory) -> Settings:
+    return settings()
+
+
+def test_a_record_comes_back_as_it_was_saved(home: Settings) -> None:
+    stream_record.save(home, FULL)
+    assert stream_record.load(home, STREAM) == FULL
+
+
+def test_a_stream_that_never_ran_has_no_record(home: Settings) -> None:
+    assert stream_record.load(home, STREAM) is None
+
+
+def test_the_first_record_is_generation_1_and_binds_nothing() -> None:
+    first = stream_record.first(STREAM)
+    assert first.generation == 1
+    assert (first.tables, first.topics, first.accepted, first.code) == ((), (), (), ())
+
+
+def test_a_record_and_its_folder_are_private(home: Settings) -> None:
+    stream_record.save(home, FULL)
+    folder = stream_record.folder(home, STREAM)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "stream.json").stat().st_mode & 0o777 == 0o600
+    assert [f.name for f in folder.iterdir()] == ["stream.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "stream": "parity"}'])
+def test_a_damaged_record_is_refused_and_never_taken_for_a_first_start(home: Settings, text: str) -> None:
+    stream_record.save(home, FULL)
+    (stream_record.folder(home, STREAM) / "stream.json").write_text(text)
+    with pytest.raises(PreflightRefused, match=r"stream\.json cannot be read") as refused:
+        stream_record.load(home, STREAM)
+    assert "put the checkpoint folder back" in refused.value.next_step
+
+
+def test_a_record_of_a_newer_version_is_refused(home: Settings) -> None:
+    stream_record.save(home, FULL)
+    path = stream_record.folder(home, STREAM) / "stream.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(PreflightRefused, match="written by a newer version"):
+        stream_record.load(home, STREAM)
+
+
+def test_each_generation_has_a_checkpoint_of_its_own(home: Settings) -> None:
+    folders = [stream_record.checkpoint(home, STREAM, number).folder for number in (1, 2, 10_000)]
+    assert [folder.name for folder in folders] == ["g0001", "g0002", "g10000"]
+    assert {folder.parent for folder in folders} == {stream_record.folder(home, STREAM)}
+
+
+@pytest.mark.parametrize("name", ["", "..", "../other", "a/b", "Orders", "1st", "a" * 64])
+def test_a_name_that_is_no_name_never_becomes_a_folder(home: Settings, name: str) -> None:
+    with pytest.raises(UsageError, match="is not a stream name"):
+        stream_record.folder(home, name)
+
+
+def test_the_newest_generation_is_the_current_one() -> None:
+    assert FULL.generation == 2
+
+
+def test_tables_topics_and_exceptions_are_found_by_name() -> None:
+    found, topic = FULL.table(SECONDARY), FULL.topic(TOPIC)
+    assert found is not None and found.role == "secondary"
+    assert topic is not None and topic.start == {"0": 0, "1": 0}
+    assert (FULL.table("nothing"), FULL.topic("nothing")) == (None, None)
+    assert (FULL.accepts(PRIMARY), FULL.accepts("nothing")) == ({12}, frozenset())
+
+
+def test_new_code_is_noted_with_its_first_batch_and_old_code_is_not_noted_again() -> None:
+    same = CodeVersion("fd2f87f71956", "0.1.0")
+    assert FULL.with_code(same, 8) is FULL
+    for other in (CodeVersion("000000000000", "0.1.0"), CodeVersion("fd2f87f71956", "0.2.0")):
+        noted = FULL.with_code(other, 8).code
+        assert noted[:-1] == FULL.code
+        assert (noted[-1].hash, noted[-1].package, noted[-1].generation, noted[-1].batch) == (
+            *vars(other).values(),
+            2,
+            8,
+        )
+
+
+def test_code_that_comes_back_is_noted_again() -> None:
+    there = FULL.with_code(CodeVersion("000000000000", "0.1.0"), 8)
+    assert len(there.with_code(CodeVersion("fd2f87f71956", "0.1.0"), 9).code) == 3
+
+
+def commit(home: Settings, version: int, *, rows: bool = True, by: str | None = None, table: str = PRIMARY) -> None:
+    """One commit in a table's log: by a stream, or by somebody else."""
+    log = home.tables / table / "_delta_log"
+    log.mkdir(parents=True, exist_ok=True)
+    info: dict[str, object] = {"timestamp": 1, "operation": "DELETE"}
+    if by:
+        info["userMetadata"] = entry(version, stream=by).encode()
+    actions: list[dict[str, object]] = [{"commitInfo": info}]
+    actions += [{"remove": {"path": "a.parquet", "dataChange": True}}] if rows else []
+    (log / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"version": 6}, "is not in the table's log"),
+        ({"version": 7, "by": STREAM}, "was written by stream parity itself"),
+        ({"version": 7, "rows": False}, "changed no rows"),
+        ({"version": 7, "table": SECONDARY}, "is not in the table's log"),
+    ],
+)
+def test_only_a_commit_of_others_that_is_there_and_changed_rows_can_be_accepted(
+    home: Settings, made: dict[str, Any], said: str
+) -> None:
+    stream_record.save(home, FULL)
+    commit(home, **made)
+    with pytest.raises(UsageError, match=f"version 7 of table {PRIMARY} {said}"):
+        stream_record.accept(home, STREAM, PRIMARY, 7, "why")
+    assert stream_record.load(home, STREAM) == FULL
+
+
+def test_a_commit_of_another_stream_can_be_accepted(home: Settings) -> None:
+    stream_record.save(home, FULL)
+    commit(home, 7, by="orders")
+    stream_record.accept(home, STREAM, PRIMARY, 7, "why")
+
+
+def test_an_accepted_commit_is_recorded_with_its_reason(home: Settings) -> None:
+    stream_record.save(home, replace(FULL, accepted=()))
+    commit(home, 7)
+    stream_record.accept(home, STREAM, PRIMARY, 7, "  a customer asked for it ")
+    found = stream_record.load(home, STREAM)
+    assert found is not None
+    assert [(a.table, a.version, a.why) for a in found.accepted] == [(PRIMARY, 7, "a customer asked for it")]
+    assert replace(found, accepted=()) == replace(FULL, accepted=())
+
+
+@pytest.mark.parametrize("why", ["", "  \n"])
+def test_a_commit_is_not_accepted_without_a_reason(home: Settings, why: str) -> None:
+    stream_record.save(home, FULL)
+    with pytest.raises(UsageError, match="needs a reason"):
+        stream_record.accept(home, STREAM, PRIMARY, 7, why)
+    assert stream_record.load(home, STREAM) == FULL
+
+
+def test_only_a_table_of_the_stream_can_be_accepted(home: Settings) -> None:
+    with pytest.raises(UsageError, match="has no table"):
+        stream_record.accept(home, STREAM, PRIMARY, 7, "why")
+    stream_record.save(home, FULL)
+    with pytest.raises(UsageError, match="has no table nothing"):
+        stream_record.accept(home, STREAM, "nothing", 7, "why")
+
+
+def test_nothing_is_accepted_while_a_driver_holds_the_stream(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream_record.save(home, FULL)
+    monkeypatch.setattr(stream_record, "take", lambda *names, purpose, wait: take(*names, purpose=purpose, wait=0))
+    with take(home, STREAM, purpose="session"), pytest.raises(LeaseBusy):
+        stream_record.accept(home, STREAM, PRIMARY, 7, "why")
+    assert stream_record.load(home, STREAM) == FULL
+
+
+def test_the_lease_is_free_after_an_exception_was_recorded(home: Settings) -> None:
+    stream_record.save(home, FULL)
+    commit(home, 7)
+    commit(home, 8)
+    accept = functools.partial(stream_record.accept, home, STREAM, PRIMARY)
+    accept(7, "why")
+    accept(8, "why")
+
+
+def test_of_the_generations_that_are_over_the_newest_keep_their_checkpoints(home: Settings) -> None:
+    lived = replace(FULL, generations=tuple(Generation(n, float(n), "recovery") for n in range(1, 6)))
+    for each in lived.generations:
+        (stream_record.checkpoint(home, STREAM, each.number).folder / "offsets").mkdir(parents=True)
+    coming = stream_record.checkpoint(home, STREAM, 6).folder  # a recovery is making it
+    coming.mkdir()
+    assert stream_record.prune(home, lived, 2) == ["g0001", "g0002"]
+    assert stream_record.prune(home, lived, 2) == []
+    left = sorted(place.name for place in stream_record.folder(home, STREAM).iterdir())
+    assert left == ["g0003", "g0004", "g0005", "g0006"]
+    assert stream_record.prune(home, lived, 0) == ["g0003", "g0004"]

@@ -1,0 +1,240 @@
+"""The ledger: what a commit says of itself survives, only grows, and tells our commits from everybody else's."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import hypothesis
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming_jobs.errors import PermanentError, PreflightRefused
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, app_id, entries, newest, walk
+from streaming_jobs.state import ledger_file
+from streaming_jobs.state.ledger_file import LedgerFile
+from tests.conftest import SettingsFactory
+from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, Disk, entry, offsets
+
+txns = st.builds(Txn, st.integers(1, 2**31 - 1), st.integers(-1, 2**32 - 2))
+partitions = st.dictionaries(st.integers(0, 500), st.integers(0, 2**63 - 1), max_size=5)
+ranges = st.builds(OffsetRange, st.text(min_size=1), st.text(), partitions, partitions)
+counts = st.dictionaries(st.text(), st.integers(0, 2**63 - 1), max_size=3)
+ledger_entries = st.builds(
+    LedgerEntry,
+    kind=st.sampled_from(["batch", "fence", "publish", "upkeep", "schema"]),
+    stream=st.text(),
+    table=st.text(),
+    generation=st.integers(1, 2**31 - 1),
+    batch=st.integers(-1, 2**32 - 2),
+    offsets=st.lists(ranges, max_size=3, unique_by=lambda r: r.topic).map(tuple),
+    rows=counts,
+    txns=counts,
+    code=st.builds(CodeVersion, st.text(), st.text()),
+    plan=st.none() | st.text(),
+    note=st.none() | st.text(),
+)
+
+
+@given(txns)
+def test_a_transaction_version_says_generation_and_batch(txn: Txn) -> None:
+    assert Txn.of(txn.version) == txn
+    assert 0 < txn.version < 2**63  # Delta's version is a signed 64-bit number
+
+
+@given(txns, txns)
+def test_versions_are_ordered_like_generation_then_batch(one: Txn, other: Txn) -> None:
+    assert (one < other) == (one.version < other.version)
+
+
+def test_an_open_generation_without_rows_is_its_number_alone() -> None:
+    assert Txn(3, -1).version == 3 << 32
+    assert Txn(2, 2**32 - 2) < Txn(3, -1) < Txn(3, 0)
+
+
+def test_the_app_id_stays_the_same_for_ever() -> None:
+    assert app_id("orders", "totals") == "recourse:orders:totals"
+
+
+@hypothesis.settings(max_examples=40)
+@given(ledger_entries)
+def test_an_entry_comes_back_from_the_commit_as_it_went_in(made: LedgerEntry) -> None:
+    assert LedgerEntry.decode(made.encode()) == made
+
+
+@pytest.mark.parametrize("text", [None, "", "no json", "[1]", "7", '{"by": "hand"}', '{"recourse_like": 1}'])
+def test_a_commit_of_somebody_else_has_no_entry(text: str | None) -> None:
+    assert LedgerEntry.decode(text) is None
+
+
+def test_an_entry_of_a_newer_format_is_refused_and_not_guessed_at() -> None:
+    newer = json.dumps({**json.loads(entry(0).encode()), "recourse": 2})
+    with pytest.raises(PermanentError, match="format 2, this version reads 1"):
+        LedgerEntry.decode(newer)
+
+
+@hypothesis.settings(max_examples=40)
+@given(st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 10**12), st.integers(0, 10**6)), max_size=6))
+def test_a_range_counts_the_offsets_between_start_and_end(parts: dict[int, tuple[int, int]]) -> None:
+    read = OffsetRange("t", "id", {p: s for p, (s, _) in parts.items()}, {p: s + n for p, (s, n) in parts.items()})
+    assert read.records == sum(n for _, n in parts.values())
+
+
+def test_a_partition_that_is_new_in_a_batch_counts_from_its_beginning() -> None:
+    assert OffsetRange("t", "id", {0: 10}, {0: 12, 1: 5}).records == 7
+
+
+@hypothesis.settings(max_examples=40)
+@given(ranges)
+def test_equal_offsets_of_a_recreated_topic_are_told_by_name_and_offsets_only(read: OffsetRange) -> None:
+    assert read.same_offsets(OffsetRange(read.topic, "other id", read.start, read.end))
+    assert not read.same_offsets(OffsetRange(read.topic + "x", read.topic_id, read.start, read.end))
+    assert not read.same_offsets(OffsetRange(read.topic, read.topic_id, read.start, {**read.end, 501: 1}))
+    assert not read.same_offsets(OffsetRange(read.topic, read.topic_id, {**read.start, 501: 1}, read.end))
+
+
+@pytest.fixture
+def disk(settings: SettingsFactory) -> Disk:
+    return Disk(settings()).open()
+
+
+def test_the_log_is_walked_from_the_newest_commit_back(disk: Disk) -> None:
+    disk.run(0, 1)
+    walked = list(walk(disk.table(PRIMARY)))
+    assert [(c.version, c.entry and c.entry.kind, c.changes_data) for c in walked] == [
+        (2, "batch", True),
+        (1, "batch", True),
+        (0, "schema", False),
+    ]
+    assert walked[0].operation == "WRITE"
+    assert abs(walked[0].at / 1000 - datetime.now(UTC).timestamp()) < 60
+
+
+def test_a_walk_ends_at_a_gap_since_nothing_before_it_is_sure(disk: Disk) -> None:
+    disk.run(0, 1, 2)
+    (disk.table(PRIMARY) / "_delta_log" / f"{1:020d}.json").unlink()
+    assert [c.version for c in walk(disk.table(PRIMARY))] == [3, 2]
+
+
+def test_files_beside_the_commits_are_no_commits(disk: Disk) -> None:
+    log = disk.table(PRIMARY) / "_delta_log"
+    for name in ("_last_checkpoint.json", f"{0:020d}.compacted.json", "7.json", f"{9:020d}.crc"):
+        (log / name).write_text("{}")
+    assert [c.version for c in walk(disk.table(PRIMARY))] == [0]
+
+
+def test_a_folder_that_is_no_table_has_no_commits(tmp_path: Path) -> None:
+    assert list(walk(tmp_path)) == []
+    assert newest(tmp_path, STREAM) == (None, [])
+
+
+def test_the_ledger_shows_batches_newest_first_and_no_upkeep(disk: Disk) -> None:
+    disk.run(0, 1, 2)
+    shown = entries(disk.table(PRIMARY), 2)
+    assert [(c.version, e.batch) for c, e in shown] == [(3, 2), (2, 1)]
+    assert [e.kind for _, e in entries(disk.table(PRIMARY), 100)] == ["batch"] * 3
+    assert shown[0][1].offsets == (offsets(2),)
+    assert shown[0][1].txns == {SECONDARY: Txn(1, 2).version, DEAD_LETTERS: Txn(1, 0).version}
+
+
+def test_what_others_changed_since_our_newest_entry_is_listed(disk: Disk) -> None:
+    disk.run(0)
+    write_deltalake(disk.table(PRIMARY), pa.table({"k": ["?"], "n": [1]}), mode="append")
+    commit, foreign = newest(disk.table(PRIMARY), STREAM)
+    assert commit is not None and commit.entry is not None and commit.entry.txn == Txn(1, 0)
+    assert [(c.version, c.operation) for c in foreign] == [(2, "WRITE")]
+
+
+def test_rewriting_files_with_the_same_rows_is_no_change(disk: Disk) -> None:
+    disk.run(0, 1)
+    DeltaTable(disk.table(PRIMARY)).optimize.compact()
+    assert next(c.operation for c in walk(disk.table(PRIMARY))) == "OPTIMIZE"
+    assert newest(disk.table(PRIMARY), STREAM)[1] == []
+
+
+def test_a_commit_of_another_stream_is_foreign_even_with_an_entry(disk: Disk) -> None:
+    disk.run(0)
+    commit, _ = newest(disk.table(PRIMARY), "someone")
+    assert commit is None
+    assert [c.version for c in newest(disk.table(PRIMARY), "someone")[1]] == [1]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> LedgerFile:
+    return LedgerFile(tmp_path / "ledger")
+
+
+def test_the_newest_line_gives_the_entry_and_the_tables_versions_back(kept: LedgerFile) -> None:
+    kept.append(entry(0), {PRIMARY: 1, SECONDARY: 1})
+    kept.append(entry(1, rows={"written": 7}), {PRIMARY: 2, SECONDARY: 1})
+    assert kept.newest(STREAM) == (entry(1, rows={"written": 7}), {PRIMARY: 2, SECONDARY: 1})
+    assert kept.newest(STREAM)[0].code == CODE  # type: ignore[index]
+
+
+def test_an_empty_ledger_has_no_newest_line(kept: LedgerFile) -> None:
+    assert kept.newest(STREAM) is None
+
+
+def test_a_line_that_a_crash_cut_off_is_passed_over(kept: LedgerFile) -> None:
+    kept.append(entry(0), {PRIMARY: 1})
+    file = next(kept.folder.glob("*.jsonl"))
+    file.write_text(file.read_text() + '{"g":1,"b":1,"t":17')
+    assert kept.newest(STREAM) == (entry(0), {PRIMARY: 1})
+
+
+def test_a_line_that_a_crash_cut_off_does_not_take_the_next_one_along(kept: LedgerFile) -> None:
+    kept.append(entry(0), {PRIMARY: 1})
+    file = next(kept.folder.glob("*.jsonl"))
+    file.write_text(file.read_text() + '{"g":1,"b":1,"t":17')
+    kept.append(entry(2), {PRIMARY: 3})
+    assert kept.newest(STREAM) == (entry(2), {PRIMARY: 3})
+
+
+def test_a_new_day_compresses_the_days_before_and_drops_those_past_the_retention(kept: LedgerFile) -> None:
+    kept.append(entry(0), {PRIMARY: 1})
+    today = next(kept.folder.glob("*.jsonl"))
+    line, name = today.read_text(), today.name
+    today.unlink()
+    for age in (400, 20, 5):
+        (kept.folder / f"{datetime.now(UTC) - timedelta(days=age):%Y-%m-%d}.jsonl").write_text(line)
+    assert kept.newest(STREAM) == (entry(0), {PRIMARY: 1})
+    kept.append(entry(1), {PRIMARY: 2})
+    five_days_ago = f"{datetime.now(UTC) - timedelta(days=5):%Y-%m-%d}.jsonl.gz"
+    assert sorted(f.name for f in kept.folder.iterdir()) == [five_days_ago, name]
+    (kept.folder / name).unlink()
+    assert kept.newest(STREAM) == (entry(0), {PRIMARY: 1})
+
+
+def test_the_newest_lines_are_found_without_reading_whole_days(
+    kept: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.append(entry(0), {PRIMARY: 1})
+    file = next(kept.folder.glob("*.jsonl"))
+    line = file.read_text()
+    file.write_text("".join(line.replace('"b":0,', f'"b":{batch},') for batch in range(2_000)))
+    read: list[bytes] = []
+    texts = ledger_file._texts
+    monkeypatch.setattr(ledger_file, "_texts", lambda path: (read.append(text) or text for text in texts(path)))
+    assert [found.entry.batch for found in kept.after(STREAM, Txn(1, 1_997), at_most=200_000)] == [1_999, 1_998]
+    assert read == []
+    assert len(kept.after(STREAM, Txn(1, 99), at_most=200_000)) == 1_900, "what lies before the last lines is found too"
+    assert len(read) == 2_000
+
+
+def test_the_only_day_stays_however_old(kept: LedgerFile) -> None:
+    kept.folder.mkdir()
+    (kept.folder / "2001-01-01.jsonl").write_text("")
+    kept.roll(datetime.now(UTC))
+    assert [f.name for f in kept.folder.iterdir()] == ["2001-01-01.jsonl.gz"]
+
+
+def test_a_damaged_commit_is_named_with_its_version(tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    (log / f"{7:020d}.json").write_text('{"commitInfo": ')
+    with pytest.raises(PreflightRefused, match="version 7 in"):
+        list(walk(tmp_path))

@@ -1,0 +1,204 @@
+"""A declaration that cannot hold is refused where it is written, and a stream stays the function it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+
+from streaming_jobs.errors import ConfigurationError, UsageError
+from streaming_jobs.stream import SOURCE_COLUMN, DeltaTable, KafkaTopic, Stream, checked_name, stream
+from tests.support.worlds import OUTPUT, THINGS, NoBytes
+
+PRICES = KafkaTopic("prices", value=NoBytes())
+LISTS = StructType([StructField("k", StringType()), StructField("l", ArrayType(LongType()))])
+
+
+def identity(things: Any) -> Any:
+    """What comes goes.
+
+    Unchanged.
+    """
+    return things
+
+
+def declare(**changes: Any) -> Stream:
+    return stream(**{"source": THINGS, "sink": DeltaTable("out"), **changes})(identity)
+
+
+def test_a_stream_is_named_and_described_by_its_function() -> None:
+    made = declare(owners=["team@example.org"])
+    assert (made.name, made.description) == ("identity", "What comes goes.\n\nUnchanged.")
+    assert made.owners == ("team@example.org",)
+    assert declare(name="other").name == "other"
+
+
+def test_a_stream_is_still_its_function() -> None:
+    made = declare()
+    assert made(5) == made(things=5) == 5
+    assert made.function is identity
+
+
+def test_one_source_binds_to_the_first_parameter_and_several_by_name() -> None:
+    assert dict(declare().sources) == {"things": THINGS}
+
+    @stream(source={"prices": PRICES, "things": THINGS}, sink=DeltaTable("out"))
+    def both(things: Any, prices: Any) -> Any:
+        return things, prices
+
+    assert both.sources == {"prices": PRICES, "things": THINGS}
+
+
+@pytest.mark.parametrize("source", [{"thing": THINGS}, {"things": THINGS, "prices": PRICES}, {}])
+def test_sources_that_are_not_the_functions_parameters_are_refused(source: dict[str, KafkaTopic]) -> None:
+    with pytest.raises(UsageError, match="the function takes|needs a source"):
+        declare(source=source)
+
+
+def test_a_function_without_parameters_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"the function takes \[\]"):
+        stream(source=THINGS, sink=DeltaTable("out"), name="none")(lambda: None)
+
+
+def test_the_first_sink_is_the_primary_one_and_the_dead_letters_have_a_table() -> None:
+    made = declare(sink={"good": DeltaTable("good_rows"), "odd": DeltaTable("odd_rows")})
+    assert made.primary.name == "good_rows"
+    assert [sink.name for sink in made.secondary] == ["odd_rows"]
+    assert made.dead_letters == "identity_dead_letters"
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        {"a": DeltaTable("out"), "b": DeltaTable("out")},
+        DeltaTable("identity_dead_letters"),
+    ],
+)
+def test_a_table_is_not_named_twice(sink: Any) -> None:
+    with pytest.raises(UsageError, match="names a table twice"):
+        declare(sink=sink)
+
+
+def test_a_stream_without_a_sink_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs a source and a sink"):
+        declare(sink={})
+
+
+def test_a_single_output_goes_to_the_single_sink() -> None:
+    assert declare().outputs(things=7) == {"out": 7}  # type: ignore[arg-type, comparison-overlap]
+
+
+@pytest.mark.parametrize("returned", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, {}])
+def test_outputs_that_are_not_the_sinks_are_refused_and_named(returned: dict[str, int]) -> None:
+    made = declare(sink={"a": DeltaTable("a"), "b": DeltaTable("b")})
+    with pytest.raises(UsageError, match=r"its sinks are \['a', 'b'\]"):
+        made.outputs(things=returned)  # type: ignore[arg-type]
+    assert made.outputs(things={"b": 2, "a": 1}) == {"a": 1, "b": 2}  # type: ignore[arg-type, comparison-overlap]
+
+
+@pytest.mark.parametrize("name", ["", "1st", "Orders", "or-ders", "a.b", "../x", "a b", "ö", "a" * 64, "a\n"])
+def test_names_are_those_that_can_be_a_folder_and_an_identifier(name: str) -> None:
+    for make in (lambda: checked_name("stream", name), lambda: DeltaTable(name), lambda: declare(name=name or " ")):
+        with pytest.raises(UsageError, match="is not a (stream|table) name"):
+            make()
+    assert checked_name("stream", "a" * 63) == "a" * 63
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ö", "a" * 250])
+def test_topic_names_are_kafkas(name: str) -> None:
+    with pytest.raises(UsageError, match="is not a topic name"):
+        KafkaTopic(name, value=NoBytes())
+    assert KafkaTopic("A.b_c-1", value=NoBytes()).name == "A.b_c-1"
+
+
+Declare = Callable[[], object]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: KafkaTopic("t", value=NoBytes(), event_time="n"), "event_time and lateness go together"),
+        (lambda: KafkaTopic("t", value=NoBytes(), lateness="1 h"), "event_time and lateness go together"),
+        (lambda: KafkaTopic("t", value=NoBytes(), event_time="x", lateness="1 h"), "'x' is not a field"),
+        (
+            lambda: KafkaTopic("t", value=NoBytes(StructType([StructField(SOURCE_COLUMN, LongType())]))),
+            "the field name _source is taken",
+        ),
+        (lambda: DeltaTable("t", order_by=["n"]), "order_by and delete_when are for upserts"),
+        (lambda: DeltaTable("t", delete_when="n < 0"), "order_by and delete_when are for upserts"),
+        (lambda: DeltaTable("t", schema=OUTPUT, keys=["id"]), "'id' is not a column of its schema"),
+        (lambda: DeltaTable("t", schema=OUTPUT, partition_by=["day"]), "'day' is not a column of its schema"),
+        (lambda: DeltaTable("t", schema=OUTPUT, keys=["k"], order_by=["nope"]), "'nope' is not a column of its schema"),
+        (lambda: DeltaTable("t", schema=LISTS, keys=["k"], order_by=["l"]), "'l' has the type array"),
+        (lambda: DeltaTable("t", keys=["k"], order_by=["_position"]), "the column name _position is taken"),
+        (lambda: DeltaTable("t", keys=["_deleted_at"], order_by=["n"]), "the column name _deleted_at is taken"),
+        (lambda: DeltaTable("t", keys=["k"], deletes_kept="0 s"), "deletes_kept is 0 s"),
+        (
+            lambda: DeltaTable("t" * 60, keys=["k"], order_by=["n"], delete_when="n < 0"),
+            "_deletes' is not a table name",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(make: Declare, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+@pytest.mark.parametrize("name", ["a`b", "__delete", "__Partition", "__offset", "__row", "__position", "__topic"])
+def test_a_column_that_cannot_be_quoted_or_is_ours_is_refused(name: str) -> None:
+    schema = StructType([*OUTPUT.fields, StructField(name, LongType())])
+    for make in (lambda: DeltaTable("t", schema=schema), lambda: DeltaTable("t", keys=[name])):
+        with pytest.raises(UsageError, match="has a backtick|is taken by Recourse") as refused:
+            make()
+        assert refused.value.next_step == "rename the column"
+
+
+def test_a_lateness_that_is_no_duration_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="'a while' is not a duration"):
+        KafkaTopic("t", value=NoBytes(), event_time="n", lateness="a while")
+
+
+def test_the_delay_is_the_lateness_as_a_duration() -> None:
+    assert KafkaTopic("t", value=NoBytes(), event_time="n", lateness="6 hours").delay == timedelta(hours=6)
+    assert THINGS.delay is None
+
+
+def test_a_table_whose_deletes_have_an_order_has_another_one_that_remembers_them() -> None:
+    table = DeltaTable("t", keys=["k"], order_by=["n"], delete_when="n < 0", deletes_kept="2 days")
+    kept = table.deletes
+    assert kept is not None
+    assert (kept.name, kept.keys, kept.order_by, kept.deletes_kept, kept.deletes) == (
+        "t_deletes",
+        ("k",),
+        ("n",),
+        "2 days",
+        None,
+    )
+    assert DeltaTable("t", keys=["k"], delete_when="n < 0").deletes is None
+    assert DeltaTable("t", keys=["k"], order_by=["n"]).deletes is None
+
+
+def test_a_table_with_keys_is_an_upsert_and_lists_become_tuples() -> None:
+    table = DeltaTable("t", schema=OUTPUT, keys=["k"], order_by=["n"], partition_by=["k"])
+    assert (table.mode, table.keys, table.order_by, table.partition_by) == ("upsert", ("k",), ("n",), ("k",))
+    assert DeltaTable("t").mode == "append"
+    assert hash(DeltaTable("t", keys=["k"])) == hash(DeltaTable("t", keys=("k",)))
+
+
+def test_a_field_of_the_format_may_have_any_other_name() -> None:
+    value = NoBytes(StructType([StructField("a b", StringType())]))
+    assert KafkaTopic("t", value=value).value.schema.fieldNames() == ["a b"]
+
+
+def test_how_far_ahead_an_event_time_may_lie_is_declared_with_it() -> None:
+    made = KafkaTopic("t", value=NoBytes(), event_time="n", lateness="6 hours")
+    assert made.ahead == timedelta(days=1)
+    assert replace(made, max_ahead="10 minutes").ahead == timedelta(minutes=10)
+    assert replace(made, max_ahead=None).ahead is None
+    assert KafkaTopic("t", value=NoBytes()).ahead is None, "there is no event time"
+    with pytest.raises(ConfigurationError, match="is not a duration"):
+        replace(made, max_ahead="soon")

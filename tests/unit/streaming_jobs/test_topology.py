@@ -1,0 +1,150 @@
+"""All streams together: one name, one writer a table, and the whole as text."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
+from streaming_jobs.topology import Topology
+from tests.support.worlds import THINGS, NoBytes, parity, plain
+
+FLOW = """
+from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
+from tests.support.worlds import NoBytes
+
+@stream(source=KafkaTopic("{topic}", value=NoBytes()), sink=DeltaTable("{name}"))
+def {name}(records):
+    return records
+"""
+
+
+@pytest.fixture
+def flows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package that declares two streams in two modules, one of them visible in both."""
+    package = tmp_path / "made_topology"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "one.py").write_text(FLOW.format(topic="a", name="first"))
+    (package / "two.py").write_text("from made_topology.one import first\n" + FLOW.format(topic="b", name="second"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    importlib.invalidate_caches()
+    yield package
+    for name in [name for name in sys.modules if name.split(".")[0] == "made_topology"]:
+        del sys.modules[name]
+
+
+def test_the_streams_of_a_package_are_found_in_all_its_modules_each_once(flows: Path) -> None:
+    assert list(Topology.load(["made_topology"]).streams) == ["first", "second"]
+    assert list(Topology.load(["made_topology.one"]).streams) == ["first"]
+
+
+def test_the_shipped_streams_are_found() -> None:
+    names = list(Topology.load(["streaming_jobs.examples.flights.streams"]).streams)
+    assert names == ["airport_hours", "carrier_totals", "flights_clean"]
+
+
+def test_a_module_that_is_not_there_is_named_with_the_setting() -> None:
+    with pytest.raises(UsageError, match="no module named 'no_such_flows'") as refused:
+        Topology.load(["no_such_flows"])
+    assert "flows" in refused.value.next_step
+
+
+@pytest.mark.parametrize("name", ["made_topology", "made_topology.three"])
+def test_a_module_that_misses_something_itself_says_what(flows: Path, name: str) -> None:
+    (flows / "three.py").write_text("import no_such_library\n")
+    with pytest.raises(UsageError, match=r"no_such_library.*three\.py:1"):
+        Topology.load([name])
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("x = (\n", "SyntaxError"), ("\nKafkaTopic('t', valeu=1)\n", "NameError"), ("\n1 / 0\n", "ZeroDivisionError")],
+)
+def test_a_fault_in_a_module_is_its_author_s_and_is_told_with_its_line(flows: Path, code: str, said: str) -> None:
+    (flows / "four.py").write_text(code)
+    with pytest.raises(UsageError, match=rf"{said}.*four\.py:[12]\)"):
+        Topology.load(["made_topology"])
+
+
+def test_streams_are_in_order_of_their_names_and_selected_in_the_order_asked_for() -> None:
+    topology = Topology.of([plain, parity])
+    assert list(topology.streams) == ["parity", "plain"]
+    assert topology.select([]) == [parity, plain]
+    assert topology.select(["plain", "parity"]) == [plain, parity]
+
+
+def test_an_unknown_stream_is_told_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match="no stream is named 'orders'") as refused:
+        Topology.of([plain, parity]).select(["orders"])
+    assert refused.value.next_step == "the streams are: parity, plain"
+    with pytest.raises(UsageError) as refused:
+        Topology.of([])["orders"]
+    assert refused.value.next_step == "the streams are: none"
+
+
+def test_two_streams_of_one_name_are_refused_and_one_stream_twice_is_one() -> None:
+    assert Topology.of([plain, plain]).select([]) == [plain]
+    with pytest.raises(UsageError, match="two streams are named plain"):
+        Topology.of([plain, replace(plain, sinks={"x": DeltaTable("x")})])
+
+
+@pytest.mark.parametrize("table", ["plain", "odds", "plain_dead_letters"])
+def test_a_table_has_one_writer(table: str) -> None:
+    other = Stream("other", lambda things: things, {"things": THINGS}, {"x": DeltaTable(table)})
+    with pytest.raises(UsageError, match=f"table {table} is written by (plain|parity) and other"):
+        Topology.of([plain, parity, other])
+
+
+def test_topics_know_their_readers() -> None:
+    prices = KafkaTopic("prices", value=NoBytes())
+    both = Stream("both", lambda t, p: t, {"t": THINGS, "p": prices}, {"x": DeltaTable("x")})
+    topology = Topology.of([plain, both])
+    assert set(topology.topics) == {"things", "prices"}
+    assert topology.readers("things") == ["both", "plain"]
+    assert topology.readers("prices") == ["both"]
+    assert topology.readers("nothing") == []
+
+
+def test_the_topology_reads_as_text() -> None:
+    timed = KafkaTopic("prices", value=NoBytes(), event_time="n", lateness="6 hours")
+    totals = DeltaTable("totals", keys=["k"], partition_by=["k"])
+    made = Stream("sums", lambda p: p, {"p": timed}, {"x": totals, "y": DeltaTable("y")}, "Sums.\n\nMore.")
+    assert Topology.of([made]).describe() == (
+        "stream sums\n"
+        "    Sums.\n"
+        "  <- topic prices as p, watermark n - 6 hours\n"
+        "  -> table totals (primary, upsert by k, partitioned by k)\n"
+        "  -> table y (secondary, append)\n"
+        "  -> table sums_dead_letters (dead letters)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("price = F.udf('double')(lambda n: 1.0)", r"@F.udf\(DoubleType\(\)\)"),
+        ("price = F.col('n') * 2", "in the stream's function"),
+        ("price = F.lit(2)", "in the stream's function"),
+    ],
+)
+def test_a_module_that_needs_spark_while_it_is_imported_is_told_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, advice: str
+) -> None:
+    (tmp_path / "needs_spark_flow.py").write_text(f"from pyspark.sql import functions as F\n\n{line}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    with pytest.raises(UsageError, match=r"uses Spark while it is imported.*needs_spark_flow.py:3") as refused:
+        Topology.load(["needs_spark_flow"])
+    assert re.search(advice, refused.value.next_step)
+    sys.modules.pop("needs_spark_flow", None)

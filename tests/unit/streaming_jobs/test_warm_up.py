@@ -1,0 +1,72 @@
+"""A rehearsal that could not be done says why, and is tried once more where that may help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs import warm_up
+from streaming_jobs.errors import SetupError, TransientError
+from streaming_jobs.platform import class_data
+from tests.conftest import SettingsFactory
+
+
+@pytest.fixture
+def finals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Where the archives would lie."""
+    for variable in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    found = tmp_path / "spark-1.jsa", tmp_path / "broker-1.jsa"
+    monkeypatch.setattr(warm_up, "archives", lambda _: found)
+    monkeypatch.setattr(class_data, "folder", lambda _: tmp_path)
+    return found
+
+
+def rehearse(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, *codes: int, write_from: int = 99) -> int:
+    """Rehearse with JVMs that end with these codes, in order, and write archives from that try on; the tries."""
+    tries: list[int] = []
+
+    def run(_: object, *new: Path) -> tuple[int, int]:
+        tries.append(1)
+        if len(tries) >= write_from:
+            for file in new:
+                file.write_bytes(b"classes")
+        return codes[min(len(tries), len(codes)) - 1], 143
+
+    monkeypatch.setattr(warm_up, "_run", run)
+    warm_up.rehearse(settings())
+    return len(tries)
+
+
+def test_a_jvm_that_was_too_slow_is_told_as_that_after_a_second_try(
+    settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TransientError, match="had not written the archive spark-1.jsa 240 s after") as failed:
+        rehearse(settings, monkeypatch, -9)
+    assert "SPARK_CONF_DIR" not in str(failed.value) and "less busy" in failed.value.next_step
+
+
+def test_the_second_try_may_succeed(
+    settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rehearse(settings, monkeypatch, -9, 0, write_from=2) == 2
+    assert all(final.read_bytes() == b"classes" for final in finals)
+
+
+def test_a_folder_on_the_class_path_is_blamed_only_if_there_is_one(
+    settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SetupError) as failed:
+        rehearse(settings, monkeypatch, 0)
+    assert "CONF_DIR" not in str(failed.value)
+    monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
+    with pytest.raises(SetupError, match="SPARK_CONF_DIR on the class path may prevent it"):
+        rehearse(settings, monkeypatch, 0)
+
+
+def test_how_java_ended_is_told(
+    settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SetupError, match=r"did not write the archive spark-1.jsa: ended by signal 6 \(SIGABRT\)"):
+        rehearse(settings, monkeypatch, -6)

@@ -1,0 +1,58 @@
+"""The schedule of faults: repeatable by its seed, and complete."""
+
+from __future__ import annotations
+
+import pytest
+
+from streaming_jobs.runtime.crash_points import POINTS
+from streaming_jobs.verification.chaos.faults import VICTIMS, PointKill, RandomKill, schedule
+from streaming_jobs.verification.chaos.kill_loop import POINTS_OF
+
+SEEDS = range(50)
+
+
+def test_the_same_seed_gives_the_same_schedule_and_another_one_another() -> None:
+    assert schedule(7, 30, POINTS_OF) == schedule(7, 30, POINTS_OF)
+    assert len({schedule(seed, 30, POINTS_OF) for seed in SEEDS}) == len(SEEDS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_thirty_kills_hit_every_point_of_every_stream_and_every_victim(seed: int) -> None:
+    faults = list(schedule(seed, 30, POINTS_OF).faults)
+    points = [(fault.stream, fault.point) for fault in faults if isinstance(fault, PointKill)]
+    assert sorted(points) == sorted((stream, point) for stream in POINTS_OF for point in POINTS_OF[stream])
+    victims = [fault.victim for fault in faults if isinstance(fault, RandomKill)]
+    assert len(victims) == 13 and set(victims) == set(VICTIMS)
+
+
+def test_each_stream_has_each_point_and_after_one_of_two_tables_where_there_are_two() -> None:
+    for stream, points in POINTS_OF.items():
+        assert set(POINTS) - set(points) == (set() if stream == "flights_split" else {"secondary_committed"})
+
+
+@pytest.mark.parametrize("kills", [1, 2, 3, 7, 30, 100])
+def test_there_are_as_many_faults_as_asked_for(kills: int) -> None:
+    for seed in SEEDS:
+        made = schedule(seed, kills, POINTS_OF)
+        assert made.kills == len(list(made.faults)) == kills
+        assert all(0 < at < kills for at in made.broker_after)
+
+
+def test_a_fault_lies_in_a_session_that_runs_its_stream() -> None:
+    for seed in SEEDS:
+        for phase in schedule(seed, 30, POINTS_OF).phases:
+            for lane in phase.lanes:
+                assert all(f.stream in lane.streams for f in lane.faults if isinstance(f, PointKill))
+            assert len({stream for lane in phase.lanes for stream in lane.streams}) == sum(
+                len(lane.streams) for lane in phase.lanes
+            )
+
+
+def test_streams_run_together_first_and_apart_in_some_later_phase() -> None:
+    made = [schedule(seed, 30, POINTS_OF) for seed in SEEDS]
+    assert all(len(one.phases[0].lanes) == 1 for one in made)
+    assert sum(any(len(phase.lanes) > 1 for phase in one.phases) for one in made) > len(made) / 2
+
+
+def test_the_broker_is_killed_several_times_in_thirty_kills() -> None:
+    assert all(3 <= len(schedule(seed, 30, POINTS_OF).broker_after) <= 7 for seed in SEEDS)

@@ -1,0 +1,215 @@
+"""The reader reads every version, sees what is not a whole batch, and says what it could not read."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from streaming_jobs.verification.chaos.subjects import FLIGHTS, SPLIT
+from streaming_jobs.verification.chaos.version_reader import ConcurrentReader, TableReader
+from streaming_jobs.verification.delta_log import commit_file, versions
+from tests.support.proofs import (
+    BATCHES,
+    CLEAN,
+    HOURS,
+    TOTALS,
+    Spoiler,
+    clean_rows,
+    entry,
+    hour_rows,
+    make_split,
+    make_tables,
+    properties,
+    write_split,
+)
+
+SUBJECTS = {subject.table: subject for subject in FLIGHTS}
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    return make_tables(tmp_path)
+
+
+def reader(tables: Path, table: str) -> TableReader:
+    made = TableReader(SUBJECTS[table], tables)
+    made.advance()
+    return made
+
+
+def said(tables: Path, table: str) -> list[str]:
+    return [str(fault) for fault in reader(tables, table).faults]
+
+
+@pytest.mark.parametrize("table", [CLEAN, HOURS, TOTALS])
+def test_every_version_is_read_and_is_whole(tables: Path, table: str) -> None:
+    made = reader(tables, table)
+    assert (made.seen, made.unseen, made.faults) == (BATCHES + 1, 0, [])
+
+
+def test_versions_are_read_as_they_appear(tables: Path) -> None:
+    made = reader(tables, CLEAN)
+    assert not made.advance()
+    rows = pa.Table.from_pylist(clean_rows(BATCHES), schema=DeltaTable(tables / CLEAN).to_pyarrow_table().schema)
+    write_deltalake(
+        tables / CLEAN, rows, mode="append", commit_properties=properties(entry(CLEAN, BATCHES, rows.num_rows))
+    )
+    assert made.advance()
+    assert (made.seen, made.faults) == (BATCHES + 2, [])
+
+
+def test_half_a_batch_is_seen_in_its_version_although_the_next_one_completes_it(tables: Path) -> None:
+    schema = DeltaTable(tables / CLEAN).to_pyarrow_table().schema
+    rows = clean_rows(BATCHES)
+    for part, value in ((rows[:7], entry(CLEAN, BATCHES, 15)), (rows[7:], entry(CLEAN, BATCHES, 0, "upkeep"))):
+        write_deltalake(
+            tables / CLEAN,
+            pa.Table.from_pylist(part, schema=schema),
+            mode="append",
+            commit_properties=properties(value),
+        )
+    whole, rest = said(tables, CLEAN)
+    assert whole.startswith("flights_clean version 5: 8 offsets are covered by an entry and in no row")
+    assert "after batch g0001 batch 4" in whole
+    assert rest == "flights_clean version 6: changed rows (WRITE) under an entry of kind upkeep"
+
+
+def test_a_version_that_was_wrong_only_for_a_while_is_told(tables: Path) -> None:
+    table = DeltaTable(tables / TOTALS)
+    right = table.to_pyarrow_table()
+    wrong = right.set_column(1, "flights", pa.array([1, 2], pa.int64()))
+    for rows in (wrong, right):
+        write_deltalake(
+            tables / TOTALS, rows, mode="overwrite", commit_properties=properties(entry(TOTALS, 9, 0, "upkeep"))
+        )
+    found = said(tables, TOTALS)
+    assert any("version 5: the sum of flights is 3" in text for text in found)
+    assert not any("version 6: the sum" in text for text in found)
+
+
+def test_a_window_that_comes_twice_and_one_that_goes_again_are_told(tables: Path) -> None:
+    schema = DeltaTable(tables / HOURS).to_pyarrow_table().schema
+
+    def write(rows: list[dict[str, Any]], mode: Any, batch: int) -> None:
+        write_deltalake(
+            tables / HOURS,
+            pa.Table.from_pylist(rows, schema=schema),
+            mode=mode,
+            commit_properties=properties(entry(HOURS, batch, len(rows))),
+        )
+
+    write(hour_rows(1), "append", BATCHES)
+    write(hour_rows(2), "overwrite", BATCHES + 1)
+    found = said(tables, HOURS)
+    assert any("version 5: 2 windows are in more than one row" in text for text in found)
+    assert any("version 6: gone or changed since the version before: 4 rows" in text for text in found)
+
+
+def test_a_compaction_changes_nothing(tables: Path) -> None:
+    DeltaTable(tables / CLEAN).optimize.compact(commit_properties=properties(entry(CLEAN, -1, 0, "upkeep")))
+    made = reader(tables, CLEAN)
+    assert (made.seen, made.faults) == (BATCHES + 2, [])
+
+
+def test_a_lost_data_file_and_a_damaged_commit_are_told(tables: Path) -> None:
+    newest = sorted(DeltaTable(tables / CLEAN).file_uris(), key=lambda uri: Path(uri).stat().st_mtime_ns)[-1]
+    Path(newest).unlink()
+    assert [text for text in said(tables, CLEAN) if "version 4" in text and "is missing" in text]
+    commit_file(tables / TOTALS, 4).write_text('{"commitInfo": ')
+    assert [text for text in said(tables, TOTALS) if "version 4: cannot be read" in text]
+
+
+def test_versions_that_clean_up_took_are_counted_and_the_rest_is_judged(tables: Path) -> None:
+    DeltaTable(tables / CLEAN, version=3).create_checkpoint()
+    for version in range(3):
+        commit_file(tables / CLEAN, version).unlink()
+    made = reader(tables, CLEAN)
+    assert (made.unseen, made.seen, made.faults) == (3, 2, [])
+    Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
+    assert "1 offset is covered by an entry and in no row" in said(tables, CLEAN)[0]
+
+
+def test_a_version_that_comes_while_the_log_is_listed_is_not_taken_for_a_lost_one(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, aside = commit_file(tables / CLEAN, 2), tables / "aside"
+    commit.rename(aside)
+
+    def listed(table: Path) -> list[int]:
+        found = versions(table)
+        if aside.exists():
+            aside.rename(commit)
+        return found
+
+    monkeypatch.setattr("streaming_jobs.verification.chaos.version_reader.versions", listed)
+    made = reader(tables, CLEAN)
+    assert (made.unseen, made.seen, made.faults) == (0, BATCHES + 1, [])
+
+
+def test_windows_are_judged_without_the_beginning_of_the_log_too(tables: Path) -> None:
+    DeltaTable(tables / HOURS, version=3).create_checkpoint()
+    for version in range(3):
+        commit_file(tables / HOURS, version).unlink()
+    made = reader(tables, HOURS)
+    assert (made.unseen, made.seen, made.faults) == (3, 2, [])
+
+
+def test_a_version_before_the_first_entry_of_a_cut_log_is_not_judged(tables: Path) -> None:
+    DeltaTable(tables / CLEAN).optimize.compact(commit_properties=properties(entry(CLEAN, -1, 0, "upkeep")))
+    DeltaTable(tables / CLEAN).create_checkpoint()
+    for version in range(BATCHES + 1):
+        commit_file(tables / CLEAN, version).unlink()
+    made = reader(tables, CLEAN)
+    assert (made.unseen, made.unjudged, made.seen, made.faults) == (BATCHES + 1, 1, 0, [])
+
+
+def test_dead_letters_are_not_missed_in_the_table(tables: Path) -> None:
+    def counted(value: dict[str, Any]) -> dict[str, Any]:
+        return {**value, "rows": {"written": 14, "dead_letters": 1}}
+
+    Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
+    Spoiler(tables / CLEAN).entry(BATCHES, counted)
+    letter = pa.table({"partition": pa.array([0], pa.int32()), "offset": pa.array([30], pa.int64())})
+    write_deltalake(tables / f"{CLEAN}_dead_letters", letter)
+    assert said(tables, CLEAN) == []
+
+
+def test_the_second_table_of_a_stream_may_be_ahead_and_never_behind(tmp_path: Path) -> None:
+    tables = make_split(tmp_path)
+    write_split(tables, BATCHES, "flights_long")
+    made = TableReader(SPLIT, tables)
+    made.advance()
+    assert (made.seen, made.faults) == (BATCHES + 1, [])
+    write_split(tables, BATCHES, SPLIT.table)
+    write_split(tables, BATCHES + 1, SPLIT.table)
+    made.advance()
+    (missing,) = made.faults
+    assert (missing.version, missing.kind) == (BATCHES + 2, "rows")
+    assert "2 offsets are covered by an entry and in no row: flights-0 52..52, flights-1 27..27" in missing.text
+
+
+def test_the_thread_reads_all_of_all_tables_before_it_ends(tables: Path) -> None:
+    both = ConcurrentReader(FLIGHTS, tables)
+    both.start()
+    both.finish()
+    assert (both.seen, both.unseen, both.faults) == (3 * (BATCHES + 1), 0, [])
+
+
+def test_an_error_of_the_reader_itself_is_raised_and_not_lost(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: TableReader, stop: threading.Event | None = None) -> bool:
+        if stop is not None:
+            raise AssertionError("a bug")
+        return advance(self)
+
+    advance = TableReader.advance
+    monkeypatch.setattr(TableReader, "advance", broken)
+    both = ConcurrentReader(FLIGHTS, tables)
+    both.start()
+    both._thread.join(10)
+    with pytest.raises(AssertionError, match="a bug"):
+        both.finish()

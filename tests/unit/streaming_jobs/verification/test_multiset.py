@@ -1,0 +1,95 @@
+"""Rows are compared as they are: how often each is there, whatever their order, values by what they mean."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streaming_jobs.verification.multiset import Difference, compare
+
+
+def table(*rows: Any) -> pa.Table:
+    return pa.Table.from_pylist([{"k": key, "v": value} for key, value in rows])
+
+
+def words(expected: pa.Table, found: pa.Table, tolerance: float = 0.0, keys: tuple[str, ...] = ()) -> str:
+    return "; ".join(compare(expected, found, tolerance).words(keys))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), None, Decimal("1.10"), "\u2028", b"\xff", [1, None, 2], {"a": [1.5], "b": None}, -0.0],
+    ids=repr,
+)
+def test_equal_rows_are_no_difference_whatever_they_hold(value: Any) -> None:
+    one = pa.table({"k": ["a", "b"], "v": pa.array([value, value])})
+    assert not compare(one, one.take([1, 0]))
+
+
+def test_a_row_that_is_there_once_too_often_or_too_seldom_is_told() -> None:
+    found = words(table(("a", 1), ("a", 1), ("b", 2)), table(("a", 1), ("b", 2), ("b", 2)))
+    assert found == "1 rows missing, first k=a v=1; 1 rows not expected, first k=b v=2"
+
+
+def test_zero_and_minus_zero_are_equal_and_null_is_no_zero() -> None:
+    assert not compare(table(("a", 0.0)), table(("a", -0.0)))
+    assert compare(table(("a", 0.0), ("b", 1.0)), table(("a", None), ("b", 1.0)))
+
+
+def test_floats_may_differ_by_the_tolerance_and_by_no_more() -> None:
+    near, far = 1000.0 * (1 + 1e-12), 1000.0 * (1 + 1e-6)
+    assert not compare(table(("a", 1000.0)), table(("a", near)), 1e-9)
+    assert compare(table(("a", 1000.0)), table(("a", near)))
+    assert compare(table(("a", 1000.0)), table(("a", far)), 1e-9)
+    assert compare(table(("a", 1000.0)), table(("b", near)), 1e-9), "and nothing but floats"
+
+
+def held(kind: pa.DataType, *values: Any) -> pa.Table:
+    return pa.table({"k": ["a"] * len(values), "v": pa.array(values, kind)})
+
+
+DEEP = pa.map_(pa.string(), pa.list_(pa.struct([("a", pa.float64()), ("b", pa.map_(pa.int32(), pa.float64()))])))
+
+
+def deep(value: float, *, turned: bool = False) -> list[Any]:
+    inner = [(10, value), (9, float("nan"))]
+    entries = [("x", [{"a": value, "b": inner[::-1] if turned else inner}, None]), ("y", None), ("z", [])]
+    return entries[::-1] if turned else entries
+
+
+def test_maps_are_equal_whatever_the_order_of_their_entries_and_whatever_they_hold() -> None:
+    assert not compare(held(DEEP, deep(1.5), None), held(DEEP, None, deep(1.5, turned=True)))
+    assert compare(held(DEEP, deep(1.5)), held(DEEP, deep(2.5, turned=True)))
+    counts = pa.map_(pa.string(), pa.int64())
+    assert not compare(held(counts, [("x", 1), ("y", 2)]), held(counts, [("y", 2), ("x", 1)]))
+    assert compare(held(counts, [("x", 1), ("y", 2)]), held(counts, [("x", 2), ("y", 1)]))
+    assert compare(held(pa.list_(pa.int64()), [1, 2]), held(pa.list_(pa.int64()), [2, 1])), "an array has an order"
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        (pa.list_(pa.float64()), lambda value: [1.0, value, None]),
+        (pa.struct([("a", pa.float64()), ("b", pa.string())]), lambda value: {"a": value, "b": "b"}),
+        (pa.map_(pa.string(), pa.float64()), lambda value: [("x", value), ("y", float("inf"))]),
+        (DEEP, deep),
+    ],
+    ids=["array", "struct", "map", "deep"],
+)
+def test_floats_inside_of_a_value_may_differ_by_the_tolerance(kind: pa.DataType, made: Any) -> None:
+    near, far = 1000.0 * (1 + 1e-12), 1000.0 * (1 + 1e-6)
+    assert not compare(held(kind, made(1000.0)), held(kind, made(near)), 1e-9)
+    assert compare(held(kind, made(1000.0)), held(kind, made(near)))
+    assert compare(held(kind, made(1000.0)), held(kind, made(far)), 1e-9)
+
+
+def test_rows_of_one_key_are_told_by_what_differs() -> None:
+    found = words(table(("a", 1), ("b", 2)), table(("a", 1), ("b", 3)), keys=("k",))
+    assert found == "1 row differs, first k=b: v is 3 instead of 2"
+
+
+def test_no_difference_is_falsy_and_has_no_words() -> None:
+    assert not Difference(("k",), {}, {}) and Difference(("k",), {}, {}).words() == []

@@ -1,0 +1,115 @@
+"""A topic is read up to where it ended when the reading began, whatever arrives or goes meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from streaming_jobs.errors import BrokerUnreachable, TransientError
+from streaming_jobs.settings import KafkaSettings
+from streaming_jobs.verification.offset_ranges import Span
+from streaming_jobs.verification.topic import DeadlinePassed, TopicReader
+
+
+@dataclass
+class Message:
+    """One message, or an event that librdkafka hands out as one."""
+
+    at: int
+    code: int | None = None
+
+    def error(self) -> Any:
+        return None if self.code is None else KafkaError(self.code)
+
+    def offset(self) -> int:
+        return self.at
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1000 + self.at
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def value(self) -> bytes:
+        return b"v"
+
+
+END = KafkaError._PARTITION_EOF
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TopicReader]:
+    def make(*answers: list[Message], high: int = 5, **options: Any) -> TopicReader:
+        left = list(answers)
+
+        class Consumer:
+            def __init__(self, config: dict[str, Any]) -> None:
+                assert config["isolation.level"] == "read_committed" and config["auto.offset.reset"] == "error"
+
+            def assign(self, places: list[Any]) -> None:
+                assert [place.offset for place in places] == [1]
+
+            def consume(self, *_: Any, **__: Any) -> list[Message]:
+                return left.pop(0) if left else []
+
+            def close(self) -> None:
+                """Nothing is held."""
+
+        monkeypatch.setattr("streaming_jobs.verification.topic.Consumer", Consumer)
+        kafka = KafkaSettings(timeout=timedelta(seconds=0.3))
+        return TopicReader(kafka, "nowhere:1", "things", "id", {0: 1}, {0: high}, **options)
+
+    return make
+
+
+def offsets(reader: TopicReader) -> list[int]:
+    return reader.content().partitions[0].offsets.tolist()
+
+
+def test_it_ends_at_the_last_offset_and_waits_for_no_end_of_the_partition(reader: Callable[..., TopicReader]) -> None:
+    assert offsets(reader([Message(at) for at in range(1, 5)])) == [1, 2, 3, 4]
+
+
+def test_a_record_behind_the_end_ends_it_where_the_last_offsets_are_markers(
+    reader: Callable[..., TopicReader],
+) -> None:
+    assert offsets(reader([Message(1), Message(2)], [Message(9), Message(10)])) == [1, 2]
+
+
+def test_the_end_of_the_partition_ends_it_only_when_it_is_far_enough(reader: Callable[..., TopicReader]) -> None:
+    assert offsets(reader([Message(1), Message(2, END)], [Message(2), Message(5, END)])) == [1, 2]
+
+
+def test_an_empty_partition_is_not_read(reader: Callable[..., TopicReader]) -> None:
+    assert offsets(reader(high=1)) == []
+
+
+def test_a_broker_that_gives_nothing_is_told(reader: Callable[..., TopicReader]) -> None:
+    with pytest.raises(BrokerUnreachable, match="read topic things, partition 0"):
+        offsets(reader([Message(1)]))
+
+
+def test_a_deadline_that_has_passed_is_told_with_the_option_that_moves_it(reader: Callable[..., TopicReader]) -> None:
+    with pytest.raises(DeadlinePassed) as told:
+        offsets(reader([Message(1)], until=time.monotonic() - 1))
+    assert "recourse verify --timeout" in told.value.next_step
+
+
+def test_records_that_are_deleted_meanwhile_are_told(reader: Callable[..., TopicReader]) -> None:
+    with pytest.raises(TransientError, match="were deleted while they were read"):
+        offsets(reader([Message(1), Message(1, KafkaError._AUTO_OFFSET_RESET)]))
+
+
+def test_progress_comes_to_all_offsets_and_the_records_have_their_time(reader: Callable[..., TopicReader]) -> None:
+    passed: list[int] = []
+    made = reader([Message(at) for at in range(1, 5)])
+    made.content(progress=passed.append)
+    assert sum(passed) == 4
+    again = reader([Message(at) for at in range(1, 5)])
+    assert [r.timestamp for r in again.records([Span("things", 0, 0, 3)])] == [1001, 1002]

@@ -1,0 +1,161 @@
+"""A table compared with a declared truth: what it is given, when its rows are due, and when it cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyspark.sql.types import StructType, TimestampType
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.formats.json import Json
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
+from streaming_jobs.truths import NotComparable, Record, Truth, truth
+from streaming_jobs.verification.delta_log import Entry
+from streaming_jobs.verification.lineage import Coverage
+from streaming_jobs.verification.offset_ranges import Span
+from streaming_jobs.verification.subject import Comparison
+from streaming_jobs.verification.topic import ListedRecords, PartitionContent, RawRecord, TopicContent
+from streaming_jobs.verification.truths import compare_truth, too_late, watermarks
+from tests.support.life import ROWS
+
+BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def hours(orders: Any, payments: Any) -> Any:
+    """A stream of two topics; nobody calls it here."""
+
+
+STREAM = Stream(
+    "hours",
+    hours,
+    {"orders": KafkaTopic("orders", Json(ROWS)), "payments": KafkaTopic("payments", Json(ROWS))},
+    {"hours": DeltaTable("hours")},
+)
+RECORDS = {name: [RawRecord(name, 0, at, 0, None, b'{"id": %d}' % at) for at in range(3)] for name in STREAM.sources}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Two windows that are over."""
+    ends = [BEGIN + HOUR, BEGIN + 2 * HOUR]
+    write_deltalake(tmp_path / "hours", pa.table({"end": pa.array(ends, pa.timestamp("us", "UTC")), "n": [1, 2]}))
+    return tmp_path / "hours"
+
+
+def compared(
+    table: Path,
+    declared: Truth,
+    *,
+    mark: datetime | None = None,
+    low: int = 0,
+    refused: Mapping[str, frozenset[int]] = {},
+) -> Comparison:
+    content = PartitionContent(low, 3, np.arange(low, 3))
+    return compare_truth(
+        declared,
+        STREAM,
+        table,
+        0,
+        Coverage(proved=[Span(name, 0, 0, 3) for name in RECORDS]),
+        {name: TopicContent(name, "id", {0: content}) for name in RECORDS},
+        {name: ListedRecords(listed) for name, listed in RECORDS.items()},
+        None,
+        mark,
+        refused,
+    )
+
+
+def windows(count: int) -> list[dict[str, Any]]:
+    return [{"end": BEGIN + (n + 1) * HOUR, "n": n + 1} for n in range(count)]
+
+
+def test_windows_are_due_when_the_watermark_has_reached_them(table: Path) -> None:
+    @truth("hours", final="end")
+    def four(records: Iterable[Record]) -> list[dict[str, Any]]:
+        return windows(4)
+
+    found = compared(table, four, mark=BEGIN + 2 * HOUR)
+    assert found.verdict == "ok" and "2 rows are open: their end is after the watermark" in found.text
+    late = compared(table, four, mark=BEGIN + 3 * HOUR)
+    assert late.verdict == "wrong" and "1 rows missing" in late.text
+    early = compared(table, four, mark=BEGIN + HOUR)
+    assert early.verdict == "wrong" and "1 rows not expected" in early.text
+    assert compared(table, four).verdict == "unproved", "nobody knows the watermark any more"
+
+
+def test_where_no_entry_is_left_nobody_knows_whether_records_were_late() -> None:
+    timed = StructType([*ROWS.fields]).add("at", TimestampType())
+    topic = KafkaTopic("orders", Json(timed), event_time="at", lateness="1 minute")
+    stream = Stream("hours", hours, {**STREAM.sources, "orders": topic}, STREAM.sinks)
+    known = Entry("batch", "hours", "hours", 1, 0, (), {"written": 2})
+    assert too_late(Coverage(entries=[known]), stream, "") == ""
+    for covered in (Coverage(), Coverage(entries=[known], missing=1)):
+        assert "which nobody knows now" in too_late(covered, stream, "")
+        assert too_late(covered, STREAM, "") == "", "without an event time nothing is late"
+
+
+def test_each_source_is_given_under_its_name_or_all_as_one(table: Path) -> None:
+    given: dict[str, Any] = {}
+
+    @truth("hours")
+    def by_source(orders: Iterable[Record], payments: Iterable[Record]) -> list[dict[str, Any]]:
+        given["orders"] = [r.value["id"] for r in orders]
+        given["payments"] = [(r.topic, r.offset) for r in payments]
+        return windows(2)
+
+    @truth("hours")
+    def together(records: Iterable[Record]) -> list[dict[str, Any]]:
+        given["all"] = [r.topic for r in records]
+        return windows(2)
+
+    assert compared(table, by_source, refused={"orders": frozenset({1})}).verdict == "ok"
+    assert given == {"orders": [0, 2], "payments": [("payments", n) for n in range(3)]}, "without what was refused"
+    assert compared(table, together).verdict == "ok" and given["all"] == ["orders"] * 3 + ["payments"] * 3
+
+    @truth("hours")
+    def misnamed(orders: Iterable[Record], others: Iterable[Record]) -> list[dict[str, Any]]:
+        return []
+
+    with pytest.raises(UsageError, match="takes"):
+        compared(table, misnamed)
+
+
+def test_what_the_topic_no_longer_holds_cannot_be_compared(table: Path) -> None:
+    found = compared(table, Truth("hours", lambda records: windows(2)), low=1)
+    assert found.verdict == "unproved" and "no longer holds the records before orders-0 1" in found.text
+
+
+def test_a_truth_that_can_say_nothing_says_why(table: Path) -> None:
+    @truth("hours")
+    def shrug(records: Iterable[Record]) -> Any:
+        raise NotComparable("these are not our records")
+
+    assert compared(table, shrug) == Comparison("hours", "truth", "not compared", "these are not our records")
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "iterator"])
+def test_rows_come_in_any_form(table: Path, kind: str) -> None:
+    import pandas as pd
+
+    def rows(records: Iterable[Record]) -> Any:
+        listed = windows(2)
+        forms = {"arrow": pa.Table.from_pylist, "pandas": pd.DataFrame, "iterator": iter}
+        return forms[kind](listed)
+
+    assert compared(table, Truth("hours", rows)).verdict == "ok"
+
+
+def test_the_watermark_of_a_batch_is_what_spark_planned_it_with(tmp_path: Path) -> None:
+    folder = tmp_path / "hours" / "g0002" / "offsets"
+    folder.mkdir(parents=True)
+    (folder / "7").write_text('v1\n{"batchWatermarkMs":3600000,"conf":{}}\n{"orders":{"0":3}}')
+    (folder / "8").write_text("v1\n")
+    assert watermarks(tmp_path, "hours") == {(2, 7): datetime(1970, 1, 1, 1, tzinfo=UTC)}

@@ -1,0 +1,274 @@
+"""Streams that are not shipped, verified from their declaration: after recoveries, upkeep and a shortened log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, app_id
+from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.runtime import output_plans
+from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.verification.declared import subject_of
+from streaming_jobs.verification.delta_log import commit_file, versions
+from streaming_jobs.verification.topic import PartitionContent, TopicContent
+from streaming_jobs.verification.verdict import StreamVerdict
+from streaming_jobs.verification.verifier import verify
+from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
+from tests.support.placed import by_place, make_placed, note_places
+from tests.support.proofs import CLEAN, Spoiler
+
+BATCHES = 5
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    """Five batches of ten records; each row is one record, and does not say which."""
+    made = Life(tmp_path)
+    for number in range(BATCHES):
+        made.batch(number)
+    noted(made)
+    return made
+
+
+def noted(life: Life, nodes: Iterable[str] = ("Project",), position: list[str] | None = None) -> None:
+    """The plans of the stream's code, as a session notes them."""
+    folder = life.settings.state / STREAM.name
+    output_plans._write(folder, {code: {"things": {"nodes": list(nodes), "position": position}} for code in "ab"})
+
+
+def topic(records: int = BATCHES * PER_BATCH, low: int = 0) -> dict[str, TopicContent]:
+    return {TOPIC: TopicContent(TOPIC, TOPIC_ID, {0: PartitionContent(low, records, np.arange(low, records))})}
+
+
+def judged(life: Life, **options: Any) -> StreamVerdict:
+    topics = options.pop("topics", topic())
+    subjects = [subject_of(STREAM)]
+    verdict = verify(subjects, life.settings.tables, topics, state=life.settings.state, **options)
+    return verdict.streams[0]
+
+
+def outcomes(found: StreamVerdict) -> dict[str, str]:
+    return {f"{one.table}: {one.what}": one.verdict for one in found.comparisons}
+
+
+def right(found: StreamVerdict, verified: int, unproved: int = 0) -> bool:
+    assert found.ok, (found.lost, found.doubled, [str(f) for f in found.faults], found.comparisons)
+    assert (found.verified, found.unproved) == (verified, unproved)
+    return True
+
+
+def shorten(life: Life, keep: int) -> None:
+    """The table's log without all but its newest versions, as upkeep leaves it."""
+    DeltaTable(life.table).create_checkpoint()
+    for version in versions(life.table)[:-keep]:
+        commit_file(life.table, version).unlink()
+
+
+def recovered(
+    life: Life, *, base: int, generation: int = 2, last: int = BATCHES - 1, short: int = 0, switched: bool = True
+) -> None:
+    """A recovery that goes back to after a batch, replays what came since as one batch, and publishes it."""
+    record = life.record
+    replayed = range((base + 1) * PER_BATCH, (last + 1) * PER_BATCH)
+    offsets = OffsetRange(TOPIC, TOPIC_ID, {0: (base + 1) * PER_BATCH}, {0: (last + 1) * PER_BATCH})
+    entry = LedgerEntry(
+        "batch",
+        STREAM.name,
+        "things",
+        generation,
+        base + 1,
+        (offsets,),
+        {"written": len(replayed)},
+        code=CodeVersion("b", "1"),
+    )
+    ledger_file(life.settings, STREAM.name).append(entry, {})
+    ids = [*range((base + 1) * PER_BATCH), *replayed]
+    ids = ids[short:]
+    rows = pa.table({"id": ids, "place": [PLACES[abs(i) % len(PLACES)] for i in ids]})
+    published = replace(entry, kind="publish", rows={}, plan="things-0001")
+    how = CommitProperties(
+        custom_metadata={"userMetadata": published.encode()},
+        app_transactions=[Transaction(app_id(STREAM.name, "things"), published.txn.version)],
+    )
+    write_deltalake(DeltaTable(life.table), rows, mode="overwrite", commit_properties=how)
+    opened = Generation(generation, 0.0, "recovery things-0001", record.generation, base)
+    if switched:
+        life.save(replace(record, generations=(*record.generations, opened)))
+
+
+def test_a_declared_stream_is_proved_and_what_was_compared_is_told(life: Life) -> None:
+    found = judged(life, finished=True)
+    assert right(found, BATCHES * PER_BATCH) and found.whole and found.batches == BATCHES
+    assert outcomes(found) == {
+        "things: row counts": "ok",
+        "things: records": "ok",
+        "things_dead_letters: row counts": "ok",
+        "things_dead_letters: dead letters": "not compared",
+    }
+
+
+def test_what_the_log_no_longer_says_the_ledger_beside_it_does(life: Life) -> None:
+    life.sink().handle.optimize.compact()
+    shorten(life, 1)
+    found = judged(life, finished=True)
+    assert right(found, BATCHES * PER_BATCH) and found.whole and found.log_from > BATCHES
+
+
+def test_without_either_the_offsets_are_unproved_and_the_reason_is_told(life: Life) -> None:
+    shorten(life, 2)
+    for path in (life.settings.state / STREAM.name / "ledger").iterdir():
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[-1:]))
+    found = judged(life)
+    assert right(found, 2 * PER_BATCH, unproved=3 * PER_BATCH) and not found.whole
+    assert "the entries of 3 batches are neither in its log nor in the ledger's file" in found.why
+
+
+def test_a_recovery_and_its_undo_are_proved(life: Life) -> None:
+    recovered(life, base=1)
+    found = judged(life, finished=True)
+    assert right(found, BATCHES * PER_BATCH) and found.whole
+    undone(life)
+    found = judged(life, finished=True)
+    assert right(found, BATCHES * PER_BATCH) and found.whole
+
+
+def undone(life: Life) -> None:
+    """The undo of the recovery: what the first generation had written, in a third one."""
+    record = life.record
+    offsets = OffsetRange(TOPIC, TOPIC_ID, {}, {0: BATCHES * PER_BATCH})
+    entry = LedgerEntry("publish", STREAM.name, "things", 3, BATCHES - 1, (offsets,), plan="things-0002")
+    how = CommitProperties(
+        custom_metadata={"userMetadata": entry.encode()},
+        app_transactions=[Transaction(app_id(STREAM.name, "things"), entry.txn.version)],
+    )
+    rows = DeltaTable(life.table, version=BATCHES).to_pyarrow_table()
+    write_deltalake(DeltaTable(life.table), rows, mode="overwrite", commit_properties=how)
+    opened = Generation(3, 0.0, "recovery things-0002", 1, BATCHES - 1)
+    life.save(replace(record, generations=(*record.generations, opened)))
+
+
+def test_a_recovery_is_proved_when_its_table_has_a_short_log(life: Life) -> None:
+    recovered(life, base=1)
+    shorten(life, 1)
+    found = judged(life, finished=True)
+    assert right(found, BATCHES * PER_BATCH) and found.whole
+
+
+def test_rows_that_a_recovery_lost_are_told(life: Life) -> None:
+    recovered(life, base=1, short=2)
+    found = judged(life)
+    assert not found.ok and outcomes(found)["things: row counts"] == outcomes(found)["things: records"] == "wrong"
+
+
+def test_a_recovery_that_has_published_and_is_not_finished_is_told_and_is_not_wrong(life: Life) -> None:
+    recovered(life, base=1, switched=False)
+    found = judged(life)
+    assert found.ok and found.unproved == BATCHES * PER_BATCH
+    assert found.why == "a recovery has opened generation 2 and is not finished"
+
+
+def test_a_log_that_is_shortened_while_it_is_read_is_no_fault(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    from streaming_jobs.verification import verifier
+
+    read = verifier.read_commit
+
+    def read_late(path: Path, version: int) -> Any:
+        if version == 0:
+            shorten(life, 2)
+        return read(path, version)
+
+    monkeypatch.setattr(verifier, "read_commit", read_late)
+    assert right(judged(life, finished=True), BATCHES * PER_BATCH)
+
+
+def test_what_was_skipped_is_neither_lost_nor_read_also_with_a_short_log(life: Life) -> None:
+    record = life.record
+    at, to = BATCHES * PER_BATCH, BATCHES * PER_BATCH + 7
+    entry = LedgerEntry(
+        "publish", STREAM.name, "things", 2, BATCHES - 1, (OffsetRange(TOPIC, TOPIC_ID, {}, {0: to}),), plan="p"
+    )
+    life.sink().commit(entry, lambda *_: None)
+    hole = {"topic": TOPIC, "partition": 0, "from": at, "to": to, "plan": "p", "generation": 2, "at": 0.0}
+    opened = Generation(2, 0.0, "skip of p", 1, BATCHES - 1)
+    life.save(replace(record, generations=(*record.generations, opened), void_ranges=(hole,)))
+    found = judged(life, topics=topic(to), finished=True)
+    assert right(found, at) and found.skipped == 7 and found.whole
+    shorten(life, 1)
+    assert right(judged(life, topics=topic(to), finished=True), at)
+    assert not judged(life, topics=topic(to + 1), finished=True).ok
+
+
+def test_a_gap_between_two_batches_is_lost_wherever_it_is_read(life: Life) -> None:
+    folder = life.settings.state / STREAM.name / "ledger"
+    shorten(life, 2)
+    path = next(folder.iterdir())
+    path.write_text(path.read_text().replace('"start":{"0":20}', '"start":{"0":23}'))
+    found = judged(life)
+    assert [str(span) for span in found.lost] == ["things-0 20..22"]
+
+
+def test_a_stream_that_began_later_has_not_lost_what_came_before(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.batch(4)
+    record = life.record
+    began = replace(record.topics[0], start={"0": 4 * PER_BATCH})
+    life.save(replace(record, topics=(began,), generations=(replace(record.generations[0], from_batch=3),)))
+    assert right(judged(life, finished=True), PER_BATCH) and judged(life).whole
+
+
+@pytest.fixture
+def placed(tmp_path: Path) -> Path:
+    """A stream whose rows name their records."""
+    return make_placed(tmp_path)
+
+
+def test_places_are_compared_one_by_one(placed: Path) -> None:
+    found = by_place(placed)
+    assert found.whole and "60 records are each in exactly one row" in found.comparisons[-1].text
+    Spoiler(placed / CLEAN).rows(lambda rows: [rows[0], *rows[:-1]])
+    found = by_place(placed)
+    assert [str(span) for span in found.doubled] == ["flights-0 30..30"] and len(found.lost) == 1
+    assert found.comparisons[0].verdict == "ok", "the number of rows alone would not show it"
+
+
+def test_what_a_filter_leaves_out_is_not_lost_and_said_not_to_be_compared(placed: Path) -> None:
+    Spoiler(placed / CLEAN).rows(lambda rows: rows[1:])
+    note_places(placed.parent, ["Filter", "Project"])
+    found = by_place(placed)
+    assert not found.lost and "the plan leaves some out (Filter): which ones are there is not compared" in (
+        found.comparisons[-1].text
+    )
+
+
+@pytest.mark.parametrize(("nodes", "said"), [(["Generate"], "Generate"), (["Aggregate"], "Aggregate")])
+def test_other_plans_are_not_compared_record_by_record(placed: Path, nodes: list[str], said: str) -> None:
+    note_places(placed.parent, nodes)
+    found = by_place(placed)
+    assert found.ok and found.comparisons[-1].verdict == "not compared" and said in found.comparisons[-1].text
+
+
+def test_a_key_that_is_null_or_twice_is_told(placed: Path) -> None:
+    assert by_place(placed, ("carrier", "flight")).comparisons[0].verdict == "ok"
+    Spoiler(placed / CLEAN).rows(lambda rows: [{**rows[0], "flight": None}, rows[1], *rows[1:]])
+    told = by_place(placed, ("carrier", "flight")).comparisons[0]
+    assert told.verdict == "wrong"
+    assert "1 row has a null in key column flight" in told.text and "1 key is in more than one row" in told.text
+
+
+def test_the_rows_of_an_accepted_change_are_not_counted(life: Life) -> None:
+    from streaming_jobs.state import stream_record
+
+    DeltaTable(life.table).delete("id = 3")
+    assert not judged(life).ok
+    stream_record.accept(life.settings, STREAM.name, "things", BATCHES + 1, "asked for")
+    found = judged(life)
+    assert outcomes(found)["things: row counts"] == outcomes(found)["things: records"] == "not compared"
+    assert found.ok, found.comparisons

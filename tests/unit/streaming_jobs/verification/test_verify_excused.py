@@ -1,0 +1,220 @@
+"""What is no loss although rows are not there: refused, changed and accepted, expired, or in a version that is gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from tests.unit.test_verify_declared import judged, noted, outcomes, recovered, right, shorten
+
+from streaming_jobs.verification import recompute
+from streaming_jobs.verification.chaos.subjects import SPLIT
+from streaming_jobs.verification.delta_log import commit_file, versions
+from streaming_jobs.verification.offset_ranges import Span
+from streaming_jobs.verification.subject import Subject, Table
+from streaming_jobs.verification.table_rules import of_spans, packed, within
+from streaming_jobs.verification.topic import PartitionContent
+from streaming_jobs.verification.verdict import StreamVerdict
+from streaming_jobs.verification.verifier import verify
+from tests.support import proofs
+from tests.support.life import PER_BATCH, STREAM, TOPIC, Life
+from tests.support.placed import by_place, make_placed, named, note_state, refuse, refusing_batch
+from tests.support.proofs import CLEAN, Spoiler, make_split
+
+BATCHES = 5
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    """Four batches of ten records; each row is one record, and does not say which."""
+    made = Life(tmp_path)
+    for number in range(BATCHES - 1):
+        made.batch(number)
+    noted(made)
+    return made
+
+
+@pytest.fixture
+def placed(tmp_path: Path) -> Path:
+    """A stream whose rows name their records."""
+    return make_placed(tmp_path)
+
+
+def told(found: StreamVerdict, what: str = "records") -> tuple[str, str]:
+    return next((one.verdict, one.text) for one in found.comparisons if one.what == what)
+
+
+LAST = BATCHES - 1
+NAMED = named(LAST * PER_BATCH)
+
+
+@pytest.mark.parametrize("place", [NAMED, {}], ids=["named", "unnamed"])
+def test_a_refused_row_of_an_appended_table_is_no_loss(life: Life, place: dict[str, pa.Array]) -> None:
+    refusing_batch(life, LAST, place)
+    found = judged(life)
+    assert right(found, BATCHES * PER_BATCH)
+    assert told(found) == (
+        "ok",
+        "50 records make one row each (1 of which the table cannot hold), and as many rows are there",
+    )
+
+
+@pytest.mark.parametrize("place", [NAMED, {}], ids=["named", "unnamed"])
+def test_a_refused_row_excuses_no_other(life: Life, place: dict[str, pa.Array]) -> None:
+    refusing_batch(life, LAST, place, short=2)
+    assert told(judged(life))[0] == "wrong"
+
+
+def without_rows(tables: Path, *offsets: int) -> None:
+    """Rows of the newest batch taken away; those of partition 0 are 30 to 39."""
+    spoiler = Spoiler(tables / CLEAN)
+    spoiler.rows(lambda rows: [r for r in rows if r["source_partition"] or r["source_offset"] not in offsets])
+    spoiler.entry(4, lambda entry: {**entry, "rows": {"written": 15 - len(offsets)}})
+
+
+@pytest.mark.parametrize("noted_by", ["letter", "row"])
+def test_a_refused_row_with_its_place_is_not_lost(placed: Path, noted_by: str) -> None:
+    without_rows(placed, 30)
+    place: dict[str, Any] = {"__topic": [proofs.TOPIC], "__partition": [0], "__offset": [30]}
+    if noted_by == "row":
+        place = {"source_partition": [0], "source_offset": [30]}
+    refuse(placed, CLEAN, 3, pa.table({"carrier": ["?"], **place}))
+    found = by_place(placed)
+    assert found.whole and "59 records are each in exactly one row" in told(found)[1], found
+
+
+def test_a_refused_row_without_a_place_leaves_as_many_missing_ones_unproved(placed: Path) -> None:
+    without_rows(placed, 30)
+    refuse(placed, CLEAN, 3, pa.table({"carrier": ["?"]}))
+    found = by_place(placed)
+    assert found.ok and not found.whole and not found.lost
+    assert told(found)[0] == "unproved" and "1 record has no row: flights-0 30..30; 1 row was refused" in told(found)[1]
+    without_rows(placed, 30, 31)
+    found = by_place(placed)
+    assert [str(span) for span in found.lost] == ["flights-0 30..31"]
+
+
+def test_an_accepted_change_excuses_the_rows_that_it_took(placed: Path) -> None:
+    DeltaTable(placed / CLEAN).delete("source_offset = 3")
+    assert [str(span) for span in by_place(placed).lost] == ["flights-0 3..3", "flights-1 3..3"]
+    note_state(placed.parent, CLEAN, [{"table": CLEAN, "version": 5}])
+    found = by_place(placed)
+    assert found.ok and not found.lost
+    assert told(found) == ("not compared", "a change of somebody else was accepted")
+
+
+def test_a_record_in_two_rows_is_told_also_after_an_accepted_change(placed: Path) -> None:
+    Spoiler(placed / CLEAN).rows(lambda rows: [rows[0], *rows[:-1]])
+    note_state(placed.parent, CLEAN, [{"table": CLEAN, "version": 2}])
+    found = by_place(placed)
+    assert [str(span) for span in found.doubled] == ["flights-0 30..30"] and not found.lost and not found.ok
+
+
+def test_dead_letters_that_somebody_was_allowed_to_delete_are_not_lost_records(placed: Path) -> None:
+    without_rows(placed, 30)
+    refuse(placed, CLEAN, 3, pa.table({"carrier": ["?"], "source_partition": [0], "source_offset": [30]}))
+    letters = f"{CLEAN}_dead_letters"
+    DeltaTable(placed / letters).delete()
+    note_state(placed.parent, CLEAN, [{"table": letters, "version": 1}])
+    found = by_place(placed)
+    assert found.ok and not found.lost and told(found)[0] == "unproved"
+
+
+def test_nothing_is_recomputed_after_an_accepted_change(life: Life) -> None:
+    from streaming_jobs.state import stream_record
+
+    DeltaTable(life.table).delete("id = 3")
+    stream_record.accept(life.settings, STREAM.name, "things", BATCHES, "asked for")
+    frame, written = cast("Any", SimpleNamespace()), recompute._Written([])
+    found = recompute._table(life.settings, STREAM, "things", frame, judged(life), written)
+    assert found[2:] == ("not compared", "a change of somebody else was accepted")
+
+
+def test_what_the_topic_no_longer_holds_may_have_been_a_marker(placed: Path) -> None:
+    without_rows(placed, 30)
+    found = by_place(placed, topics=proofs.topic(low={0: 35}))
+    assert found.ok and not found.lost, found.comparisons
+    assert told(found)[1] == (
+        "by source_partition and source_offset: 25 records are each in exactly one row; "
+        "which records are there that the topic no longer holds is not compared"
+    )
+    without_rows(placed, 30, 36)
+    assert [str(s) for s in by_place(placed, topics=proofs.topic(low={0: 35})).lost] == ["flights-0 36..36"]
+
+
+def test_ranges_are_not_written_out_offset_by_offset() -> None:
+    spans = [Span("t", 1, 10, 20), Span("t", 0, 0, 5), Span("t", 1, 15, 30), Span("t", 0, 7, 7)]
+    places = packed(np.repeat([0, 1, 2], 40), np.tile(np.arange(40), 3))
+    assert places[within(places, spans)].tolist() == np.unique(of_spans(spans)).tolist()
+    assert not within(places, []).any() and len(within(packed([], []), spans)) == 0
+    assert within(packed([0], [7]), [Span("t", 0, 0, 1 << 47)]).all()
+
+
+def test_a_recovery_that_is_not_finished_has_not_lost_what_came_before_the_stream(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    for number in (3, 4):
+        life.batch(number)
+    record = life.record
+    began = replace(record.topics[0], start={"0": 3 * PER_BATCH})
+    life.save(replace(record, topics=(began,), generations=(replace(record.generations[0], from_batch=2),)))
+    recovered(life, base=3, switched=False)
+    found = judged(life)
+    assert found.why == "a recovery has opened generation 2 and is not finished"
+    assert right(found, 0, unproved=2 * PER_BATCH), found
+
+
+def cut(table: Path, keep: int) -> None:
+    """The log of a table without all but its newest versions."""
+    DeltaTable(table).create_checkpoint()
+    for version in versions(table)[:-keep]:
+        commit_file(table, version).unlink()
+
+
+def test_a_second_table_whose_version_is_cleaned_up_is_unproved(tmp_path: Path) -> None:
+    """The primary is judged at its second batch; meanwhile the second table's log was cut after its third."""
+    tables, second = make_split(tmp_path / "tables"), SPLIT.secondary[0].table
+    note_state(tmp_path, SPLIT.stream)
+    for version in range(1, 5):
+        Spoiler(tables / SPLIT.table).entry(version, lambda e: {**e, "rows": {**e["rows"], second: 2}})
+    cut(tables / second, 2)
+    subject = Subject(
+        SPLIT.stream, SPLIT.table, proofs.TOPIC, tables=(Table(SPLIT.table, "written"), Table(second, second))
+    )
+    found = verify((subject,), tables, proofs.topic(), at={SPLIT.table: 2}, state=tmp_path / "state").streams[0]
+    assert found.ok and not found.whole, found.comparisons
+    outcome = next(one for one in found.comparisons if one.table == second)
+    assert outcome.verdict == "unproved" and "verify again" in outcome.text
+    cut(tables / SPLIT.table, 1)
+    found = verify((subject,), tables, proofs.topic(), at={SPLIT.table: 2}, state=tmp_path / "state").streams[0]
+    assert found.ok and not found.whole and "verify again" in found.comparisons[0].text
+
+
+def test_the_position_is_known_where_the_log_has_only_upkeep(life: Life) -> None:
+    life.batch(4)
+    life.sink().handle.optimize.compact()
+    shorten(life, 1)
+    found = judged(life)
+    assert found.whole and found.position == (1, 4) and outcomes(found)["things: records"] == "ok"
+
+
+def test_a_topic_that_is_gone_is_told_and_breaks_nothing(life: Life) -> None:
+    life.batch(4)
+    found = judged(life, topics={})
+    assert not found.ok and told(found) == ("not compared", "the topic does not exist")
+    assert [fault.text for fault in found.faults] == [f"topic {TOPIC} does not exist"]
+
+
+def test_a_stream_without_a_batch_proves_nothing(tmp_path: Path) -> None:
+    made = Life(tmp_path)
+    found = judged(made, topics={TOPIC: replace(proofs.topic()[proofs.TOPIC], partitions={0: empty()})})
+    assert found.ok and not found.whole
+
+
+def empty() -> PartitionContent:
+    return PartitionContent(0, 0, np.arange(0))
