@@ -1,8 +1,9 @@
 """The check `health` of each table: red when its stream is dead, stuck, failing, failed or late, green when it is well.
 
-A sensor looks at the streams' files (`streaming_jobs.state.health`: no Spark, no broker) and tells Dagster of every change of
-a verdict, and of each verdict now and then, so that its age shows that somebody still looks. What was told last is read
-from Dagster's own storage, not remembered: a check that somebody else has executed, or a wiped asset, is told again.
+A sensor looks at the streams' files (`streaming_jobs.state.health`: no Spark, no broker) and reports every change of a
+verdict to Dagster, and each verdict now and then, so that its age shows that somebody still looks. The last report is
+read from Dagster's own storage, not remembered: after somebody else executed the check, or wiped the asset, it is
+reported again.
 
 (No postponed annotations here: Dagster looks at the type of a step's `context`.)
 """

@@ -2,20 +2,20 @@
 
 history.py    what the stream has done, batch by batch, over all of its generations
 targets.py    where to rewind to: from a time, offsets, a savepoint, a bad row ... to the end of one batch
-firstbad.py   the batch that made the first bad row, and the code that wrote it
+first_bad_row.py  the batch that made the first bad row, and the code that wrote it
 conditions.py what people ask of rows, in SQL, and what is wrong with a condition
-situation.py  a stream as planning finds it
+snapshot.py   a stream as planning finds it
 offline.py    the same where no broker answers
 plan.py       the frozen plan and what it saw
 planner.py    from a target to a plan
 explainer.py  the plan in words, read off the stages
 stages.py     what applying a plan does, one small class a stage; executor and explainer walk the same list
-workshop.py   the folders and staging tables that a replay works on
+staging.py    the folders and staging tables that a replay works on
 replay.py     an ordinary session on them
-border.py     the moment of the replay that is compared: where the published tables end
+replay_end.py the moment of the replay that is compared: where the published tables end
 audit.py      rules, and the difference between rebuilt and published rows
 publish.py    fence, and the one commit a table that replaces the rows
-onward.py     going on without a replay: abort, and skipping ahead
+reopen.py     going on without a replay: abort, and skipping ahead
 executor.py   apply, resume, abort, undo; the journal says how far it came
 report.py     what became of it, as a page
 """

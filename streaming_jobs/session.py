@@ -8,7 +8,7 @@ when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<str
 input under `--supervised` (the parent is gone), or because the trigger was available-now.
 
 Under `--supervised`, a stream whose recovery is over starts again in the running session if the session's code and
-settings are those on disk. Otherwise the session starts itself again (successor.py), because corrected code needs a new
+settings are those on disk. Otherwise the session starts itself again (runtime/restart_in_place.py), because corrected code needs a new
 process; it does the same when the code of a stream that failed for good has changed. Whoever started the session sees
 the same process go on.
 

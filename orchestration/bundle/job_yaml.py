@@ -123,7 +123,7 @@ def find(settings: Settings) -> Path:
             raise ConfigurationError(f"jobs: there is no file {path}", "name a databricks.yml, or leave it out")
         return path
     here = Path(__file__).parent
-    candidates = (Path.cwd() / FILE_NAME, here / "bundle" / FILE_NAME, here.parent / FILE_NAME)
+    candidates = (Path.cwd() / FILE_NAME, here / FILE_NAME, here.parents[1] / FILE_NAME)
     for path in candidates:
         if path.is_file():
             return path
@@ -133,7 +133,7 @@ def find(settings: Settings) -> Path:
 def is_shipped(path: Path) -> bool:
     """Whether a bundle file is the one that comes with the package, for the shipped streams."""
     here = Path(__file__).parent
-    return path in (here / "bundle" / FILE_NAME, here.parent / FILE_NAME)
+    return path in (here / FILE_NAME, here.parents[1] / FILE_NAME)
 
 
 def for_streams(bundle: Bundle, declared: Sequence[str]) -> Bundle:

@@ -1,4 +1,4 @@
-"""What a stream is doing now, as the commands show it: the verdict of `streaming_jobs.state.health`, figures with their age.
+"""What a stream is doing now, as the commands show it: the verdict of `state.health`, and figures with their age.
 
 A figure is shown as one of now only while it is fresh. Where no driver looks at the end of the topics, the command does
 (`with_lag`); where that cannot be told either, the last known lag is shown with its age.

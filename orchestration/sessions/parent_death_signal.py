@@ -1,4 +1,6 @@
-"""Start a command that ends with the process that started it, also after a kill -9: `python -m orchestration.sessions.parent_death_signal`.
+"""Start a command that ends with the process that started it, also after a kill -9.
+
+    python -m orchestration.sessions.parent_death_signal COMMAND...
 
 The command gets SIGTERM when its parent dies (PR_SET_PDEATHSIG, prctl(2)), and SIGINT back to its default: under
 a shell that ignores SIGINT, Dagster would ignore SIGTERM as well, because it maps the one to the other.

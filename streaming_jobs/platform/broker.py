@@ -1,7 +1,7 @@
 """The embedded broker: a real Apache Kafka of one node (KRaft), as a child process of this one.
 
 It listens on the loopback alone, keeps its data under `<home>/broker` between runs, dies with the process that
-started it (see lifeline.py), and is never stopped by a Ctrl-C that was meant for that process. One broker a
+started it (see child_reaper.py), and is never stopped by a Ctrl-C that was meant for that process. One broker a
 home: whoever comes second is attached to the running one and leaves it running.
 
 `broker.json` says where it is: {pid, mark, bootstrap_servers, started_at}; `mark` tells that process from another one

@@ -1,6 +1,6 @@
 """Before every start: do checkpoint, tables and topics tell the same story?
 
-`verdicts` is pure: it looks at a `World` (`surroundings.py`) that was gathered before (`world.py`), returns findings.
+`verdicts` is pure: it looks at a `World` (`snapshot.py`), which `take_snapshot.py` has made, and returns findings.
 A finding of severity `refuse` means that starting would lose, double or mix rows; the stream stays where it
 is until a person has acted. The rules, in the order they are looked at:
 

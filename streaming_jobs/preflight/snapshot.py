@@ -1,4 +1,4 @@
-"""A stream's surroundings at one moment, as `world.gather` finds them: checkpoint, tables and topics."""
+"""A stream's surroundings at one moment, as `take_snapshot.gather` finds them: checkpoint, tables and topics."""
 
 from __future__ import annotations
 

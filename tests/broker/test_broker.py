@@ -25,8 +25,8 @@ from streaming_jobs.platform.broker import Broker, bootstrap_servers, running
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics, client_config
 from streaming_jobs.warm_up import archives, rehearse
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 START_AND_WAIT = """
 import sys
 from streaming_jobs.platform.broker import Broker

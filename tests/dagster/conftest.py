@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import pytest
 
 from streaming_jobs.settings import Settings
+from tests.support import ROOT
 
 T = TypeVar("T")
-ROOT = Path(__file__).parents[2]
 
 
 def wait_for(condition: Callable[[], T], what: str, seconds: float = 20.0) -> T:

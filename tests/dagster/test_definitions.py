@@ -29,7 +29,7 @@ from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.topology import Topology
-from tests.dagster.conftest import ROOT
+from tests.support import ROOT
 from tests.dagster.fakes.command import fake_command
 
 REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("streams"), "__repository__")

@@ -23,7 +23,7 @@ from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
-from tests.dagster.conftest import ROOT
+from tests.support import ROOT
 
 JOB = "flights"
 STREAMS = ("flights_clean", "airport_hours", "carrier_totals")

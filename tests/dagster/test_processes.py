@@ -18,7 +18,8 @@ from orchestration.sessions.parent_death_signal import tethered
 from orchestration.sessions.tags import STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
-from tests.dagster.conftest import ROOT, starts, wait_for
+from tests.dagster.conftest import starts, wait_for
+from tests.support import ROOT
 
 SLOW = 120.0
 """Seconds that a busy machine may take to start Dagster."""

@@ -28,7 +28,8 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire, holder
 from streaming_jobs.state.status import Status, read_status, write_status
 from streaming_jobs.topology import Topology
-from tests.dagster.conftest import ROOT, starts, wait_for
+from tests.dagster.conftest import starts, wait_for
+from tests.support import ROOT
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.fakes.execute import execute
 

@@ -1,4 +1,4 @@
-"""What is read off plans that this very Spark makes; tests/unit/streaming_jobs/runtime/test_query_plan.py has the rules on recorded ones."""
+"""What is read off plans that this very Spark makes; `runtime/test_query_plan.py` has the rules on recorded ones."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
+from tests.support import ROOT
 from tests.conftest import QUICK_START
 
-REPOSITORY = Path(__file__).parent.parent
 log = structlog.get_logger()
 
 
@@ -152,7 +152,7 @@ def driver(
     environment: Mapping[str, str] = {},
     prefix: Sequence[str] = (),
     module: Sequence[str] = ("streaming_jobs.session",),
-    folder: Path = REPOSITORY,
+    folder: Path = ROOT,
 ) -> subprocess.Popen[str]:
     """A real driver process with its output on a pipe; `prefix` is a command that runs it, `module` what it runs."""
     variables = {
@@ -162,7 +162,7 @@ def driver(
         "RECOURSE_FLOWS": f'["{flows}"]',
         "RECOURSE_SPARK__DRIVER_MEMORY_MB": "1024",
         "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": str(ROOT),
         **environment,
     }
     command = [*prefix, sys.executable, "-m", *module, *arguments]

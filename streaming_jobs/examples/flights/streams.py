@@ -9,7 +9,9 @@ Times are UTC. docs/flights.md has the data, and how the lateness was measured.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -28,6 +30,10 @@ from pyspark.sql.types import (
 
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
+from streaming_jobs.truths import Record, truth
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OWNERS = ("flights@example.org",)
 LOCAL_ZONE = "America/New_York"
@@ -162,3 +168,30 @@ def carrier_totals(flights: DataFrame) -> DataFrame:
         F.coalesce(F.sum("dep_delay"), F.lit(0)).alias("dep_delay_minutes"),
         F.count_if("cancelled").alias("cancelled"),
     )
+
+
+# What the tables have to hold, for `recourse verify`: what pandas makes of the package's own columns.
+
+
+@truth(flights_clean)
+def true_flights_clean(flights: Iterable[Record]) -> pd.DataFrame:
+    """Every flight that was fed, at its place."""
+    from streaming_jobs.examples.flights.truth import truth_of  # needs pandas, which a driver does not
+
+    return truth_of(flights_clean.name, flights)
+
+
+@truth(airport_hours, final="window_end", tolerance=1e-9)
+def true_airport_hours(flights: Iterable[Record]) -> pd.DataFrame:
+    """Every hour of every airport; the mean may differ by the order in which floats were added."""
+    from streaming_jobs.examples.flights.truth import truth_of
+
+    return truth_of(airport_hours.name, flights)
+
+
+@truth(carrier_totals)
+def true_carrier_totals(flights: Iterable[Record]) -> pd.DataFrame:
+    """The totals of every carrier."""
+    from streaming_jobs.examples.flights.truth import truth_of
+
+    return truth_of(carrier_totals.name, flights)

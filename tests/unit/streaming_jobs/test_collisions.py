@@ -12,8 +12,8 @@ import pytest
 
 from streaming_jobs import collisions
 from streaming_jobs.errors import UsageError
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECOURSE = "import sys; from streaming_jobs.entry import main; sys.argv[0] = 'recourse'; sys.exit(main())"
 
 

@@ -14,8 +14,7 @@ from orchestration.bundle.job_yaml import Continuous, Schedule
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
-
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
 
 BUNDLE = """
 bundle:

@@ -23,7 +23,7 @@ from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.topology import Topology
-from tests.dagster.conftest import ROOT
+from tests.support import ROOT
 
 FAKES = ROOT / "tests" / "dagster" / "fakes" / "databricks.yml"
 

@@ -16,8 +16,7 @@ from orchestration import cli
 from orchestration.cli import recover
 from orchestration.cli.invocation import Invocation, environment_name, parse_set, parse_value
 from streaming_jobs.errors import SetupError, UsageError
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
 
 
 @pytest.fixture(autouse=True)

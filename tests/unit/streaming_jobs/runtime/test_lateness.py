@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -14,13 +13,14 @@ import pytest
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.feeder import CHUNK, PARTITIONS
 from streaming_jobs.examples.flights.streams import FLIGHTS_BY_SCHEDULE
+from tests.support import ROOT
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture(scope="module")
 def lateness() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "lateness.py"
+    path = ROOT / "benchmarks" / "lateness.py"
     spec = importlib.util.spec_from_file_location("lateness", path)
     assert spec
     assert spec.loader

@@ -23,10 +23,9 @@ from streaming_jobs.state.lease import holder, take
 from streaming_jobs.state.status import read_status
 from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
+from tests.support import ROOT
 from tests.support.driver import until
 from tests.support.worlds import parity, plain
-
-ROOT = Path(__file__).parents[2]
 
 SESSION = """
 import os, signal, sys, threading, time

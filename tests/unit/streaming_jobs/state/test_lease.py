@@ -22,6 +22,7 @@ from streaming_jobs.platform.process_identity import mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import Owner, acquire, holder, take
 from tests.conftest import SettingsFactory
+from tests.support import ROOT
 
 STREAM = "orders"
 
@@ -47,7 +48,7 @@ def home(settings: SettingsFactory) -> Settings:
 def driver(home: Settings, kind: str = "alone") -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Another process that holds the lease, and the pid of the child that inherited it (0: none)."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, "-c", DRIVER, str(home.home), kind], env=environment, **pipes)  # type: ignore[call-overload]
     child = 0
     try:
