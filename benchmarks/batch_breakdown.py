@@ -28,7 +28,7 @@ from benchmarks.speed import flows
 from benchmarks.speed.feed import create_topic, feed_backlog
 from benchmarks.speed.records import generate
 from streaming_jobs.runtime.batch import BatchPipeline
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -54,7 +54,7 @@ OURS: list[tuple[type, str, str]] = [
     (ParquetAppend, "commit", LOG),
     (DeltaSink, "holds", "look before the commit"),
     (LedgerFile, "append", "line in the ledger file"),
-    (Upkeep, "after_commit", UPKEEP),
+    (TableMaintenance, "after_commit", UPKEEP),
 ]
 
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from reprocessing.history import path
+from reprocessing.history import lineage
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_record import first
@@ -29,7 +29,7 @@ def main() -> int:
         for batch in range(count):
             ledger.append(_entry(batch), {"readings": batch + 1, "readings_dead_letters": 0}, 0.2)
         began = time.monotonic()
-        history = path(first("readings").generations, ledger.days("readings"))
+        history = lineage(first("readings").generations, ledger.days("readings"))
         found = history.last_within({TOPIC: {0: count // 2 * PER_BATCH}})
         pace = history.pace()
         seconds = time.monotonic() - began

@@ -21,7 +21,7 @@ from benchmarks.speed.results import machine
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.runtime.batch import BatchReport
 from streaming_jobs.runtime.query_builder import Connection
-from streaming_jobs.runtime.stream_runner import RunningStream
+from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
@@ -86,7 +86,7 @@ def named(stream: Stream, name: str) -> Stream:
 class Started:
     """A stream that runs in this process, and what its batches reported."""
 
-    running: RunningStream
+    running: StreamRunner
     reports: list[BatchReport] = field(default_factory=list)
     progress: dict[int, dict[str, Any]] = field(default_factory=dict)
     ended_at: float = 0.0
@@ -119,7 +119,7 @@ class Workshop:
         quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
         connection = Connection(spark_options(kafka, self.bootstrap), Topics.of(kafka, self.bootstrap), quick)
         lease = acquire(settings, stream.name, purpose="benchmark", wait=5)
-        running = RunningStream(stream, settings, connection, lease, "available-now", Status(stream.name))
+        running = StreamRunner(stream, settings, connection, lease, "available-now", Status(stream.name))
         started = Started(running)
         tell = running._report
 

@@ -28,7 +28,7 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 from benchmarks.measuring import megabytes, named, on_topic, quantile, quiet, save, table, workshop
 from streaming_jobs.ledger import LedgerEntry, OffsetRange
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -62,7 +62,7 @@ class Bench:
     """One table and what a stream's batches do to it."""
 
     sink: DeltaSink
-    upkeep: Upkeep
+    upkeep: TableMaintenance
     ledger: LedgerFile
     upsert: bool
     done: list[Commit] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Bench:
         settings = Settings.load({"home": folder})
         declared = DeltaTable(name, keys=["k"]) if upsert else DeltaTable(name)
         sink = ensure_sink(settings, declared, name, SCHEMA, generation=1)
-        bench = cls(sink, Upkeep(sink, settings.table, 1), LedgerFile(folder / name), upsert)
+        bench = cls(sink, TableMaintenance(sink, settings.table, 1), LedgerFile(folder / name), upsert)
         if upsert:
             bench.commit(_rows(0, KEYS))
             bench.done.clear()

@@ -37,10 +37,10 @@ from benchmarks.measuring import quantile, quiet, save, table
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.spark import start
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import POSITION_FIELD
-from streaming_jobs.sinks.delta.writers import ArrowAppend, stage
+from streaming_jobs.sinks.delta.writers import ArrowAppend, prepare_write
 from streaming_jobs.stream import POSITION_COLUMN, SOURCE_COLUMN, DeltaTable
 
 GOAL = 3.0
@@ -118,7 +118,7 @@ def keys_of(round_: int, count: int) -> np.ndarray[Any, Any]:
     return np.concatenate([known, np.arange(count + round_ * new, count + (round_ + 1) * new)])
 
 
-def our_upsert(sink: DeltaSink, upkeep: Upkeep) -> Callable[[DataFrame], object]:
+def our_upsert(sink: DeltaSink, upkeep: TableMaintenance) -> Callable[[DataFrame], object]:
     """What a stream's batch does with its frame."""
 
     def upsert(frame: DataFrame) -> None:
@@ -126,7 +126,7 @@ def our_upsert(sink: DeltaSink, upkeep: Upkeep) -> Callable[[DataFrame], object]
         assert at is not None
         place = F.struct(F.lit("t").alias("topic"), F.lit(0).alias("partition"), F.col("k").alias("offset"))
         sourced = frame.withColumn(SOURCE_COLUMN, place)
-        staged = stage(sink, sourced, driver=True, spark_commits=False, batch=(1, at.batch + 1), topics=["t"])
+        staged = prepare_write(sink, sourced, driver=True, spark_commits=False, batch=(1, at.batch + 1), topics=["t"])
         staged.commit(LedgerEntry("batch", "upserts", sink.name, 1, at.batch + 1, rows={"written": staged.rows}))
         upkeep.after_commit()
 
@@ -222,10 +222,12 @@ def main() -> int:
         spark = start(settings, name="benchmark")
         try:
             spark.sql(f"ALTER TABLE delta.`{paths['vectors']}` SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
-            upkeep = Upkeep(sink, settings.table, 1)
+            upkeep = TableMaintenance(sink, settings.table, 1)
             contestants = {
                 "ours": Contestant(paths["ours"], our_upsert(sink, upkeep)),
-                "ordered": Contestant(paths["ordered"], our_upsert(ordered, Upkeep(ordered, settings.table, 1))),
+                "ordered": Contestant(
+                    paths["ordered"], our_upsert(ordered, TableMaintenance(ordered, settings.table, 1))
+                ),
                 **{name: Contestant(paths[name], spark_merge(spark, paths[name])) for name in ("merge", "vectors")},
             }
             in_turns(spark, contestants, options.rows, options.rounds)

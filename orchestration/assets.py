@@ -14,7 +14,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from orchestration.bundle.fields import place
 from orchestration.bundle.job_yaml import Bundle, Continuous, Job
 from orchestration.sessions.reporting import table_key, topic_key
-from orchestration.sessions.supervisor import Command, Session, run_session, session_command
+from orchestration.sessions.supervisor import Command, SessionSpec, run_session, session_command
 from orchestration.sessions.tags import KIND_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
@@ -29,7 +29,7 @@ NO_JOB_GROUP = "without_a_job"
 
 def sessions(
     bundle: Bundle, topology: Topology, settings: Settings, command: Command = session_command
-) -> list[Session]:
+) -> list[SessionSpec]:
     """One session a job; raises ConfigurationError for an unknown stream or one that two jobs run."""
     owner: dict[str, Job] = {}
     found = []
@@ -48,7 +48,7 @@ def sessions(
                     "one driver a stream: leave it to one of the two",
                 )
             owner[name] = job
-        found.append(Session(job, tuple(topology[name] for name in job.streams), settings, command))
+        found.append(SessionSpec(job, tuple(topology[name] for name in job.streams), settings, command))
     return found
 
 
@@ -67,7 +67,7 @@ def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
     ]
 
 
-def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[Session]) -> list[dg.AssetSpec]:
+def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[SessionSpec]) -> list[dg.AssetSpec]:
     """Tables of streams that no job runs: shown, but not started from here."""
     assigned = {stream.name for session in known for stream in session.streams}
     rest = [stream for stream in topology.streams.values() if stream.name not in assigned]
@@ -101,7 +101,7 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
     ]
 
 
-def session_assets(session: Session) -> dg.AssetsDefinition:
+def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
     """All tables of a job's streams as one step: the session that writes them."""
     job = session.job
 
@@ -121,7 +121,7 @@ def session_assets(session: Session) -> dg.AssetsDefinition:
     return run
 
 
-def session_job(session: Session, assets: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
+def session_job(session: SessionSpec, assets: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
     """The Dagster job of a bundle's job; its parameters are the job's configuration."""
     job = session.job
     kind = "continuous" if isinstance(job.trigger, Continuous) else "scheduled" if job.trigger else "manual"

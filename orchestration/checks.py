@@ -21,7 +21,7 @@ from orchestration.events import NO_RUN, not_being_made
 from orchestration.sessions.decisions import RunSeen, should_run
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import session_runs
-from orchestration.sessions.supervisor import Session
+from orchestration.sessions.supervisor import SessionSpec
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, health
 from streaming_jobs.state.status import Status, read_status
@@ -94,7 +94,7 @@ class HealthChecks:
     """All streams' checks. `sessions` are the jobs' own; `fault` says what is wrong with the job YAML, if anything."""
 
     streams: Sequence[Stream]
-    sessions: Sequence[Session]
+    sessions: Sequence[SessionSpec]
     settings: Settings
     fault: Callable[[], Fault | None] = lambda: None
 
@@ -185,7 +185,7 @@ class HealthChecks:
         return found
 
 
-def _continuous(session: Session) -> bool:
+def _continuous(session: SessionSpec) -> bool:
     return isinstance(session.job.trigger, Continuous) and not session.job.trigger.paused
 
 

@@ -31,7 +31,7 @@ from orchestration.sessions.decisions import (
 from orchestration.sessions.fingerprint import fingerprint
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import delete_run, session_runs, tell_queued
-from orchestration.sessions.supervisor import Session, lives
+from orchestration.sessions.supervisor import SessionSpec, is_running
 from orchestration.sessions.tags import FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
@@ -49,7 +49,7 @@ _FAILURE = "dagster._core.definitions.events.Failure: "
 """What Dagster puts before the text of a failed step."""
 
 
-def keepalive_sensor(session: Session, *, running: bool) -> dg.SensorDefinition:
+def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinition:
     """Desired state of a continuous job: a session runs, unless somebody stopped it or it gave up."""
     job = session.job
 
@@ -80,7 +80,7 @@ def keepalive_sensor(session: Session, *, running: bool) -> dg.SensorDefinition:
     return tick
 
 
-def watchdog_sensor(sessions: Sequence[Session]) -> dg.SensorDefinition:
+def watchdog_sensor(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
     """Ends runs that Dagster believes to be in progress but of which nothing lives (dagster issue #4319)."""
 
     @dg.sensor(
@@ -104,7 +104,7 @@ def watchdog_sensor(sessions: Sequence[Session]) -> dg.SensorDefinition:
     return tick
 
 
-def run_failure_alert(sessions: Sequence[Session]) -> dg.SensorDefinition:
+def run_failure_alert(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
     """Says in the log, and on the tables' pages, that a session's run failed."""
     by_job = {session.job.key: session for session in sessions}
 
@@ -179,7 +179,7 @@ def job_yaml_sensor(fault: Callable[[], Fault | None]) -> dg.SensorDefinition:
     return tick
 
 
-def retention_sensor(sessions: Sequence[Session], settings: Settings) -> dg.SensorDefinition:
+def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.SensorDefinition:
     """Forgets sessions that ended long ago, their events, and those without a run; the newest ones stay."""
 
     @dg.sensor(
@@ -205,13 +205,13 @@ def retention_sensor(sessions: Sequence[Session], settings: Settings) -> dg.Sens
     return tick
 
 
-def _presumed_dead(session: Session, run: RunSeen) -> str | None:
+def _presumed_dead(session: SessionSpec, run: RunSeen) -> str | None:
     settings = session.settings
     worker = run.tags.get(WORKER_TAG)
     statuses = {name: read_status(settings, name) for name in session.job.streams}
     held = any(_may_be_of(run, status, holder(settings, name)) for name, status in statuses.items())
     beats = [status.heartbeat for status in statuses.values() if status and status.run_id == run.run_id]
-    seen = SessionSeen(run, lives(worker) if worker else None, held, max(beats, default=None))
+    seen = SessionSeen(run, is_running(worker) if worker else None, held, max(beats, default=None))
     return presumed_dead(
         seen, time.time(), stale_after=settings.dagster.stale_after.total_seconds(), patience=session.patience
     )
@@ -235,12 +235,12 @@ def _end(instance: dg.DagsterInstance, seen: RunSeen, reason: str) -> None:
         instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
 
 
-def _holders(session: Session) -> dict[str, str]:
+def _holders(session: SessionSpec) -> dict[str, str]:
     found = {name: holder(session.settings, name) for name in session.job.streams}
     return {name: f"process {owner.pid} ({owner.purpose})" for name, owner in found.items() if owner}
 
 
-def _fingerprint(session: Session, runs: Sequence[RunSeen]) -> str:
+def _fingerprint(session: SessionSpec, runs: Sequence[RunSeen]) -> str:
     """The present fingerprint where it decides, from the settings as they are now."""
     newest = newest_session(runs)
     then = newest.tags.get(FINGERPRINT_TAG, "") if newest else ""
@@ -259,7 +259,7 @@ def _stream(settings: Settings, name: str) -> StreamSeen:
     return StreamSeen(name, status.state, status.started_at, next(silent, ""), status.error)
 
 
-def _session_of(run: dg.DagsterRun, sessions: Iterable[Session]) -> Session | None:
+def _session_of(run: dg.DagsterRun, sessions: Iterable[SessionSpec]) -> SessionSpec | None:
     selected = set(run.asset_selection or ())
     return next((s for s in sessions if selected & {table_key(x.primary.name) for x in s.streams}), None)
 

@@ -21,16 +21,16 @@ from streaming_jobs.stream import Stream
 
 
 @dataclass(frozen=True)
-class Talk:
+class RecoveryEvents:
     """How a recovery speaks: lines, a replay's progress (records done, of how many), the question before publishing."""
 
     tell: Callable[[str], None] = lambda _: None
     progress: Callable[[int, int], None] = lambda *_: None
-    confirm: Callable[[Work], bool] = lambda _: True
+    confirm: Callable[[RecoveryContext], bool] = lambda _: True
 
 
 @dataclass
-class Work:
+class RecoveryContext:
     """What stages work with; `differences` are there once the audit has compared."""
 
     settings: Settings
@@ -38,7 +38,7 @@ class Work:
     plan: Plan
     topics: Topics
     journal: Journal
-    talk: Talk
+    talk: RecoveryEvents
     differences: list[Difference] = field(default_factory=list)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reprocessing.context import Talk, Work
+from reprocessing.context import RecoveryContext, RecoveryEvents
 from reprocessing.journal import Journal, next_step
 from reprocessing.plan import Checks, Plan, folder, load, moved, names
 from reprocessing.planner import make_plan
@@ -19,7 +19,7 @@ from reprocessing.publish import has_published
 from reprocessing.reopen import abort
 from reprocessing.replay import last_entry
 from reprocessing.report import write_report
-from reprocessing.snapshot import look
+from reprocessing.snapshot import planning_snapshot
 from reprocessing.stages import stages_of
 from reprocessing.targets import Resolved, Target, instant_words
 from streaming_jobs.errors import LeaseBusy, UsageError
@@ -41,7 +41,7 @@ def journal_of(settings: Settings, plan: str) -> Journal:
     return Journal(folder(settings, plan) / "journal.jsonl")
 
 
-def apply(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: Talk) -> Work:
+def apply(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: RecoveryEvents) -> RecoveryContext:
     """Carry a plan out that was not begun, or that waits for nothing but confirmation.
 
     Raises UsageError for any other one, and for a stale one.
@@ -51,18 +51,18 @@ def apply(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: 
         return resume(settings, stream, topics, plan, talk)
     if outcome != "planned":
         raise UsageError(f"plan {plan.id} was applied already: it is {outcome}", next_step(plan.id, outcome))
-    words = moved(plan, look(settings, stream, topics).world)
+    words = moved(plan, planning_snapshot(settings, stream, topics).world)
     if words:
         raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(words)}", "make a new plan")
     return resume(settings, stream, topics, plan, talk)
 
 
-def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: Talk) -> Work:
+def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: RecoveryEvents) -> RecoveryContext:
     """Go on with the first stage that is not done; nothing is done twice. A plan that is over is left alone.
 
     Raises UsageError when it was aborted, when another plan of the stream is under way, or when the code is another.
     """
-    work = Work(settings, stream, plan, topics, journal_of(settings, plan.id), talk)
+    work = RecoveryContext(settings, stream, plan, topics, journal_of(settings, plan.id), talk)
 
     def check() -> None:
         if (outcome := work.journal.outcome) in ("aborted", "aborting"):
@@ -96,9 +96,9 @@ def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk:
     return work
 
 
-def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: Talk) -> Work:
+def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: RecoveryEvents) -> RecoveryContext:
     """Abort a plan that has published nothing: the stream goes on as it was, one generation later."""
-    work = Work(settings, stream, plan, topics, journal_of(settings, plan.id), talk)
+    work = RecoveryContext(settings, stream, plan, topics, journal_of(settings, plan.id), talk)
 
     def check() -> None:
         if (outcome := work.journal.outcome) in ("aborted", "published"):
@@ -141,7 +141,7 @@ def plan_undo(settings: Settings, stream: Stream, topics: Topics, plan: Plan) ->
     kept = savepoints.find(settings, stream.name, found["savepoint"]) if found else None
     if kept is None:
         raise UsageError(f"the savepoint from before plan {plan.id} was dropped", "it can no longer be undone")
-    situation = look(settings, stream, topics)
+    situation = planning_snapshot(settings, stream, topics)
     lives = {g.number: g for g in situation.record.generations}
     number: int | None = situation.record.generation
     while number is not None and lives[number].reason.startswith("abort of "):
@@ -193,7 +193,7 @@ def report_of(settings: Settings, plan: str) -> Path:
     return folder(settings, plan) / "report.html"
 
 
-def _report(work: Work) -> None:
+def _report(work: RecoveryContext) -> None:
     """What could not be written is told, and changes nothing of the outcome."""
     try:
         write_report(report_of(work.settings, work.plan.id), work.plan, work.journal, work.differences)
@@ -201,7 +201,7 @@ def _report(work: Work) -> None:
         work.talk.tell(f"the report could not be written: {error}")
 
 
-def _same_code(work: Work) -> None:
+def _same_code(work: RecoveryContext) -> None:
     """Refuse to replay with other code than the plan names, however long the plan has lain."""
     now = code_version(work.stream, work.settings.flows)
     if work.journal.done("replay") is None and (now.hash, now.package) != work.plan.saw.code:
@@ -212,7 +212,7 @@ def _same_code(work: Work) -> None:
 
 
 @contextmanager
-def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
+def _working(work: RecoveryContext, check: Callable[[], None]) -> Iterator[None]:
     """Hold the plan and the stream. `check` refuses before the stream is stopped, and again once nobody else can act.
 
     The stream may start again, if the plan has stopped it, when nothing was begun or the plan is over.
@@ -234,7 +234,7 @@ def _working(work: Work, check: Callable[[], None]) -> Iterator[None]:
                 stop_request.clear_for(work.settings, name, work.plan.id)
 
 
-def _reached(work: Work) -> Txn:
+def _reached(work: RecoveryContext) -> Txn:
     """Where the journal, or the stream's record, says that every table is."""
     journal, plan, generation = work.journal, work.plan, work.record.generation
     if generation < plan.generation and journal.done("publish") is not None:

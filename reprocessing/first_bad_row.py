@@ -17,8 +17,8 @@ from pathlib import Path
 from deltalake import CommitProperties, DeltaTable
 
 from reprocessing.conditions import added_columns, bad_rows
-from reprocessing.history import Batch, on_path
-from reprocessing.snapshot import Situation
+from reprocessing.history import Batch, in_lineage
+from reprocessing.snapshot import PlanningSnapshot
 from reprocessing.staging import table_of
 from reprocessing.targets import Resolved, Target, before
 from streaming_jobs.errors import PreflightRefused, UsageError
@@ -31,7 +31,7 @@ from streaming_jobs.state.savepoints import Savepoint
 
 
 def before_first_bad(
-    found: Situation, condition: str, *, exact: bool, same_code: bool = False
+    found: PlanningSnapshot, condition: str, *, exact: bool, same_code: bool = False
 ) -> tuple[Target, Resolved]:
     """Where to rewind to; raises UsageError when no row is bad, and for a condition that the table cannot be asked.
 
@@ -57,7 +57,7 @@ def before_first_bad(
     return Target("batch", words), Resolved(txn, ends, tuple(notes))
 
 
-def refuse_same_code(found: Situation, code: CodeVersion, did: str, *, same_code: bool) -> list[str]:
+def refuse_same_code(found: PlanningSnapshot, code: CodeVersion, did: str, *, same_code: bool) -> list[str]:
     """Raise UsageError where that code is the one that would run the replay; with `same_code`, a note instead.
 
     It is the same function that makes it the same code; a newer version of the package alone corrects no function.
@@ -74,7 +74,7 @@ def refuse_same_code(found: Situation, code: CodeVersion, did: str, *, same_code
     )
 
 
-def _first(found: Situation, table: Path, condition: str, notes: list[str]) -> Batch:
+def _first(found: PlanningSnapshot, table: Path, condition: str, notes: list[str]) -> Batch:
     """The first batch after which the table holds a bad row, as near as savepoints and the log can tell."""
     last = found.history.last
     assert last is not None
@@ -82,7 +82,7 @@ def _first(found: Situation, table: Path, condition: str, notes: list[str]) -> B
     now = DeltaTable(table)
     added: dict[str, str] = {}  # columns that a savepoint has not, with the newest such savepoint
     for savepoint in found.savepoints:
-        if savepoint.txn >= bad or not on_path(found.record.generations, savepoint.txn):
+        if savepoint.txn >= bad or not in_lineage(found.record.generations, savepoint.txn):
             continue
         with as_table(found.settings, savepoint, table.name) as path:
             is_bad = bad_rows(DeltaTable(path), condition, now=now)
@@ -127,7 +127,7 @@ def _readable(table: Path, version: int | None, kept: set[int]) -> bool:
     return True
 
 
-def _first_of_code(found: Situation, batch: Batch) -> Batch:
+def _first_of_code(found: PlanningSnapshot, batch: Batch) -> Batch:
     """The first of the batches in a row, up to this one, that the same code wrote."""
     first = batch
     while (earlier := found.history.before(first.txn)) is not None and earlier.code.hash == batch.code.hash:

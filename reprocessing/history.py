@@ -179,9 +179,11 @@ class History:
         return known
 
 
-def path(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]) -> History:
+def lineage(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]) -> History:
     """The path from a ledger's days, newest day first; of a batch that was repeated, the newest line counts."""
-    kept = {number: (first - 1, last) for number, first, last in spans(generations)}  # a skip's border is before first
+    kept = {
+        number: (first - 1, last) for number, first, last in generation_spans(generations)
+    }  # a skip's border is before first
 
     def on_it() -> Iterator[Sequence[RawLine]]:
         for day in days:
@@ -209,7 +211,7 @@ def _from(line: LedgerLine) -> Batch:
     )
 
 
-def spans(generations: Sequence[Generation]) -> Iterator[tuple[int, int, int]]:
+def generation_spans(generations: Sequence[Generation]) -> Iterator[tuple[int, int, int]]:
     """(generation, first batch, last batch) along the path, oldest first; the current one has no last batch."""
     known = {g.number: g for g in generations}
     found: list[tuple[int, int, int]] = []
@@ -222,10 +224,11 @@ def spans(generations: Sequence[Generation]) -> Iterator[tuple[int, int, int]]:
     return iter(reversed(found))
 
 
-def on_path(generations: Sequence[Generation], txn: Txn) -> bool:
+def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
     """Whether a position is on the path; the end of one generation's span counts, where the next one goes on."""
     return any(
-        number == txn.generation and first - 1 <= txn.batch <= last for number, first, last in spans(generations)
+        number == txn.generation and first - 1 <= txn.batch <= last
+        for number, first, last in generation_spans(generations)
     )
 
 

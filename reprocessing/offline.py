@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from reprocessing.snapshot import Situation, look
+from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
 from streaming_jobs.errors import BrokerUnreachable
-from streaming_jobs.preflight.snapshot import TopicWorld
+from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Offsets, TopicInfo, Topics
 from streaming_jobs.state import stream_record
@@ -22,16 +22,16 @@ OF_THE_STREAM = ("batch", "table-version", "savepoint", "code")
 """Targets for which nobody has to be asked."""
 
 
-def look_for_plan(settings: Settings, stream: Stream, reach: Callable[[], Topics]) -> Situation:
+def look_for_plan(settings: Settings, stream: Stream, reach: Callable[[], Topics]) -> PlanningSnapshot:
     """The stream as planning finds it; where no broker can be reached, with what its files say of its topics."""
     try:
-        return look(settings, stream, reach())
+        return planning_snapshot(settings, stream, reach())
     except BrokerUnreachable as error:
         record = stream_record.load(settings, stream.name)
         if record is None:
             raise
         reason = error
-        found = look(settings, stream, RememberedTopics(record, reason))
+        found = planning_snapshot(settings, stream, RememberedTopics(record, reason))
     topics = tuple(_up_to(topic, found.history.position.get(topic.name, {})) for topic in found.around.topics)
     note = (
         f"no broker answered ({reason.found}): how many records there are, and whether the topics still have all of "
@@ -74,6 +74,6 @@ def only_the_broker(error: BrokerUnreachable, what: str) -> BrokerUnreachable:
     )
 
 
-def _up_to(topic: TopicWorld, position: Mapping[int, int]) -> TopicWorld:
+def _up_to(topic: TopicSnapshot, position: Mapping[int, int]) -> TopicSnapshot:
     earliest = {partition: topic.earliest.get(partition, 0) for partition in {*topic.earliest, *position}}
     return replace(topic, earliest=earliest, latest={p: position.get(p, first) for p, first in earliest.items()})

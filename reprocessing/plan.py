@@ -49,7 +49,7 @@ class SawTopic:
 
 
 @dataclass(frozen=True)
-class SawWorld:
+class PlannedAgainst:
     """What the plan rests on. `code` is the function as it is now, which the replay will run."""
 
     generation: int
@@ -102,7 +102,7 @@ class Plan:
     target: str
     wanted: Mapping[str, Mapping[int, int]]
     notes: tuple[str, ...]
-    saw: SawWorld
+    saw: PlannedAgainst
     base: Base
     stateful: bool
     rate: float | None
@@ -213,7 +213,7 @@ def names(settings: Settings) -> list[str]:
     return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
 
-def moved(plan: Plan, now: SawWorld) -> list[str]:
+def moved(plan: Plan, now: PlannedAgainst) -> list[str]:
     """What has changed since the plan was made so that it no longer holds, in words."""
     saw, found = plan.saw, []
     if now.generation != saw.generation:
@@ -251,7 +251,7 @@ def _fingerprint(value: dict[str, Any]) -> str:
 
 def _decoded(value: dict[str, Any]) -> Plan:
     saw, base, checks = value.pop("saw"), value.pop("base"), value.pop("checks")
-    world = SawWorld(
+    world = PlannedAgainst(
         generation=saw["generation"],
         batch=saw["batch"],
         code=(saw["code"][0], saw["code"][1]),

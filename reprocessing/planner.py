@@ -12,10 +12,10 @@ import time
 
 from reprocessing.conditions import UnknownColumn, broken
 from reprocessing.first_bad_row import refuse_same_code
-from reprocessing.history import Offsets, on_path, spans
+from reprocessing.history import Offsets, generation_spans, in_lineage
 from reprocessing.offline import OF_THE_STREAM, only_the_broker
 from reprocessing.plan import Base, Checks, Plan, next_id, save
-from reprocessing.snapshot import Situation, refuse_fenced
+from reprocessing.snapshot import PlanningSnapshot, refuse_fenced
 from reprocessing.targets import Resolved, Target, named_code, resolve
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, Txn
@@ -28,7 +28,7 @@ from streaming_jobs.state.savepoints import Savepoint
 
 
 def make_plan(
-    found: Situation,
+    found: PlanningSnapshot,
     target: Target,
     checks: Checks,
     *,
@@ -99,7 +99,7 @@ def _words(target: Target, resolved: Resolved) -> str:
     return f"batch {resolved.batch.batch if resolved.batch else -1}, before code {target.value}"
 
 
-def _unknown_yet(found: Situation, checks: Checks) -> list[str]:
+def _unknown_yet(found: PlanningSnapshot, checks: Checks) -> list[str]:
     """Ask each rule now, so that one that cannot be asked is told now; a column that new code may add is noted.
 
     Raises UsageError for any other rule that cannot be asked.
@@ -120,7 +120,7 @@ def _unknown_yet(found: Situation, checks: Checks) -> list[str]:
     return notes
 
 
-def _refuse_append_only(found: Situation) -> None:
+def _refuse_append_only(found: PlanningSnapshot) -> None:
     for declared, _ in all_tables(found.stream):
         sink = open_sink(found.settings, declared, found.stream.name)
         if sink is not None and sink.handle.metadata().configuration.get("delta.appendOnly") == "true":
@@ -131,7 +131,7 @@ def _refuse_append_only(found: Situation) -> None:
             )
 
 
-def _refuse_other_state(found: Situation, savepoint: str, undoes: str | None) -> None:
+def _refuse_other_state(found: PlanningSnapshot, savepoint: str, undoes: str | None) -> None:
     """Raise UsageError where the savepoint's state does not fit the code of today, as far as that is known.
 
     It is known for the code that the stream ran last. For any other code the replay finds out, before it publishes.
@@ -150,7 +150,7 @@ def _refuse_other_state(found: Situation, savepoint: str, undoes: str | None) ->
         raise UsageError(f"the state of savepoint {savepoint} was made by another aggregation: {words}", ways)
 
 
-def _refuse_other_topics(found: Situation) -> None:
+def _refuse_other_topics(found: PlanningSnapshot) -> None:
     for topic in found.around.topics:
         bound = found.record.topic(topic.name)
         if topic.topic_id is None or (bound is not None and bound.topic_id != topic.topic_id):
@@ -166,7 +166,7 @@ def _refuse_other_topics(found: Situation) -> None:
 
 
 def _start(
-    found: Situation, target: Target, resolved: Resolved, base: Savepoint | None, *, discard_state: bool
+    found: PlanningSnapshot, target: Target, resolved: Resolved, base: Savepoint | None, *, discard_state: bool
 ) -> tuple[Base, list[str], bool]:
     """What the replay starts from, what is to be said about that, and whether state is discarded."""
     if resolved.ahead:
@@ -180,11 +180,11 @@ def _start(
     return *_from_savepoint(base, base.txn), discard_state
 
 
-def _reminders(found: Situation, resolved: Resolved, start: Base) -> list[str]:
+def _reminders(found: PlanningSnapshot, resolved: Resolved, start: Base) -> list[str]:
     """What people have decided since, which the replay does not know of."""
     if resolved.ahead:
         return []
-    lives = {number for number, _, _ in spans(found.record.generations)}
+    lives = {number for number, _, _ in generation_spans(found.record.generations)}
     read_now = [
         {**void, "from": max(void["from"], begin)}
         for void in found.record.void_ranges
@@ -203,7 +203,7 @@ def _reminders(found: Situation, resolved: Resolved, start: Base) -> list[str]:
     ]
 
 
-def _rate(found: Situation, base: Base) -> float | None:
+def _rate(found: PlanningSnapshot, base: Base) -> float | None:
     """Records a second that a replay from there can be expected to make; None when the ledger does not say."""
     pace = found.history.pace()
     latest = {(t.name, p): end for t in found.around.topics for p, end in t.latest.items()}
@@ -212,7 +212,7 @@ def _rate(found: Situation, base: Base) -> float | None:
     return round(pace.rate(records, largest), 1) if pace is not None and records else None
 
 
-def _mean_size(found: Situation, base: Base) -> float | None:
+def _mean_size(found: PlanningSnapshot, base: Base) -> float | None:
     """Bytes of an average record at the replay's beginning, over the topics."""
     sizes = []
     for topic in found.around.topics:
@@ -223,11 +223,11 @@ def _mean_size(found: Situation, base: Base) -> float | None:
     return round(sum(sizes) / len(sizes), 1) if sizes else None
 
 
-def _base(found: Situation, resolved: Resolved, *, discard_state: bool) -> tuple[Base, list[str], bool]:
+def _base(found: PlanningSnapshot, resolved: Resolved, *, discard_state: bool) -> tuple[Base, list[str], bool]:
     name, record = found.stream.name, found.record
     wanted = resolved.batch
     if wanted is not None:
-        kept = [s for s in found.savepoints if on_path(record.generations, s.txn) and s.txn <= wanted]
+        kept = [s for s in found.savepoints if in_lineage(record.generations, s.txn) and s.txn <= wanted]
         kept = [s for s in kept if not _lost(s.ends, found)]
         if (not kept or kept[-1].txn < wanted) and (taken := _take(found, wanted)) is not None:
             kept += [taken] if not _lost(taken.ends, found) else []
@@ -254,10 +254,10 @@ def _base(found: Situation, resolved: Resolved, *, discard_state: bool) -> tuple
     )
 
 
-def _ways_back(found: Situation) -> str:
+def _ways_back(found: PlanningSnapshot) -> str:
     """The oldest moments that can still be gone back to, in words."""
     lives = found.record.generations
-    oldest = next((s.id for s in found.savepoints if on_path(lives, s.txn) and not _lost(s.ends, found)), None)
+    oldest = next((s.id for s in found.savepoints if in_lineage(lives, s.txn) and not _lost(s.ends, found)), None)
     here = stream_record.checkpoint(found.settings, found.stream.name, lives[-1].number)
     cuts = cuttable(here)
     batch = next(
@@ -281,7 +281,7 @@ def _from_savepoint(savepoint: Savepoint, wanted: Txn) -> tuple[Base, list[str]]
     return Base(savepoint.id, savepoint.generation, savepoint.batch, savepoint.ends), notes
 
 
-def _take(found: Situation, wanted: Txn) -> Savepoint | None:
+def _take(found: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
     """A savepoint of the target's own batch, if the logs still show that moment."""
     checkpoint = stream_record.checkpoint(found.settings, found.stream.name, wanted.generation)
     if wanted.generation != found.record.generation or wanted.batch not in cuttable(checkpoint):
@@ -293,7 +293,7 @@ def _take(found: Situation, wanted: Txn) -> Savepoint | None:
         return None
 
 
-def _lost(ends: Offsets, found: Situation) -> str:
+def _lost(ends: Offsets, found: PlanningSnapshot) -> str:
     """What a replay from these offsets would miss, in words; empty if nothing."""
     for topic in found.around.topics:
         for partition, first in topic.earliest.items():

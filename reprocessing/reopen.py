@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from reprocessing import staging
-from reprocessing.context import Work
+from reprocessing.context import RecoveryContext
 from reprocessing.history import Offsets
 from reprocessing.publish import Content, content_of, contents_of, fence, fenced_by, publish, sinks
 from streaming_jobs.errors import PreflightRefused
@@ -26,7 +26,7 @@ from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
 
 
-def abort(work: Work) -> Mapping[str, Any]:
+def abort(work: RecoveryContext) -> Mapping[str, Any]:
     """Bring the stream to where it goes on as it was; may be run again from its beginning after a kill."""
     number = work.plan.generation + 1
     fenced = fenced_by(work.settings, work.stream, work.plan.id)  # else the stream was free to run on
@@ -34,20 +34,20 @@ def abort(work: Work) -> Mapping[str, Any]:
         kept = work.kept()
         # Of all tables: a kill may have left some without it.
         fence(work.settings, work.stream, work.plan.id, work.plan.generation, passed=True)
-        go_on(work, kept, kept.ends, number=number, doing="abort")
+        reopen(work, kept, kept.ends, number=number, doing="abort")
     staging.clear(work.settings, work.plan)
     return {"generation": work.record.generation}
 
 
-def skip(work: Work) -> Mapping[str, Any]:
+def skip(work: RecoveryContext) -> Mapping[str, Any]:
     """Let the stream go on at the plan's offsets; may be run again from its beginning after a kill."""
     if work.record.generation != work.plan.generation:
         kept = work.kept()
-        go_on(work, kept, skipped_to(work), number=work.plan.generation, doing="skip")
+        reopen(work, kept, skipped_to(work), number=work.plan.generation, doing="skip")
     return {"generation": work.record.generation}
 
 
-def skipped_to(work: Work) -> Offsets:
+def skipped_to(work: RecoveryContext) -> Offsets:
     """Where the stream goes on: the plan's offsets, or where it is by now, if that is further."""
     at = position(work)
     return {
@@ -56,14 +56,14 @@ def skipped_to(work: Work) -> Offsets:
     }
 
 
-def position(work: Work) -> Offsets:
+def position(work: RecoveryContext) -> Offsets:
     """Where the stream had come when it was kept: a batch that only the tables know as done counts."""
     return {
         topic: {int(p): offset for p, offset in each.items()} for topic, each in work.found("keep")["position"].items()
     }
 
 
-def _as_they_are(work: Work, kept: Savepoint, doing: str) -> dict[str, Content]:
+def _as_they_are(work: RecoveryContext, kept: Savepoint, doing: str) -> dict[str, Content]:
     """What the tables hold after the savepoint's batch; where a person has accepted a change since, with that change.
 
     A batch that the tables have and the checkpoint does not know as done comes again after an abort, so its rows go; a
@@ -92,7 +92,7 @@ def _further(sink: DeltaSink, kept: Savepoint) -> bool:
     return newest_batch is not None and newest_batch.txn > kept.txn
 
 
-def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str) -> None:
+def reopen(work: RecoveryContext, kept: Savepoint, ends: Offsets, *, number: int, doing: str) -> None:
     """Open generation `number` on what the savepoint holds; the next batch begins at `ends`."""
     settings, record = work.settings, work.record
     target = stream_record.checkpoint(settings, work.stream.name, number).folder
@@ -123,7 +123,7 @@ def go_on(work: Work, kept: Savepoint, ends: Offsets, *, number: int, doing: str
     stream_record.save(settings, opened_record)
 
 
-def _void(work: Work, ends: Offsets, generation: int) -> Iterator[Mapping[str, Any]]:
+def _void(work: RecoveryContext, ends: Offsets, generation: int) -> Iterator[Mapping[str, Any]]:
     """The ranges that are never read, as the record keeps them: as long as their generation is on the path."""
     at = position(work)
     earliest = {topic.name: topic.earliest for topic in work.plan.saw.topics}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reprocessing.conditions import refuse_unaskable
-from reprocessing.context import Work
+from reprocessing.context import RecoveryContext
 from reprocessing.replay_end import at_the_border, border_of
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry, entries
@@ -17,7 +17,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 
 
-def replay(work: Work) -> Mapping[str, Any]:
+def replay(work: RecoveryContext) -> Mapping[str, Any]:
     """Run to the topic's end, and look whether that is as far as the stream had come.
 
     Raises PermanentError or TransientError as the session's own failure was.
@@ -62,7 +62,7 @@ def replay(work: Work) -> Mapping[str, Any]:
     }
 
 
-def _watch(session: Session, work: Work, over: threading.Event, refused: list[UsageError]) -> None:
+def _watch(session: Session, work: RecoveryContext, over: threading.Event, refused: list[UsageError]) -> None:
     """Tell how far the replay is, once a second; end it when a rule cannot be asked of the table that it writes."""
     asked = False
     ends = {(topic, p): (begin, end) for topic, p, begin, end in work.plan.ranges()}
@@ -89,7 +89,7 @@ def _watch(session: Session, work: Work, over: threading.Event, refused: list[Us
             work.talk.progress(done, max(total, done))
 
 
-def _replayed(work: Work, reached: Mapping[str, Mapping[int, int]]) -> int:
+def _replayed(work: RecoveryContext, reached: Mapping[str, Mapping[int, int]]) -> int:
     begins = {(topic, p): begin for topic, p, begin, _ in work.plan.ranges()}
     return sum(end - begins.get((t, p), 0) for t, each in reached.items() for p, end in each.items())
 

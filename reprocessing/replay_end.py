@@ -20,7 +20,7 @@ from pathlib import Path
 from deltalake import CommitProperties, DeltaTable
 
 from reprocessing import staging as workshop
-from reprocessing.context import Work
+from reprocessing.context import RecoveryContext
 from reprocessing.plan import staging
 from reprocessing.publish import content_of
 from streaming_jobs.errors import PreflightRefused
@@ -98,7 +98,7 @@ class Border:
         return True
 
 
-def border_of(work: Work) -> Border:
+def border_of(work: RecoveryContext) -> Border:
     """The border of a plan's replay: where the published tables end, and for windows where their last batch began."""
     kept, found = work.kept(), work.found("keep")
     ends = {topic: {int(p): offset for p, offset in each.items()} for topic, each in found["position"].items()}
@@ -118,13 +118,13 @@ def border_of(work: Work) -> Border:
     return Border(steps, empty, own.max_offsets_per_trigger, lambda: keep_tables(work))
 
 
-def kept_table(work: Work, name: str) -> Path | None:
+def kept_table(work: RecoveryContext, name: str) -> Path | None:
     """A staging table as it was at the border; None where the replay has none, or has read nothing past it."""
     path = staging(work.settings, work.plan.id) / _FOLDER / name
     return path if path.is_dir() else None
 
 
-def keep_tables(work: Work) -> None:
+def keep_tables(work: RecoveryContext) -> None:
     """Keep the staging tables as they are now; what was kept already stays."""
     place = staging(work.settings, work.plan.id) / _FOLDER
     if place.is_dir():
@@ -147,7 +147,7 @@ def keep_tables(work: Work) -> None:
     sync(place.parent)
 
 
-def at_the_border(work: Work, reached: TopicOffsets) -> int | None:
+def at_the_border(work: RecoveryContext, reached: TopicOffsets) -> int | None:
     """Records past the border that the replay has read, when the tables were kept there; None if it has no border."""
     border = _flat({t: {int(p): o for p, o in each.items()} for t, each in work.found("keep")["position"].items()})
     since = {place: offset - border.get(place, 0) for place, offset in _flat(reached).items()}

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from reprocessing.history import Batch, History, path
+from reprocessing.history import Batch, History, lineage
 from reprocessing.journal import next_step
-from reprocessing.plan import SawTable, SawTopic, SawWorld
+from reprocessing.plan import PlannedAgainst, SawTable, SawTopic
 from reprocessing.targets import View
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.preflight.snapshot import TopicWorld, World
-from streaming_jobs.preflight.take_snapshot import all_tables, gather, ledger_file
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
+from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import open_sink
@@ -26,27 +26,27 @@ from streaming_jobs.stream import Stream
 
 
 @dataclass(frozen=True)
-class Situation:
+class PlanningSnapshot:
     """A stream as planning finds it; `unreachable` where no broker answered (`offline.py`)."""
 
     settings: Settings
     stream: Stream
     topics: Topics
     record: StreamRecord
-    around: World
+    around: StreamSnapshot
     history: History
     savepoints: Sequence[Savepoint]
     notes: Sequence[str] = ()
     unreachable: BrokerUnreachable | None = None
 
     @cached_property
-    def world(self) -> SawWorld:
+    def world(self) -> PlannedAgainst:
         """What a plan keeps of it; raises UsageError where there is nothing to put right."""
         if self.history.last is None:
             raise UsageError(f"stream {self.stream.name} has not run a batch yet", "there is nothing to put right")
         last = self.history.last.txn
         code = code_version(self.stream, self.settings.flows)
-        return SawWorld(
+        return PlannedAgainst(
             generation=self.record.generation,
             batch=last.batch,
             code=(code.hash, code.package),
@@ -93,21 +93,23 @@ class Situation:
         return found
 
 
-def look(settings: Settings, stream: Stream, topics: Topics) -> Situation:
+def planning_snapshot(settings: Settings, stream: Stream, topics: Topics) -> PlanningSnapshot:
     """Gather everything; raises UsageError for a stream that has never run. Takes no lease and changes nothing."""
     record = stream_record.load(settings, stream.name)
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to put right")
-    around = gather(settings, stream, topics)
-    history = path(record.generations, ledger_file(settings, stream.name).days(stream.name))
+    around = take_snapshot(settings, stream, topics)
+    history = lineage(record.generations, ledger_file(settings, stream.name).days(stream.name))
     entry = next(t.entry for t in around.tables if t.role == "primary")
     ours = entry is not None and entry.kind in ("batch", "publish") and entry.generation == record.generation
     if entry is not None and ours and entry.batch >= 0 and history.find(entry.txn) is None:
         history.append(_batch(entry))
-    return Situation(settings, stream, topics, record, around, history, savepoints.savepoints(settings, stream.name))
+    return PlanningSnapshot(
+        settings, stream, topics, record, around, history, savepoints.savepoints(settings, stream.name)
+    )
 
 
-def refuse_fenced(found: Situation) -> None:
+def refuse_fenced(found: PlanningSnapshot) -> None:
     """Raise PreflightRefused when another recovery has fenced a table and is not over."""
     for table in found.around.tables:
         if table.entry is not None and (
@@ -120,7 +122,7 @@ def refuse_fenced(found: Situation) -> None:
             )
 
 
-def _saw(topic: TopicWorld) -> SawTopic:
+def _saw(topic: TopicSnapshot) -> SawTopic:
     return SawTopic(topic.name, topic.topic_id or "", dict(topic.earliest), dict(topic.latest))
 
 

@@ -31,14 +31,14 @@ from typing import Any, ClassVar, Protocol
 from reprocessing import staging as workshop
 from reprocessing.audit import compare
 from reprocessing.conditions import broken
-from reprocessing.context import Work
+from reprocessing.context import RecoveryContext
 from reprocessing.journal import NOT_CONFIRMED, next_step
 from reprocessing.plan import Plan, moved, staging
 from reprocessing.publish import content_of, fence, fenced_by, misfit, publish, refuse_foreign
 from reprocessing.reopen import skip
 from reprocessing.replay import last_entry, replay
 from reprocessing.replay_end import kept_table
-from reprocessing.snapshot import look
+from reprocessing.snapshot import planning_snapshot
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.files import sync
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
@@ -64,11 +64,11 @@ class Stage(Protocol):
     def explain(self, plan: Plan) -> str:
         """What it will do, as one line of the plan's text."""
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Do it, from the beginning whatever a kill has left; what it found goes into the journal."""
 
 
-class Keep:
+class TakeSavepoint:
     """A savepoint of the stream as it is."""
 
     name: ClassVar[str] = "keep"
@@ -77,10 +77,10 @@ class Keep:
         """What it will do."""
         return f"stop {plan.stream} and keep everything in a savepoint, so that abort and undo can bring it back"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Look again now that the stream stands still, and take the savepoint."""
         work.base()
-        found = look(work.settings, work.stream, work.topics)
+        found = planning_snapshot(work.settings, work.stream, work.topics)
         refuse_foreign(work.settings, work.stream, found.record)
         if words := moved(work.plan, found.world):
             raise PreflightRefused(
@@ -124,10 +124,10 @@ class Fence:
         """What it will do."""
         return f"fence {_tables(plan)} for generation {plan.generation}: only this plan starts the stream from here on"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """One commit without rows a table; until the first of them the stream may have run on, so it is kept again."""
         if not fenced_by(work.settings, work.stream, work.plan.id):
-            work.journal.write("keep", "done", Keep().run(work))
+            work.journal.write("keep", "done", TakeSavepoint().run(work))
         remembered_deletes.begin(work.settings, work.stream, generation=work.record.generation)
         fence(work.settings, work.stream, work.plan.id, work.plan.generation)
         return {}
@@ -146,7 +146,7 @@ class Prepare:
         empty = "; state starts empty" if plan.discards_state else ""
         return f"{state} start as of savepoint {plan.base.savepoint} (hard links, no copy){empty}"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Make them anew."""
         workshop.prepare(work.settings, work.plan, work.record, work.base())
         workshop.sync_all(work.settings, work.plan)
@@ -163,7 +163,7 @@ class Replay:
         seconds = "" if plan.seconds is None else f", about {plan.seconds:,.0f} s at the stream's own pace"
         return f"replay {counted(plan.records, 'record')} with code {plan.saw.code[0]} into staging tables{seconds}"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Run to the topic's end."""
         found = replay(work)
         workshop.sync_all(work.settings, work.plan)
@@ -181,7 +181,7 @@ class Audit:
         bound = "" if plan.checks.max_changed is None else f"; at most {plan.checks.max_changed:.1%} of the rows change"
         return f"compare staging with the published tables, as of where these end in the topics{rules}{bound}"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
         plan, staged = work.plan, staging(work.settings, work.plan.id)
         refuse_foreign(work.settings, work.stream, work.record)
@@ -223,7 +223,7 @@ class Publish:
         """What it will do."""
         return f"one commit a table makes the rebuilt rows the published ones: {_tables(plan)}"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Publish the staging tables' files."""
         staged = staging(work.settings, work.plan.id)
         contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(work.stream)}
@@ -254,7 +254,7 @@ class Confirm:
         records = sum(end - begin for _, _, begin, end in plan.skipped())
         return f"ask whether {'this one record' if records == 1 else f'these {records:,} records'} may be left out"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Ask; raises AuditRefused."""
         _ask(work)
         return {}
@@ -269,12 +269,12 @@ class Skip:
         """What it will do."""
         return f"go on in generation {plan.generation} with the first record after them"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Open the generation there."""
         return skip(work)
 
 
-class Switch:
+class SwitchGeneration:
     """The record, the checkpoint and the ledger of the new generation become the stream's."""
 
     name: ClassVar[str] = "switch"
@@ -283,7 +283,7 @@ class Switch:
         """What it will do."""
         return f"the stream goes on in generation {plan.generation}; generation {plan.saw.generation} stays on disk"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Move the checkpoint, adopt the ledger's lines, then write the record."""
         name, number = work.stream.name, work.plan.generation
         record = work.record
@@ -312,7 +312,7 @@ class Switch:
         return {"generation": number}
 
 
-class Finish:
+class CleanUp:
     """Staging goes."""
 
     name: ClassVar[str] = "finish"
@@ -322,14 +322,23 @@ class Finish:
         staging_goes = "" if plan.skips else "remove staging; "
         return f"{staging_goes}start the stream again: recourse streams run {plan.stream}, or Dagster does"
 
-    def run(self, work: Work) -> Found:
+    def run(self, work: RecoveryContext) -> Found:
         """Remove the workshop and the stop marker that the plan has set."""
         workshop.clear(work.settings, work.plan)
         return {}
 
 
-BACK: tuple[Stage, ...] = (Keep(), Fence(), Prepare(), Replay(), Audit(), Publish(), Switch(), Finish())
-FORWARD: tuple[Stage, ...] = (Keep(), Fence(), Confirm(), Skip(), Finish())
+BACK: tuple[Stage, ...] = (
+    TakeSavepoint(),
+    Fence(),
+    Prepare(),
+    Replay(),
+    Audit(),
+    Publish(),
+    SwitchGeneration(),
+    CleanUp(),
+)
+FORWARD: tuple[Stage, ...] = (TakeSavepoint(), Fence(), Confirm(), Skip(), CleanUp())
 
 
 def stages_of(plan: Plan) -> tuple[Stage, ...]:
@@ -337,12 +346,12 @@ def stages_of(plan: Plan) -> tuple[Stage, ...]:
     return FORWARD if plan.skips else BACK
 
 
-def _ask(work: Work) -> None:
+def _ask(work: RecoveryContext) -> None:
     if not work.talk.confirm(work):
         raise AuditRefused(NOT_CONFIRMED, next_step(work.plan.id, "waits for confirmation"))
 
 
-def _as_of(work: Work) -> str:
+def _as_of(work: RecoveryContext) -> str:
     """Which moment of the replay is compared with the published tables."""
     since = work.found("replay").get("since", 0)
     if since is None:

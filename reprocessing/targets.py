@@ -21,11 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from reprocessing.history import Batch, History, Offsets, on_path, spans, within
+from reprocessing.history import Batch, History, Offsets, generation_spans, in_lineage, within
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn
-from streaming_jobs.preflight.snapshot import TopicWorld
+from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import CodeSince, StreamRecord
 
@@ -79,7 +79,7 @@ class View:
 
     record: StreamRecord
     history: History
-    topics: Sequence[TopicWorld]
+    topics: Sequence[TopicSnapshot]
     savepoints: Sequence[Savepoint]
     for_time: Callable[[str, int], Mapping[int, int]]
     now: float
@@ -115,7 +115,7 @@ def at_or_before(wanted: Offsets, view: View) -> Resolved:
     found: Batch | Savepoint | None = view.history.last_within(wanted)
     notes = list(view.notes)
     if found is None:  # the ledger may not reach back that far
-        kept = [s for s in view.savepoints if on_path(view.record.generations, s.txn) and within(s.ends, wanted)]
+        kept = [s for s in view.savepoints if in_lineage(view.record.generations, s.txn) and within(s.ends, wanted)]
         found = kept[-1] if kept else None
     if found is not None and any(
         found.ends.get(topic, {}).get(p) != offset for topic, each in wanted.items() for p, offset in each.items()
@@ -311,10 +311,10 @@ def before(txn: Txn, view: View) -> tuple[Txn | None, Offsets]:
     if batch is not None:
         return batch.txn, batch.ends
     lives = view.record.generations
-    kept = [s for s in view.savepoints if on_path(lives, s.txn) and s.txn < txn]
+    kept = [s for s in view.savepoints if in_lineage(lives, s.txn) and s.txn < txn]
     if kept:
         return kept[-1].txn, kept[-1].ends
-    number, first, _ = next(spans(lives))
+    number, first, _ = next(generation_spans(lives))
     if txn > Txn(number, first):
         raise UsageError(f"what came before {txn} is no longer in the ledger", "choose a savepoint, or --to-batch -1")
     return None, view.starts

@@ -8,8 +8,8 @@ when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<str
 input under `--supervised` (the parent is gone), or because the trigger was available-now.
 
 Under `--supervised`, a stream whose recovery is over starts again in the running session if the session's code and
-settings are those on disk. Otherwise the session starts itself again (runtime/restart_in_place.py), because corrected code needs a new
-process; it does the same when the code of a stream that failed for good has changed. Whoever started the session sees
+settings are those on disk. Otherwise the session starts itself again (`runtime/restart_in_place.py`), because corrected
+code needs a new process; it does the same when the code of a stream that failed for good has changed. Whoever started the session sees
 the same process go on.
 
 Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
@@ -44,7 +44,7 @@ from streaming_jobs.runtime.code_watch import CodeWatch, as_line, versions
 from streaming_jobs.runtime.failures import classify
 from streaming_jobs.runtime.lag import EndOffsets
 from streaming_jobs.runtime.query_builder import Connection
-from streaming_jobs.runtime.stream_runner import LINGERING, RunningStream
+from streaming_jobs.runtime.stream_runner import LINGERING, StreamRunner
 from streaming_jobs.settings import CONFIG_FILE, Settings, load
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
@@ -97,7 +97,7 @@ class Session:
         self.trigger = trigger
         self.answers = dict(answers or {})
         self.stop_all = threading.Event()
-        self.running: list[RunningStream] = []
+        self.running: list[StreamRunner] = []
         self.spark: SparkSession | None = None
         self.jvm: subprocess.Popen[bytes] | None = None
         self.supervised = supervised
@@ -155,7 +155,7 @@ class Session:
         for stream, lease in zip(self.streams, leases, strict=True):
             status = first_status(self.settings, stream.name)
             self._write_status(status)
-            running = RunningStream(stream, self.settings, None, lease, self.trigger, status, replan=self.replan)
+            running = StreamRunner(stream, self.settings, None, lease, self.trigger, status, replan=self.replan)
             self.running.append(running)
         bootstrap = bootstrap_servers(self.settings)
         kafka = self.settings.kafka
@@ -173,7 +173,7 @@ class Session:
                 running.fail(classify(error))
             self._answer(running)
 
-    def _answer(self, running: RunningStream) -> None:
+    def _answer(self, running: StreamRunner) -> None:
         """End the stop that this start was made to end, if preflight lets the stream try; obey any other one."""
         name, request = running.stream.name, self.answers.get(running.stream.name)
         if running.ended:
@@ -236,7 +236,7 @@ class Session:
         if not any(running.lease is lease and running.in_batch for running in self.running):
             lease.release()
 
-    def _leave(self, running: RunningStream) -> None:
+    def _leave(self, running: StreamRunner) -> None:
         """One stream is over and others go on: once that is written it is free for a recovery, or another session."""
         if self._write_status(running.status):
             running.left = True
@@ -263,10 +263,10 @@ class Session:
                 log.info("a recovery is over: the session starts again with the code of now", stream=name)
                 self.superseded = True
 
-    def _left(self, name: str) -> RunningStream | None:
+    def _left(self, name: str) -> StreamRunner | None:
         return next((running for running in self.running if running.left and running.stream.name == name), None)
 
-    def _take_back(self, left: RunningStream) -> bool:
+    def _take_back(self, left: StreamRunner) -> bool:
         """Start a stream again that this session had left; False if somebody else came first."""
         assert self.spark is not None
         if not left.lease.lock_again():
@@ -274,7 +274,7 @@ class Session:
         if self.jvm is not None:
             left.lease.record_jvm(self.jvm.pid)
         log.info("a recovery is over: the stream starts again", stream=left.stream.name)
-        running = RunningStream(
+        running = StreamRunner(
             left.stream,
             self.settings,
             left.connection,

@@ -16,7 +16,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import counted
 
 if TYPE_CHECKING:
-    from reprocessing.context import Talk, Work
+    from reprocessing.context import RecoveryContext, RecoveryEvents
     from reprocessing.plan import Plan
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
@@ -269,7 +269,7 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
     found = load(call.settings, name)
     selected: Stream = call.topology.select([found.stream])[0]
     log_to_stderr()
-    work: Work = act(call.settings, selected, _topics(call), found, _talk(yes))
+    work: RecoveryContext = act(call.settings, selected, _topics(call), found, _talk(yes))
     outcome = journal_of(call.settings, name).outcome
     if output is Output.json:
         print_json({"plan": name, "outcome": outcome, "generation": work.record.generation})
@@ -277,11 +277,11 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
         say(f"plan {name} is {outcome}; stream {found.stream} is in generation {work.record.generation}")
 
 
-def _talk(yes: bool) -> Talk:
+def _talk(yes: bool) -> RecoveryEvents:
     from reprocessing.audit import paired
-    from reprocessing.context import Talk
+    from reprocessing.context import RecoveryEvents
 
-    def confirm(work: Work) -> bool:
+    def confirm(work: RecoveryContext) -> bool:
         for difference in work.differences:
             say(_words(difference))
             for since, *counts in difference.by_time:
@@ -304,7 +304,7 @@ def _talk(yes: bool) -> Talk:
         left = f", about {(total - done) / rate:,.0f} s left" if rate and done < total else ""
         say(f"  replay: {done:,} of {total:,} records{pace}{left}")
 
-    return Talk(tell=say, progress=progress, confirm=confirm)
+    return RecoveryEvents(tell=say, progress=progress, confirm=confirm)
 
 
 def _words(difference: Any) -> str:

@@ -9,7 +9,7 @@ import dagster as dg
 
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.reporting import table_key
-from orchestration.sessions.supervisor import Session
+from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.tags import WAITS_FOR_TAG
 
 ASSET_JOB = "__ASSET_JOB"
@@ -19,7 +19,7 @@ NEWEST = 12
 """Runs of a job that keepalive looks back on."""
 
 
-def session_runs(instance: dg.DagsterInstance, session: Session) -> list[RunSeen]:
+def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunSeen]:
     """The newest runs of a session, newest first, also those launched from an asset's page without a job."""
     records = list(instance.get_run_records(dg.RunsFilter(job_name=session.job.key), limit=NEWEST))
     # Beside the newest ones what has begun, however many duplicates were queued since.
@@ -43,7 +43,7 @@ def session_runs(instance: dg.DagsterInstance, session: Session) -> list[RunSeen
     return sorted(found, key=lambda run: run.created, reverse=True)
 
 
-def tell_queued(instance: dg.DagsterInstance, session: Session, runs: Sequence[RunSeen]) -> None:
+def tell_queued(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequence[RunSeen]) -> None:
     """Say once in the log of each queued run which run it waits for."""
     first = next((run for run in runs if run.status in IN_PROGRESS and run.status != "QUEUED"), None)
     if first is None:

@@ -62,7 +62,7 @@ def session_command(arguments: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Session:
+class SessionSpec:
     """What one job runs: its streams in one driver. `command` makes the driver's command line."""
 
     job: Job
@@ -95,7 +95,7 @@ class _Watch:
     """One run's look at its driver, its status files, its own run and its parents."""
 
     context: Context
-    session: Session
+    session: SessionSpec
     driver: Driver
     reporter: Reporter
     parent: int
@@ -153,7 +153,7 @@ class _Watch:
             raise _Gone("recourse up, which this run belonged to, is gone")
 
 
-def run_session(context: Context, session: Session, values: Mapping[str, object]) -> None:
+def run_session(context: Context, session: SessionSpec, values: Mapping[str, object]) -> None:
     """Run one session to its end; raises Failure for a driver that failed, and the interrupt for a stop."""
     job, settings = session.job, session.settings
     context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity()})
@@ -211,7 +211,7 @@ def _text(name: str, value: object) -> str:
     return str(value)
 
 
-def _stopped(context: Context, session: Session, interrupt: BaseException, ended: int | None) -> None:
+def _stopped(context: Context, session: SessionSpec, interrupt: BaseException, ended: int | None) -> None:
     """A stop on request ends the run in one line; any other interrupt goes on to Dagster."""
     run = context.instance.get_run_by_id(context.run.run_id)
     word = last_word(context.run.run_id)
@@ -225,7 +225,7 @@ def _stopped(context: Context, session: Session, interrupt: BaseException, ended
 
 def _fail(
     context: Context,
-    session: Session,
+    session: SessionSpec,
     code: int,
     statuses: Mapping[str, Status | None],
     arguments: Sequence[str],
@@ -251,19 +251,19 @@ def _fail(
     raise _failure(context, session, [*reasons, words], code)
 
 
-def _failure(context: Context, session: Session, said: Sequence[str], code: int | None) -> dg.Failure:
+def _failure(context: Context, session: SessionSpec, said: Sequence[str], code: int | None) -> dg.Failure:
     """The step's failure with all that is known; the run's is one line, the reason first."""
     if word := last_word(context.run.run_id):
         word.failed = one_line("; ".join(text.partition("\n  next: ")[0] for text in said))
     return dg.Failure("\n".join(said), _metadata(context, session, code), allow_retries=False)
 
 
-def _mark(context: Context, session: Session) -> str:
+def _mark(context: Context, session: SessionSpec) -> str:
     """The line that a run's part of the log begins with."""
     return f"--- run {context.run.run_id} of {session.job.key}"
 
 
-def _metadata(context: Context, session: Session, code: int | None) -> dict[str, dg.MetadataValue]:
+def _metadata(context: Context, session: SessionSpec, code: int | None) -> dict[str, dg.MetadataValue]:
     tail = session.log.tail_from(_mark(context, session), TAIL).replace("```", "'''")
     found: dict[str, dg.MetadataValue] = {
         "driver_log": dg.MetadataValue.path(str(session.log.path)),
@@ -284,7 +284,7 @@ def identity(pid: int | None = None) -> str:
     return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}:{mark(pid)}"
 
 
-def lives(worker: str) -> bool | None:
+def is_running(worker: str) -> bool | None:
     """Whether the process that `identity` described runs on this host; None if that cannot be told from here."""
     try:
         host, pid, started = worker.rsplit(":", 2)
@@ -297,7 +297,7 @@ def lives(worker: str) -> bool | None:
 
 def parent_lives(parent: str) -> bool:
     """Whether the `recourse up` above us runs; true when there is none."""
-    return not parent or lives(parent) is not False
+    return not parent or is_running(parent) is not False
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Before every start: do checkpoint, tables and topics tell the same story?
 
-`verdicts` is pure: it looks at a `World` (`snapshot.py`), which `take_snapshot.py` has made, and returns findings.
-A finding of severity `refuse` means that starting would lose, double or mix rows; the stream stays where it
+`check_start` is pure: it looks at a `StreamSnapshot` (`snapshot.py`) and returns findings. A finding of severity `refuse` means that starting would lose, double or mix rows; the stream stays where it
 is until a person has acted. The rules, in the order they are looked at:
 
 1. The generation in stream.json is the one the tables carry, and no table is behind a fence.
@@ -24,7 +23,7 @@ from typing import Literal
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import Txn
-from streaming_jobs.preflight.snapshot import TableWorld, TopicWorld, World, restore_checkpoint
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, TopicSnapshot, restore_checkpoint
 from streaming_jobs.spelling import counted
 
 
@@ -37,7 +36,7 @@ class Finding:
     next_step: str
 
 
-def verdicts(world: World) -> list[Finding]:
+def check_start(world: StreamSnapshot) -> list[Finding]:
     """All findings about a world; an empty list means the stream may start."""
     return [
         *_unrecorded(world),
@@ -59,7 +58,7 @@ def enforce(findings: list[Finding]) -> list[str]:
     return [f"{f.found}: {f.next_step}" for f in findings]
 
 
-def _unrecorded(world: World) -> Iterator[Finding]:
+def _unrecorded(world: StreamSnapshot) -> Iterator[Finding]:
     if world.record is not None:
         return
     if world.checkpoint.planned is not None:
@@ -78,7 +77,7 @@ def _unrecorded(world: World) -> Iterator[Finding]:
             )
 
 
-def _sinks(world: World) -> Iterator[Finding]:
+def _sinks(world: StreamSnapshot) -> Iterator[Finding]:
     for table in world.tables:
         if table.table_id is not None and table.owner != world.stream:
             whose = f"belongs to stream {table.owner}" if table.owner else "was not made by Recourse"
@@ -123,7 +122,7 @@ def _sinks(world: World) -> Iterator[Finding]:
             )
 
 
-def _generations(world: World) -> Iterator[Finding]:
+def _generations(world: StreamSnapshot) -> Iterator[Finding]:
     if world.record is None:
         return
     current = world.record.generation
@@ -152,7 +151,7 @@ def _generations(world: World) -> Iterator[Finding]:
             )
 
 
-def _positions(world: World) -> Iterator[Finding]:
+def _positions(world: StreamSnapshot) -> Iterator[Finding]:
     if world.record is None:
         return
     primary = next(t for t in world.tables if t.role == "primary")
@@ -191,7 +190,7 @@ def _positions(world: World) -> Iterator[Finding]:
         )
 
 
-def _batch(table: TableWorld, generation: int) -> int:
+def _batch(table: TableSnapshot, generation: int) -> int:
     return table.txn.batch if table.txn is not None and table.txn.generation == generation else -1
 
 
@@ -202,7 +201,7 @@ def _disagreement(table: str, at: int, done: int) -> str:
     return f"table {table} has {said}, the checkpoint has {checkpoint}: {older}"
 
 
-def _remedy(world: World, at: int, done: int) -> str:
+def _remedy(world: StreamSnapshot, at: int, done: int) -> str:
     if at < done:
         return (
             "put the table back to the version that it had (its log has it), or the checkpoint to a copy of that time"
@@ -210,11 +209,11 @@ def _remedy(world: World, at: int, done: int) -> str:
     return _restore(world)
 
 
-def _restore(world: World) -> str:
+def _restore(world: StreamSnapshot) -> str:
     return restore_checkpoint(world.stream, world.folders)
 
 
-def _foreign(world: World) -> Iterator[Finding]:
+def _foreign(world: StreamSnapshot) -> Iterator[Finding]:
     accepted = world.record.accepts if world.record else lambda _: frozenset[int]()
     for table in world.tables:
         if table.table_id is not None and table.owner != world.stream:
@@ -237,7 +236,7 @@ def _foreign(world: World) -> Iterator[Finding]:
             )
 
 
-def _topics(world: World) -> Iterator[Finding]:
+def _topics(world: StreamSnapshot) -> Iterator[Finding]:
     planned = world.checkpoint.planned
     starts = world.checkpoint.starts.get(planned, {}) if planned is not None else {}
     ends = world.checkpoint.ends.get(planned, {}) if planned is not None else {}
@@ -283,7 +282,7 @@ def _topics(world: World) -> Iterator[Finding]:
         yield from _retention(topic)
 
 
-def _skip_lost(world: World, position: Mapping[str, Mapping[int, int]]) -> str:
+def _skip_lost(world: StreamSnapshot, position: Mapping[str, Mapping[int, int]]) -> str:
     """The command that goes on with what the topics still have, and leaves the stream where it has lost nothing."""
     several = len(world.topics) > 1
     places = [
@@ -296,7 +295,7 @@ def _skip_lost(world: World, position: Mapping[str, Mapping[int, int]]) -> str:
     return f"recourse recover plan {world.stream} --to-offsets {','.join(places)}"
 
 
-def _other_topics(world: World) -> Iterator[Finding]:
+def _other_topics(world: StreamSnapshot) -> Iterator[Finding]:
     """Before the first batch the topics may still change: nothing was read from them."""
     if world.record is None or world.checkpoint.planned is None:
         return
@@ -315,7 +314,7 @@ def _other_topics(world: World) -> Iterator[Finding]:
         )
 
 
-def primary_has(world: World, batch: int) -> bool:
+def primary_has(world: StreamSnapshot, batch: int) -> bool:
     """Whether the primary table has the batch, so that its repetition reads nothing."""
     primary = next(t for t in world.tables if t.role == "primary")
     return world.record is not None and primary.txn == Txn(world.record.generation, batch)
@@ -333,7 +332,7 @@ def _lost(position: Mapping[int, int]) -> str:
 _SAFE_RETENTION = timedelta(days=3650)
 
 
-def _retention(topic: TopicWorld) -> Iterator[Finding]:
+def _retention(topic: TopicSnapshot) -> Iterator[Finding]:
     if 0 <= topic.retention_ms < _SAFE_RETENTION // timedelta(milliseconds=1):
         kept = format_duration(timedelta(milliseconds=topic.retention_ms))
         yield Finding(

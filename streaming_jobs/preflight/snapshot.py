@@ -1,4 +1,4 @@
-"""A stream's surroundings at one moment, as `take_snapshot.gather` finds them: checkpoint, tables and topics."""
+"""A stream's surroundings at one moment, as `take_snapshot` finds them: checkpoint, tables and topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Role = Literal["primary", "secondary", "deletes"]
 
 
 @dataclass(frozen=True)
-class TableWorld:
+class TableSnapshot:
     """One sink's table: `entry` is the stream's newest ledger entry, `foreign` later commits of others.
 
     The log of the table may no longer reach back to that entry; it was then taken from the ledger beside the state.
@@ -34,7 +34,7 @@ class TableWorld:
 
 
 @dataclass(frozen=True)
-class TopicWorld:
+class TopicSnapshot:
     """One source topic as the broker has it now; None values when it does not exist."""
 
     name: str
@@ -45,7 +45,7 @@ class TopicWorld:
 
 
 @dataclass(frozen=True)
-class CheckpointWorld:
+class CheckpointSnapshot:
     """The checkpoint: last planned and committed batch and where each ends and the planned one starts."""
 
     planned: int | None = None
@@ -55,14 +55,14 @@ class CheckpointWorld:
 
 
 @dataclass(frozen=True)
-class World:
+class StreamSnapshot:
     """Everything that `verdicts` looks at; `folders` are the stream's state folder and its tables."""
 
     stream: str
     record: StreamRecord | None
-    checkpoint: CheckpointWorld
-    tables: tuple[TableWorld, ...]
-    topics: tuple[TopicWorld, ...]
+    checkpoint: CheckpointSnapshot
+    tables: tuple[TableSnapshot, ...]
+    topics: tuple[TopicSnapshot, ...]
     folders: tuple[Path, ...] = ()
 
     @property

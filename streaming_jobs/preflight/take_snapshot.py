@@ -10,11 +10,11 @@ from deltalake.exceptions import DeltaError
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, newest, walk
 from streaming_jobs.preflight.snapshot import (
-    CheckpointWorld,
+    CheckpointSnapshot,
     Role,
-    TableWorld,
-    TopicWorld,
-    World,
+    StreamSnapshot,
+    TableSnapshot,
+    TopicSnapshot,
     restore_checkpoint,
     start_over,
 )
@@ -28,7 +28,7 @@ from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.stream import DeltaTable, Stream
 
 
-def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
+def take_snapshot(settings: Settings, stream: Stream, topics: Topics) -> StreamSnapshot:
     """The stream's world, as it is now.
 
     Raises PreflightRefused for a damaged checkpoint or table, BrokerUnreachable without a broker.
@@ -40,7 +40,7 @@ def gather(settings: Settings, stream: Stream, topics: Topics) -> World:
         at = _checkpoint(checkpoint)
     except CheckpointDamaged as error:
         raise CheckpointDamaged(error.found, restore_checkpoint(stream.name, folders(settings, stream))) from error
-    return World(
+    return StreamSnapshot(
         stream=stream.name,
         record=record,
         checkpoint=at,
@@ -74,10 +74,10 @@ def ledger_file(settings: Settings, stream: str) -> LedgerFile:
     return LedgerFile(stream_record.folder(settings, stream) / "ledger", settings.table.ledger_retention)
 
 
-def _checkpoint(checkpoint: Checkpoint) -> CheckpointWorld:
+def _checkpoint(checkpoint: Checkpoint) -> CheckpointSnapshot:
     planned, committed = checkpoint.last_planned, checkpoint.last_committed
     known = {batch for batch in (planned, committed) if batch is not None}
-    return CheckpointWorld(
+    return CheckpointSnapshot(
         planned=planned,
         committed=committed,
         ends={batch: checkpoint.end(batch) for batch in known},
@@ -85,7 +85,7 @@ def _checkpoint(checkpoint: Checkpoint) -> CheckpointWorld:
     )
 
 
-def _tables(settings: Settings, stream: Stream) -> Iterable[TableWorld]:
+def _tables(settings: Settings, stream: Stream) -> Iterable[TableSnapshot]:
     kept = ledger_file(settings, stream.name).newest(stream.name)
     for declared, role in all_tables(stream):
         try:
@@ -104,10 +104,10 @@ def _table(
     declared: DeltaTable,
     role: Role,
     kept: tuple[LedgerEntry, Mapping[str, int]] | None,
-) -> TableWorld:
+) -> TableSnapshot:
     sink = open_sink(settings, declared, stream)
     if sink is None:
-        return TableWorld(declared.name, role, None, None, None)
+        return TableSnapshot(declared.name, role, None, None, None)
     version = sink.handle.transaction_version(app_id(stream, declared.name))
     commit, foreign = newest(sink.path, stream)
     entry: LedgerEntry | None = commit.entry if commit else None
@@ -119,7 +119,7 @@ def _table(
         reaches = oldest <= since + 1
         if kept and role == "primary":
             entry = kept[0]
-    return TableWorld(
+    return TableSnapshot(
         name=declared.name,
         role=role,
         table_id=sink.table_id,
@@ -131,9 +131,9 @@ def _table(
     )
 
 
-def _topic(topics: Topics, name: str) -> TopicWorld:
+def _topic(topics: Topics, name: str) -> TopicSnapshot:
     info = topics.describe(name)
     if info is None:
-        return TopicWorld(name, None)
+        return TopicSnapshot(name, None)
     offsets = topics.offsets(name)
-    return TopicWorld(name, info.id, offsets.earliest, offsets.latest, info.retention_ms)
+    return TopicSnapshot(name, info.id, offsets.earliest, offsets.latest, info.retention_ms)

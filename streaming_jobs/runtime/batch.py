@@ -18,16 +18,16 @@ import structlog
 
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
-from streaming_jobs.runtime.batch_path import Attempts, Route, choose_path
+from streaming_jobs.runtime.batch_path import DriverPathAttempts, Route, choose_path
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.failures import larger_than_the_driver_takes
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.dead_letters import stage_dead_letters
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.writers import Staged, stage
+from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.checkpoint_sync import CheckpointSync
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -119,9 +119,9 @@ class BatchPipeline:
     code: CodeVersion
     settings: StreamSettings
     traits: PlanTraits
-    upkeep: Sequence[Upkeep]
+    upkeep: Sequence[TableMaintenance]
     ledger_file: LedgerFile
-    attempts: Attempts
+    attempts: DriverPathAttempts
     stop: threading.Event
     before_commit: Callable[[], None]
     report: Callable[[BatchReport], None]
@@ -280,7 +280,7 @@ class BatchPipeline:
         sink.sync()  # a driver that was killed may have left it in memory only
         return found
 
-    def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, Staged]:
+    def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
         """The rows of every table that has not got this batch yet. One sink's function is in the plan already."""
         if self.traits.stateful and path == "executor" and self.primary.declared.mode == "append":
             # Rows that no table can hold take a second pass, and the state may not be computed twice.
@@ -298,11 +298,11 @@ class BatchPipeline:
             held.callback(staged[sink.name].close)
         return staged
 
-    def _stage(self, sink: DeltaSink, frame: DataFrame, path: Route, batch: int) -> Staged:
+    def _stage(self, sink: DeltaSink, frame: DataFrame, path: Route, batch: int) -> PendingWrite:
         spark_commits = self.settings.committer == "spark" or not sink.direct
         large = sink.declared.mode == "upsert" and sink.megabytes > self.settings.direct_merge_max_mb
         with self._fits_the_driver(batch):
-            return stage(
+            return prepare_write(
                 sink,
                 frame,
                 driver=path == "driver" and not large,
@@ -331,7 +331,7 @@ class BatchPipeline:
             ) from error
 
     def _commit_secondary(
-        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, Staged], path: Route, held: ExitStack
+        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> LedgerEntry:
         """Commit every other table that has rows in this batch; the entry then names each one's transaction.
 
@@ -401,8 +401,8 @@ class BatchPipeline:
         return ({"late": late} if late else {}), newest_record
 
     def _stage_letters(
-        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, Staged], path: Route, held: ExitStack
-    ) -> Staged | None:
+        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
+    ) -> PendingWrite | None:
         """The batch's dead letters: records refused while decoding, and output rows without their key."""
         ranges = {r.topic: r for r in entry.offsets}
         refused = [
@@ -425,7 +425,7 @@ class BatchPipeline:
         held.callback(letters.close)
         return letters
 
-    def _learn(self, staged: Staged, records: int) -> None:
+    def _learn(self, staged: PendingWrite, records: int) -> None:
         table = getattr(staged, "table", None)
         if table is not None and records >= 1000 and not self.traits.stateful:
             self._bytes_per_record = max(table.nbytes / records, 1.0)

@@ -14,7 +14,7 @@ Route = Literal["driver", "executor"]
 
 
 @dataclass
-class Attempts:
+class DriverPathAttempts:
     """Remembers on disk which batch is going through the driver, so that its repetition takes the executors."""
 
     file: Path

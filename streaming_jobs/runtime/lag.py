@@ -26,7 +26,7 @@ import structlog
 
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, RecourseError
 from streaming_jobs.platform.broker import bootstrap_servers
-from streaming_jobs.preflight.snapshot import World
+from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
@@ -162,7 +162,7 @@ class EndOffsets:
             self._stop.wait(self._every)
 
 
-def position_in(world: World) -> TopicOffsets | None:
+def position_in(world: StreamSnapshot) -> TopicOffsets | None:
     """Where the stream goes on, from what preflight has gathered; None if only its start will tell."""
     checkpoint = world.checkpoint
     if checkpoint.committed is not None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.preflight.rules import primary_has
-from streaming_jobs.preflight.snapshot import World
+from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline, BatchReport, Replan
-from streaming_jobs.runtime.batch_path import Attempts
+from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.failures import function_raised
 from streaming_jobs.runtime.pace import Pace
@@ -28,13 +28,13 @@ from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.delta import remembered_deletes
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import POSITION_FIELD, TOPICS
 from streaming_jobs.sources.kafka import KafkaSource, Observed
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import savepoints, stream_record
-from streaming_jobs.state.savepoints import Keeper
+from streaming_jobs.state.savepoints import PeriodicSavepoints
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns, checked_order
 
@@ -54,7 +54,7 @@ class Connection:
     quick: Topics
 
 
-class BoundQuery:
+class QueryHandle:
     """The running query, once there is one: the pipeline's first batch can come before `start` returns."""
 
     def __init__(self) -> None:
@@ -96,13 +96,13 @@ class BoundQuery:
 
 
 @dataclass(frozen=True)
-class Assembled:
+class BuiltQuery:
     """A stream ready to start; `start` starts the query and binds it to the pipeline."""
 
     record: StreamRecord
     pipeline: BatchPipeline
     writer: DataStreamWriter
-    handle: BoundQuery
+    handle: QueryHandle
 
     def start(self) -> StreamingQuery:
         """Start the query."""
@@ -112,7 +112,7 @@ class Assembled:
 
 
 @dataclass(frozen=True)
-class Assembly:
+class QueryBuilder:
     """What is needed to assemble one stream; `before_commit` and `report` are the pipeline's."""
 
     stream: Stream
@@ -138,7 +138,7 @@ class Assembly:
         """Offsets of each source in one batch; never none, which Spark would take for no limit or for no progress."""
         return max(1, self.own.max_offsets_per_trigger // len(self.stream.sources))
 
-    def assemble(self, spark: SparkSession, world: World) -> Assembled:
+    def assemble(self, spark: SparkSession, world: StreamSnapshot) -> BuiltQuery:
         """Bring everything together; writes stream.json and makes or widens the tables."""
         name = self.stream.name
         record = world.record or stream_record.first(name)
@@ -157,7 +157,7 @@ class Assembly:
             stream_record.save(self.settings, record)
         by_table = {self.stream.sinks[sink].name: frame for sink, frame in outputs.items()}
         output_plans.note(stream_record.folder(self.settings, name), record.code[-1].hash, by_table, frames.values())
-        handle = BoundQuery()
+        handle = QueryHandle()
         pipeline = self._pipeline(record, sources, tables, plan_traits, handle)
         frame = next(iter(outputs.values())) if len(outputs) == 1 else next(iter(frames.values()))
         updates = plan_traits.stateful and self.stream.primary.mode == "upsert"
@@ -167,7 +167,7 @@ class Assembly:
             .option("checkpointLocation", str(pipeline.checkpoint.folder))
             .foreachBatch(pipeline)
         )
-        return Assembled(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
+        return BuiltQuery(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
 
     def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
         """What the stream's function makes; raises UsageError for what is no frame, FunctionRaised for an exception."""
@@ -201,7 +201,7 @@ class Assembly:
             for parameter, topic in self.stream.sources.items()
         ]
 
-    def _starts(self, record: StreamRecord, world: World) -> dict[str, dict[int, int]]:
+    def _starts(self, record: StreamRecord, world: StreamSnapshot) -> dict[str, dict[int, int]]:
         """Where each topic begins: what the record says once a batch was planned, else resolved to offsets now."""
         bound = {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
         if world.checkpoint.planned is not None:
@@ -234,7 +234,7 @@ class Assembly:
     def _bound(
         self,
         record: StreamRecord,
-        world: World,
+        world: StreamSnapshot,
         starts: Mapping[str, Mapping[int, int]],
         outputs: Mapping[str, DataFrame],
     ) -> StreamRecord:
@@ -300,7 +300,7 @@ class Assembly:
         sources: list[KafkaSource],
         tables: Mapping[str, DeltaSink],
         plan_traits: PlanTraits,
-        handle: BoundQuery,
+        handle: QueryHandle,
     ) -> BatchPipeline:
         name = self.stream.name
         primary, *secondary = (tables[sink.name] for sink in self.stream.sinks.values())
@@ -319,22 +319,22 @@ class Assembly:
             settings=self.own,
             traits=plan_traits,
             upkeep=[
-                Upkeep(sink, self.settings.table, record.generation, forgets=remember.get(sink.name))
+                TableMaintenance(sink, self.settings.table, record.generation, forgets=remember.get(sink.name))
                 for sink in tables.values()
             ],
             ledger_file=ledger_file(self.settings, name),
-            attempts=Attempts(stream_record.folder(self.settings, name) / "attempt"),
+            attempts=DriverPathAttempts(stream_record.folder(self.settings, name) / "attempt"),
             stop=self.stop,
             before_commit=lambda: self.before_commit(record),
             report=self.report,
-            between=Keeper(self.settings, record).after,
+            between=PeriodicSavepoints(self.settings, record).after,
             replan=self.replan,
             query=handle,
             pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
         )
 
 
-def next_batch(world: World) -> int:
+def next_batch(world: StreamSnapshot) -> int:
     """The first batch whose rows this start writes: the planned one if it is not done, else the one after it.
 
     A planned batch that the primary table has already keeps the rows of the code that wrote them.

@@ -12,15 +12,15 @@ import structlog
 
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
-from streaming_jobs.preflight.rules import enforce, verdicts
-from streaming_jobs.preflight.snapshot import World, start_over
-from streaming_jobs.preflight.take_snapshot import folders, gather
+from streaming_jobs.preflight.rules import check_start, enforce
+from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
+from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.batch import BatchPipeline, BatchReport, Replan
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.failures import classify, named, told
 from streaming_jobs.runtime.lag import EndOffsets, LagClock, position_in
-from streaming_jobs.runtime.query_builder import Assembly, Connection
+from streaming_jobs.runtime.query_builder import Connection, QueryBuilder
 from streaming_jobs.runtime.retries import Retries
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.spelling import counted
@@ -44,7 +44,7 @@ LINGERING = 300.0
 
 
 @dataclass
-class RunningStream:
+class StreamRunner:
     """A stream of this session. All methods are called from the session's main thread.
 
     Once it is `left`, its lease is free: its files are no longer this session's.
@@ -100,11 +100,11 @@ class RunningStream:
         assert self.connection is not None
         return self.connection
 
-    def preflight(self) -> World:
+    def preflight(self) -> StreamSnapshot:
         """Look at checkpoint, tables and topics; raises PreflightRefused or OffsetsLost."""
         mend(self.settings, self.stream)
-        world = gather(self.settings, self.stream, self.reach.topics)
-        self.status.warnings = enforce(verdicts(world))
+        world = take_snapshot(self.settings, self.stream, self.reach.topics)
+        self.status.warnings = enforce(check_start(world))
         for warning in self.status.warnings:
             log.warning(warning, stream=self.stream.name)
         self._position = position_in(world)
@@ -236,7 +236,7 @@ class RunningStream:
 
     def _start(self, spark: SparkSession) -> None:
         world = self.preflight()
-        assembly = Assembly(
+        assembly = QueryBuilder(
             stream=self.stream,
             settings=self.settings,
             connection=self.reach,

@@ -28,7 +28,7 @@ from streaming_jobs.ledger import OffsetRange
 from streaming_jobs.sinks.delta.refused_rows import DETAILS, REASON_COLUMN, with_bytes
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.time_range import without_outside
-from streaming_jobs.sinks.delta.writers import ArrowAppend, Staged, stage
+from streaming_jobs.sinks.delta.writers import ArrowAppend, PendingWrite, prepare_write
 from streaming_jobs.sources.kafka import AHEAD
 from streaming_jobs.stream import DeltaTable
 
@@ -77,7 +77,7 @@ def stage_dead_letters(
     *,
     driver: bool,
     batch: tuple[int, int],
-) -> Staged:
+) -> PendingWrite:
     """Read the refused records of a batch again and stage them with their reasons.
 
     `refused` is (source, the batch's range, how many were counted). Large numbers stay on the executors, and all do
@@ -89,7 +89,7 @@ def stage_dead_letters(
         whole = frames[0]
         for frame in frames[1:]:
             whole = whole.unionByName(frame)
-        return stage(sink, whole, driver=False, spark_commits=not sink.direct, batch=batch)
+        return prepare_write(sink, whole, driver=False, spark_commits=not sink.direct, batch=batch)
     schema = _arrow_schema()
     tables = []
     for source, offsets, _ in refused:

@@ -17,7 +17,7 @@ from streaming_jobs.errors import PreflightRefused
 
 
 class CheckpointDamaged(PreflightRefused):
-    """A file of the stream's state cannot be read; `take_snapshot.gather` adds the folders of the stream to the next step."""
+    """A file of the stream's state cannot be read; `take_snapshot` adds the stream's folders to the next step."""
 
     def __init__(
         self, found: str, next_step: str = "put the checkpoint folder back from the newest copy, taken with the tables"

@@ -215,7 +215,7 @@ def _places(settings: Settings, savepoint: Savepoint) -> list[Path]:
     return [folder(settings, savepoint.stream) / savepoint.id, *tables]
 
 
-class Keeper:
+class PeriodicSavepoints:
     """Takes a stream's savepoints while it runs: called between two batches, it looks at the clock."""
 
     def __init__(self, settings: Settings, record: StreamRecord) -> None:

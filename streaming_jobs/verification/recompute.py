@@ -32,7 +32,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import table_rows
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
-from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, stage
+from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, prepare_write
 from streaming_jobs.sources.connection import spark_options
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.spelling import counted
@@ -197,7 +197,7 @@ def _table(
 def _computed(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> pa.Table | None:
     """The rows that the function makes; None where they are larger than the driver takes."""
     try:
-        staged = stage(sink, frame, driver=True, spark_commits=False, batch=(0, 0), topics=topics)
+        staged = prepare_write(sink, frame, driver=True, spark_commits=False, batch=(0, 0), topics=topics)
     except Exception as error:
         if not larger_than_the_driver_takes(error):
             raise

@@ -20,7 +20,7 @@ from deltalake import DeltaTable, write_deltalake
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
 from reprocessing.plan import Checks, load
 from reprocessing.planner import make_plan
-from reprocessing.snapshot import look
+from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
 from streaming_jobs.examples.stock import movements
 from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
@@ -275,7 +275,7 @@ def test_every_target_becomes_offsets_and_a_border(story: Story, tmp_path: Path)
         ("savepoint", kept, 0),
         ("code", record.code[1].hash, 0),
     ):
-        found = look(story.settings, stream, Topics.of(story.settings.kafka, story.bootstrap))
+        found = planning_snapshot(story.settings, stream, Topics.of(story.settings.kafka, story.bootstrap))
         made = make_plan(found, Target(kind, value), Checks())  # type: ignore[arg-type]
         assert not made.skips and made.record_bytes and made.record_bytes > 20
         assert (made.base.savepoint, made.base.batch) == ((None, -1) if batch is None else (kept, batch)), kind

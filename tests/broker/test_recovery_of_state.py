@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import DeltaTable as Declared
@@ -166,7 +166,7 @@ def test_a_partitioned_table_is_rebuilt_over_a_compaction_with_a_new_column(home
     sink = open_sink(home.settings, Declared("places", partition_by=["place"]), "places")
     assert sink is not None
     files = len(sink.handle.file_uris())
-    Upkeep(sink, home.settings.table, 1).compact()
+    TableMaintenance(sink, home.settings.table, 1).compact()
     assert len(sink.handle.file_uris()) < files, "compacted between the savepoint and now"
     home.deploy(line, 'select("place", "id", "at", F.lit("fixed").alias("made_by"))\n')
     plan = home.plan("places", "--before-first-broken", "id >= 0")

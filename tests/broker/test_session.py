@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.runtime.stream_runner import RunningStream
+from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
@@ -209,7 +209,7 @@ def test_a_commit_that_runs_past_the_stop_deadline_keeps_the_lease_until_it_is_o
     produce(made.bootstrap, topic, map(thing, range(50)))
     committing, go_on, after = threading.Event(), threading.Event(), []
 
-    def slow(running: RunningStream, record: StreamRecord) -> None:
+    def slow(running: StreamRunner, record: StreamRecord) -> None:
         committing.set()
         assert go_on.wait(120)
         after.append(running.query is None or running.query.isActive)
@@ -219,7 +219,7 @@ def test_a_commit_that_runs_past_the_stop_deadline_keeps_the_lease_until_it_is_o
         for running in session.running:
             running.start(spark)
 
-    monkeypatch.setattr(RunningStream, "_check_topics", slow)
+    monkeypatch.setattr(StreamRunner, "_check_topics", slow)
     monkeypatch.setattr(Session, "_start_spark", start)
     monkeypatch.setattr(Session, "_end_spark", lambda _: None)
     spark.conf.set("spark.sql.streaming.stopTimeout", "500ms")

@@ -21,7 +21,7 @@ from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.fingerprint import fingerprint
 from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.runs import NEWEST, session_runs
-from orchestration.sessions.supervisor import Session
+from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
@@ -29,8 +29,8 @@ from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.topology import Topology
-from tests.support import ROOT
 from tests.dagster.fakes.command import fake_command
+from tests.support import ROOT
 
 REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("streams"), "__repository__")
 DEAD_WORKER = "nowhere:1:1.00"
@@ -292,7 +292,7 @@ def test_cancelling_queued_duplicates_does_not_switch_keepalive_off(ticks: Ticks
     assert f"run {session[:8]} ended; the next try is in" in str(ticks.tick("keepalive_shop"))
 
 
-def own_session(settings: Settings) -> Session:
+def own_session(settings: Settings) -> SessionSpec:
     (session,) = sessions(job_yaml.load(job_yaml.find(settings)), Topology.load(settings.flows), settings)
     return session
 

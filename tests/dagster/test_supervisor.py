@@ -29,9 +29,9 @@ from streaming_jobs.state.lease import acquire, holder
 from streaming_jobs.state.status import Status, read_status, write_status
 from streaming_jobs.topology import Topology
 from tests.dagster.conftest import starts, wait_for
-from tests.support import ROOT
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.fakes.execute import execute
+from tests.support import ROOT
 
 
 @pytest.fixture
@@ -351,7 +351,7 @@ def test_kill_9_of_the_run_worker_leaves_no_driver(shop: Settings, stored: dg.Da
     assert status is not None
     assert status.state == "stopped"
     run = stored.get_runs(limit=1)[0]
-    assert supervisor.lives(run.tags[WORKER_TAG]) is False
+    assert supervisor.is_running(run.tags[WORKER_TAG]) is False
 
 
 def test_a_worker_whose_code_server_is_killed_stops_its_driver_and_fails(

@@ -27,9 +27,9 @@ from pyspark.sql.types import (
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.delta import refused_rows
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
-from streaming_jobs.sinks.delta.writers import Staged, stage
+from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support import values
@@ -69,8 +69,8 @@ def sink_of(settings: Settings, keys: tuple[str, ...] = (), name: str = "odd") -
 
 def write(
     sink: DeltaSink, frame: DataFrame, path: Mapping[str, bool], batch: int = 0, topics: Sequence[str] = ()
-) -> Staged:
-    staged = stage(sink, frame, **path, batch=(1, batch), topics=topics)
+) -> PendingWrite:
+    staged = prepare_write(sink, frame, **path, batch=(1, batch), topics=topics)
     try:
         assert staged.commit(entry(batch)) is not None
     finally:
@@ -79,7 +79,7 @@ def write(
     return staged
 
 
-def letters(staged: Staged) -> list[tuple[str, Any]]:
+def letters(staged: PendingWrite) -> list[tuple[str, Any]]:
     assert staged.null_keys is not None
     said = dead_letters._from_rows(staged.null_keys).to_pylist()
     return sorted((one["reason"], json.loads(one["value"])["id"]) for one in said)
@@ -148,7 +148,7 @@ def test_what_a_table_cannot_hold_is_refused_on_every_path(
             for one in dead_letters._from_rows(staged.null_keys).to_pylist()
         } == {("t", 3, number) for _, number in UNHELD}
         assert staged.rows == 2
-    Upkeep(sink, settings().table, 1).compact()
+    TableMaintenance(sink, settings().table, 1).compact()
     found = DeltaTable(sink.path).to_pyarrow_table()
     assert sorted(found["id"].to_pylist()) == ([1, 6] if keys else [1, 1, 6, 6])
     assert spark.read.format("delta").load(str(sink.path)).where("k = 'a'").count() == (1 if keys else 2)

@@ -20,15 +20,15 @@ from pyspark.sql import SparkSession
 
 from streaming_jobs.ledger import LedgerEntry, entries
 from streaming_jobs.runtime.query_builder import Connection
-from streaming_jobs.runtime.stream_runner import RunningStream
+from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
-from tests.support import ROOT
 from tests.conftest import QUICK_START
+from tests.support import ROOT
 
 log = structlog.get_logger()
 
@@ -112,10 +112,10 @@ class Bench:
         quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
         self.connection = Connection(spark_options(kafka, self.bootstrap), self.topics, quick)
 
-    def start(self, stream: Stream, trigger: str = "available-now") -> RunningStream:
+    def start(self, stream: Stream, trigger: str = "available-now") -> StreamRunner:
         """Start a stream; the caller ends it with `finish`."""
         lease = acquire(self.settings, stream.name, purpose="test", wait=5)
-        running = RunningStream(stream, self.settings, self.connection, lease, trigger, Status(stream.name))
+        running = StreamRunner(stream, self.settings, self.connection, lease, trigger, Status(stream.name))
         try:
             running.preflight()
             running.start(self.spark)
@@ -124,7 +124,7 @@ class Bench:
             raise
         return running
 
-    def finish(self, running: RunningStream, seconds: float = 240) -> RunningStream:
+    def finish(self, running: StreamRunner, seconds: float = 240) -> StreamRunner:
         """Wait for the stream's end and let go of its lease."""
         try:
             deadline = time.monotonic() + seconds
@@ -139,7 +139,7 @@ class Bench:
             running.lease.release()
         return running
 
-    def run(self, stream: Stream) -> RunningStream:
+    def run(self, stream: Stream) -> StreamRunner:
         """Run a stream over all that is there."""
         return self.finish(self.start(stream))
 

@@ -33,7 +33,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import remembered_deletes
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, POSITION_FIELD
-from streaming_jobs.sinks.delta.writers import Staged, merged, stage
+from streaming_jobs.sinks.delta.writers import PendingWrite, merged, prepare_write
 from streaming_jobs.stream import POSITION_COLUMN
 from streaming_jobs.stream import DeltaTable as Declared
 
@@ -156,7 +156,7 @@ class Tables:
         self.batch += 1
         at = (1, self.batch)
         self.kept.refresh()
-        staged = stage(
+        staged = prepare_write(
             self.sink, frame, driver=driver, spark_commits=not driver, batch=at, topics=["t"], kept=self.kept
         )
         try:
@@ -180,7 +180,7 @@ class Tables:
         for last in (False, True) if crash else (True,):
             self.commit(merged(self.sink, rows, self.kept, by_position=by_position), primary=last)
 
-    def commit(self, staged: Staged, *, primary: bool = True) -> None:
+    def commit(self, staged: PendingWrite, *, primary: bool = True) -> None:
         """Commit what a batch staged."""
         assert staged.deletes is not None
         self.kept.refresh()

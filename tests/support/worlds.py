@@ -1,4 +1,4 @@
-"""Streams for the tests of what decides: as a `World` in memory, and on disk as a driver would have left them.
+"""Streams for the tests of what decides: as a `StreamSnapshot` in memory, and on disk as a driver would have left them.
 
 Both tell the same story of the stream `parity`: batch n reads ten offsets of partition 0 and five of partition 1,
 and writes its two tables; one record of batch 0 is a dead letter.
@@ -17,9 +17,9 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
-from streaming_jobs.preflight.rules import Finding, verdicts
-from streaming_jobs.preflight.snapshot import CheckpointWorld, TableWorld, TopicWorld, World
-from streaming_jobs.preflight.take_snapshot import all_tables, gather, ledger_file
+from streaming_jobs.preflight.rules import Finding, check_start
+from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
+from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.dead_letters import SCHEMA as LETTERS
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
@@ -99,50 +99,50 @@ def _others() -> list[tuple[str, str]]:
     return [(SECONDARY, "secondary"), (DEAD_LETTERS, "secondary")]
 
 
-def fresh() -> World:
+def fresh() -> StreamSnapshot:
     """Before the first start: a topic with records, and nothing else."""
-    tables = tuple(TableWorld(n, r, None, None, None) for n, r in ((PRIMARY, "primary"), *_others()))  # type: ignore[arg-type]
-    return World(STREAM, None, CheckpointWorld(), tables, (topic_world(),))
+    tables = tuple(TableSnapshot(n, r, None, None, None) for n, r in ((PRIMARY, "primary"), *_others()))  # type: ignore[arg-type]
+    return StreamSnapshot(STREAM, None, CheckpointSnapshot(), tables, (topic_world(),))
 
 
-def opened() -> World:
+def opened() -> StreamSnapshot:
     """Started and stopped before the first batch: tables are made and hold nothing."""
     tables = tuple(_table(name, role, -1, None) for name, role in ((PRIMARY, "primary"), *_others()))
-    return World(STREAM, record(), CheckpointWorld(), tables, (topic_world(),))
+    return StreamSnapshot(STREAM, record(), CheckpointSnapshot(), tables, (topic_world(),))
 
 
-def settled(batch: int) -> World:
+def settled(batch: int) -> StreamSnapshot:
     """After a batch that all tables and Spark have."""
     tables = (
         _table(PRIMARY, "primary", batch, entry(batch)),
         _table(SECONDARY, "secondary", batch, entry(batch, SECONDARY)),
         _table(DEAD_LETTERS, "secondary", 0, entry(0, DEAD_LETTERS)),
     )
-    return World(STREAM, record(), checkpoint_world(batch, batch), tables, (topic_world(),))
+    return StreamSnapshot(STREAM, record(), checkpoint_world(batch, batch), tables, (topic_world(),))
 
 
-def checkpoint_world(planned: int, committed: int | None) -> CheckpointWorld:
+def checkpoint_world(planned: int, committed: int | None) -> CheckpointSnapshot:
     """Spark has planned a batch and has committed one."""
     known = {planned} | ({committed} if committed is not None else set())
-    return CheckpointWorld(planned, committed, {b: ends(b) for b in known}, {planned: ends(planned - 1)})
+    return CheckpointSnapshot(planned, committed, {b: ends(b) for b in known}, {planned: ends(planned - 1)})
 
 
-def topic_world(**changes: Any) -> TopicWorld:
+def topic_world(**changes: Any) -> TopicSnapshot:
     """The topic with all its records."""
-    made = TopicWorld(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: RECORDS, 1: RECORDS})
+    made = TopicSnapshot(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: RECORDS, 1: RECORDS})
     return replace(made, **changes)
 
 
-def _table(name: str, role: Any, batch: int, newest: LedgerEntry | None) -> TableWorld:
-    return TableWorld(name, role, f"id of {name}", STREAM, Txn(1, batch), newest)
+def _table(name: str, role: Any, batch: int, newest: LedgerEntry | None) -> TableSnapshot:
+    return TableSnapshot(name, role, f"id of {name}", STREAM, Txn(1, batch), newest)
 
 
-def with_table(world: World, name: str, **changes: Any) -> World:
+def with_table(world: StreamSnapshot, name: str, **changes: Any) -> StreamSnapshot:
     """The world with one table changed."""
     return replace(world, tables=tuple(replace(t, **changes) if t.name == name else t for t in world.tables))
 
 
-def with_topic(world: World, **changes: Any) -> World:
+def with_topic(world: StreamSnapshot, **changes: Any) -> StreamSnapshot:
     """The world with its topic changed."""
     return replace(world, topics=tuple(replace(t, **changes) for t in world.topics))
 
@@ -238,13 +238,13 @@ class Disk:
             self.finish(batch)
         return self
 
-    def world(self) -> World:
+    def world(self) -> StreamSnapshot:
         """What preflight sees."""
-        return gather(self.settings, self.stream, self.topics)  # type: ignore[arg-type]
+        return take_snapshot(self.settings, self.stream, self.topics)  # type: ignore[arg-type]
 
     def findings(self) -> list[Finding]:
         """What preflight says."""
-        return verdicts(self.world())
+        return check_start(self.world())
 
 
 def append(sink: DeltaSink, made: LedgerEntry, rows: pa.Table) -> int | None:

@@ -57,7 +57,7 @@ def crowded(files: Iterable[tuple[object, int]], *, enough: int, target: int) ->
 
 
 @dataclass
-class Upkeep:
+class TableMaintenance:
     """The upkeep of one table; `after_commit` is called after each of the stream's commits.
 
     `forgets`, of a table that remembers deletes, is for how long it does.

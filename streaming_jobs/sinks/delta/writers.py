@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _FLAGS = (DELETE_COLUMN, RESET_COLUMN)
 
 
-class Staged(Protocol):
+class PendingWrite(Protocol):
     """Rows of one batch for one table, computed and not yet visible."""
 
     committer: ClassVar[Literal["direct", "spark"]]
@@ -67,7 +67,7 @@ class Staged(Protocol):
         """Rows that are not written but dead letters: those the table cannot hold (`refused`), and null keys."""
 
     @property
-    def deletes(self) -> Staged | None:
+    def deletes(self) -> PendingWrite | None:
         """What the table that remembers the deletes takes, to be committed before this is."""
 
     def commit(self, entry: LedgerEntry) -> int | None:
@@ -136,7 +136,7 @@ class ArrowMerge:
     table: pa.Table
     null_keys: pa.Table | None
     by_position: bool = False
-    deletes: Staged | None = None
+    deletes: PendingWrite | None = None
 
     @property
     def rows(self) -> int:
@@ -202,7 +202,7 @@ class SparkMerge:
     rows: int
     null_keys: pa.Table | None
     by_position: bool = False
-    deletes: Staged | None = None
+    deletes: PendingWrite | None = None
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make the rows visible once, with the entry."""
@@ -244,7 +244,7 @@ class SparkMerge:
             frame.unpersist()
 
 
-def stage(
+def prepare_write(
     sink: DeltaSink,
     frame: DataFrame,
     *,
@@ -253,7 +253,7 @@ def stage(
     batch: tuple[int, int],
     topics: Sequence[str] = (),
     kept: DeltaSink | None = None,
-) -> Staged:
+) -> PendingWrite:
     """Compute the frame's rows for the table.
 
     `driver`: through the driver's memory. `spark_commits`: delta-spark makes the commit (then rows never pass

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from reprocessing import executor
-from reprocessing.context import Talk
+from reprocessing.context import RecoveryEvents
 from reprocessing.plan import Checks, Plan, folder
 from reprocessing.planner import make_plan
-from reprocessing.snapshot import look
+from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.state.lease import take
@@ -31,7 +31,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 @pytest.fixture
 def plan(life: Life) -> Plan:
-    return make_plan(look(life.settings, STREAM, Topics(end=40)), Target("batch", "1"), Checks())  # type: ignore[arg-type]
+    return make_plan(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "1"), Checks())  # type: ignore[arg-type]
 
 
 def stop_of(life: Life) -> Path:
@@ -39,7 +39,7 @@ def stop_of(life: Life) -> Path:
 
 
 def act(life: Life, plan: Plan, what: str) -> object:
-    return getattr(executor, what)(life.settings, STREAM, Topics(end=40), plan, Talk())
+    return getattr(executor, what)(life.settings, STREAM, Topics(end=40), plan, RecoveryEvents())
 
 
 @pytest.mark.parametrize(("stage", "what"), [("finish", "resume"), ("finish", "give_up"), ("abort", "resume")])
@@ -141,7 +141,7 @@ def test_the_second_operator_is_refused(life: Life, plan: Plan) -> None:
 
 
 def test_a_second_plan_waits_until_the_first_is_over(life: Life, plan: Plan) -> None:
-    other = make_plan(look(life.settings, STREAM, Topics(end=40)), Target("batch", "0"), Checks())  # type: ignore[arg-type]
+    other = make_plan(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "0"), Checks())  # type: ignore[arg-type]
     executor.journal_of(life.settings, plan.id).write("keep", "begun")
     with pytest.raises(UsageError, match=f"plan {plan.id} of stream things is under way"):
         act(life, other, "resume")

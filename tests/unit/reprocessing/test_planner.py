@@ -17,7 +17,7 @@ from reprocessing.journal import Journal
 from reprocessing.offline import look_for_plan
 from reprocessing.plan import Checks, folder, moved, names
 from reprocessing.planner import make_plan
-from reprocessing.snapshot import Situation
+from reprocessing.snapshot import PlanningSnapshot
 from reprocessing.targets import Target
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
@@ -43,7 +43,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     return life
 
 
-def found(life: Life, topics: Topics | None = None) -> Situation:
+def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
     return look_for_plan(life.settings, STREAM, lambda: topics or Topics())  # type: ignore[arg-type,return-value]
 
 

@@ -24,9 +24,9 @@ from reprocessing.plan import (
     Base,
     Checks,
     Plan,
+    PlannedAgainst,
     SawTable,
     SawTopic,
-    SawWorld,
     folder,
     load,
     moved,
@@ -39,7 +39,7 @@ from reprocessing.publish import Content, content_of, contents_of, fence, misfit
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused, UsageError
 from streaming_jobs.files import hard_link
 from streaming_jobs.ledger import CodeVersion, Txn, newest
-from streaming_jobs.preflight.rules import verdicts
+from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
@@ -72,7 +72,7 @@ def planned(life: Life, batch: int | None = 2) -> Plan:
         target="batch 2",
         wanted={TOPIC: {0: 30}},
         notes=(),
-        saw=SawWorld(1, 5, ("fixed", "1"), tables, (SawTopic(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),)),
+        saw=PlannedAgainst(1, 5, ("fixed", "1"), tables, (SawTopic(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),)),
         base=Base(taken.id, 1, 2, taken.ends) if taken else Base(None, 1, -1, {TOPIC: {0: 0}}),
         stateful=False,
         rate=10.0,
@@ -190,18 +190,18 @@ def test_from_the_fence_on_an_old_driver_writes_nothing_and_nobody_else_starts(l
     rows = pa.table({"id": [1], "place": ["plain"]})
     with pytest.raises(Fenced):
         zombie.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
-    from streaming_jobs.preflight.snapshot import CheckpointWorld, TopicWorld, World
+    from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot
     from streaming_jobs.preflight.take_snapshot import _checkpoint, _tables
 
-    checkpoint: CheckpointWorld = _checkpoint(stream_record.checkpoint(life.settings, STREAM.name, 1))
-    world = World(
+    checkpoint: CheckpointSnapshot = _checkpoint(stream_record.checkpoint(life.settings, STREAM.name, 1))
+    world = StreamSnapshot(
         STREAM.name,
         life.record,
         checkpoint,
         tuple(_tables(life.settings, STREAM)),
-        (TopicWorld(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),),
+        (TopicSnapshot(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),),
     )
-    found = [f for f in verdicts(world) if f.severity == "refuse"]
+    found = [f for f in check_start(world) if f.severity == "refuse"]
     assert any(f"fenced by the recovery plan {plan.id}" in f.found for f in found)
 
 

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from reprocessing import executor
 from reprocessing import staging as workshop
 from reprocessing.audit import Difference
-from reprocessing.context import Talk, Work
+from reprocessing.context import RecoveryContext, RecoveryEvents
 from reprocessing.explainer import explain
 from reprocessing.journal import Journal
 from reprocessing.plan import Checks, Plan, folder, load, staging
@@ -22,13 +22,13 @@ from reprocessing.planner import make_plan
 from reprocessing.publish import content_of, fence, publish
 from reprocessing.reopen import abort, skip
 from reprocessing.report import page
-from reprocessing.snapshot import Situation, look
-from reprocessing.stages import AuditRefused, Confirm, Fence, Keep, Publish, Switch, stages_of
+from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.stages import AuditRefused, Confirm, Fence, Publish, SwitchGeneration, TakeSavepoint, stages_of
 from reprocessing.targets import Target
 from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
-from streaming_jobs.preflight.rules import verdicts
-from streaming_jobs.preflight.take_snapshot import all_tables, gather, ledger_file
+from streaming_jobs.preflight.rules import check_start
+from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
 from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
@@ -48,27 +48,27 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     return life
 
 
-def found(life: Life, topics: Topics | None = None) -> Situation:
-    return look(life.settings, STREAM, topics or Topics(end=120))  # type: ignore[arg-type]
+def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
+    return planning_snapshot(life.settings, STREAM, topics or Topics(end=120))  # type: ignore[arg-type]
 
 
-def working(life: Life, plan: Plan, talk: Talk | None = None) -> Work:
+def working(life: Life, plan: Plan, talk: RecoveryEvents | None = None) -> RecoveryContext:
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    return Work(life.settings, STREAM, plan, Topics(end=120), journal, talk or Talk())  # type: ignore[arg-type]
+    return RecoveryContext(life.settings, STREAM, plan, Topics(end=120), journal, talk or RecoveryEvents())  # type: ignore[arg-type]
 
 
-def begun(life: Life, target: Target) -> Work:
+def begun(life: Life, target: Target) -> RecoveryContext:
     """A plan, up to its fence."""
     work = working(life, make_plan(found(life), target, NONE))
-    work.journal.write("keep", "done", Keep().run(work))
+    work.journal.write("keep", "done", TakeSavepoint().run(work))
     work.journal.write("fence", "begun")
     fence(life.settings, STREAM, work.plan.id, work.plan.generation)
     return work
 
 
 def refusals(life: Life) -> list[str]:
-    around = gather(life.settings, STREAM, Topics(end=120))  # type: ignore[arg-type]
-    return [f.found for f in verdicts(around) if f.severity == "refuse"]
+    around = take_snapshot(life.settings, STREAM, Topics(end=120))  # type: ignore[arg-type]
+    return [f.found for f in check_start(around) if f.severity == "refuse"]
 
 
 def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
@@ -94,17 +94,17 @@ def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
 
 def test_what_the_topic_has_lost_unread_is_skipped_with_the_command_that_the_refusal_names(life: Life) -> None:
     topics = Topics(first=95, end=120)
-    around = gather(life.settings, STREAM, topics)  # type: ignore[arg-type]
-    lost = next(f for f in verdicts(around) if f.severity == "lost")
+    around = take_snapshot(life.settings, STREAM, topics)  # type: ignore[arg-type]
+    lost = next(f for f in check_start(around) if f.severity == "lost")
     assert lost.next_step.endswith("recourse recover plan things --to-offsets 0:95")
     plan = make_plan(found(life, topics), Target("offsets", "0:95"), NONE)
     assert list(plan.skipped()) == [(TOPIC, 0, 90, 95)]
     work = replace(working(life, plan), topics=topics)  # type: ignore[arg-type]
-    work.journal.write("keep", "done", Keep().run(work))
+    work.journal.write("keep", "done", TakeSavepoint().run(work))
     fence(life.settings, STREAM, plan.id, plan.generation)
     skip(work)
-    around = gather(life.settings, STREAM, topics)  # type: ignore[arg-type]
-    assert [f for f in verdicts(around) if f.severity != "warn"] == []
+    around = take_snapshot(life.settings, STREAM, topics)  # type: ignore[arg-type]
+    assert [f for f in check_start(around) if f.severity != "warn"] == []
 
 
 def test_a_skip_that_was_killed_between_two_tables_goes_on(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_a_stream_that_has_come_past_the_target_has_nothing_to_skip(life: Life) 
     plan = make_plan(found(life), Target("offsets", "0:100"), NONE)
     life.batch(9)
     with pytest.raises(UsageError, match="has come past the plan's offsets"):
-        Keep().run(working(life, plan))
+        TakeSavepoint().run(working(life, plan))
 
 
 def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_has_to_know_it(life: Life) -> None:
@@ -169,7 +169,7 @@ def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_h
     plan = make_plan(found(life), Target("offsets", "0:95"), NONE)
     life.batch(9, commit=False)
     with pytest.raises(UsageError, match="come past the plan's offsets"):
-        Keep().run(working(life, plan))
+        TakeSavepoint().run(working(life, plan))
     work = begun(life, Target("offsets", "0:110"))
     skip(work)
     assert life.rows() == list(range(100)) and life.at() == Txn(2, 8) and refusals(life) == []
@@ -182,13 +182,13 @@ def test_state_has_to_know_a_batch_before_anything_behind_it_is_skipped(life: Li
     plan = make_plan(found(life), Target("latest"), NONE)
     life.batch(9, commit=False)
     with pytest.raises(UsageError, match="the state does not know it yet"):
-        Keep().run(working(life, plan))
+        TakeSavepoint().run(working(life, plan))
 
 
 def test_a_stream_that_ran_on_before_the_fence_is_kept_again(life: Life) -> None:
     """Killed or refused between keep and fence, nothing forbids a start: what it read must not be lost."""
     work = working(life, make_plan(found(life), Target("offsets", "0:110"), NONE))
-    work.journal.write("keep", "done", Keep().run(work))
+    work.journal.write("keep", "done", TakeSavepoint().run(work))
     life.batch(9)
     work.journal.write("fence", "done", Fence().run(work))
     skip(work)
@@ -198,7 +198,7 @@ def test_a_stream_that_ran_on_before_the_fence_is_kept_again(life: Life) -> None
 
 def test_what_somebody_else_wrote_before_the_fence_is_seen(life: Life) -> None:
     work = working(life, make_plan(found(life), Target("latest"), NONE))
-    work.journal.write("keep", "done", Keep().run(work))
+    work.journal.write("keep", "done", TakeSavepoint().run(work))
     write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
     with pytest.raises(ForeignWrite):
         Fence().run(work)
@@ -206,7 +206,7 @@ def test_what_somebody_else_wrote_before_the_fence_is_seen(life: Life) -> None:
 
 def test_an_abort_before_the_first_fence_touches_nothing(life: Life) -> None:
     work = working(life, make_plan(found(life), Target("latest"), NONE))
-    work.journal.write("keep", "done", Keep().run(work))
+    work.journal.write("keep", "done", TakeSavepoint().run(work))
     work.journal.write("fence", "begun")
     life.batch(9)
     abort(work)
@@ -272,7 +272,7 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
         staged.batch(number, generation=2, code="z")
     work = working(life, plan)
     Publish().run(work)
-    Switch().run(work)
+    SwitchGeneration().run(work)
     assert life.rows() == list(range(90)) and life.record.generation == 2
     with pytest.raises(PreflightRefused, match="was replayed by plan"):
         savepoints.take(life.settings, life.record, 5, "purpose")
@@ -286,7 +286,7 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
 
 def test_nothing_is_skipped_unless_somebody_agrees(life: Life) -> None:
     plan = make_plan(found(life), Target("latest"), NONE)
-    work = working(life, plan, Talk(confirm=lambda _: False))
+    work = working(life, plan, RecoveryEvents(confirm=lambda _: False))
     with pytest.raises(AuditRefused, match="not confirmed"):
         Confirm().run(work)
     work.journal.write("confirm", "failed")
@@ -315,8 +315,8 @@ def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Li
     assert record.generations[-1].restarts and record.generations[-1].from_batch == 3
     assert not stream_record.checkpoint(own, STREAM.name, 2).folder.exists()
     assert life.rows(own.tables / "things") == list(range(40))
-    around = gather(own, STREAM, Topics(end=120))  # type: ignore[arg-type]
-    assert [f for f in verdicts(around) if f.severity == "refuse"] == []
+    around = take_snapshot(own, STREAM, Topics(end=120))  # type: ignore[arg-type]
+    assert [f for f in check_start(around) if f.severity == "refuse"] == []
     assert around.tables[0].txn == Txn(2, -1)
 
 
@@ -400,7 +400,7 @@ def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -
     assert text.count("<td>keep</td>") == 2 and text.count("cut off") == 1 and "savepoint: g0001-b000000003" in text
 
 
-def publishing(life: Life) -> Work:
+def publishing(life: Life) -> RecoveryContext:
     """A plan that goes back, whose publish is begun; staging holds what the savepoint held."""
     work = begun(life, Target("batch", "3"))
     work.journal.write("fence", "done")
@@ -414,7 +414,7 @@ def publishing(life: Life) -> Work:
 def test_a_publish_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
     rows = life.rows()
     work = publishing(life)
-    executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    executor.give_up(life.settings, STREAM, work.topics, work.plan, RecoveryEvents())
     assert work.journal.outcome == "aborted" and work.record.generation == 3
     assert life.rows() == rows and not refusals(life)
 
@@ -439,7 +439,7 @@ def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> No
             between=done.append,
         )
     assert done == ["things_dead_letters"]
-    executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    executor.give_up(life.settings, STREAM, work.topics, work.plan, RecoveryEvents())
     assert work.journal.outcome == "aborted" and work.record.generation == 3
     assert life.rows() == rows and not refusals(life), "also the table that was published goes on as it was"
 
@@ -448,7 +448,7 @@ def test_a_publish_that_the_primary_table_has_is_finished_and_not_given_up(life:
     work = publishing(life)
     life.sink().commit(LedgerEntry("publish", STREAM.name, "things", 2, 8, plan=work.plan.id), lambda *_: None)
     with pytest.raises(UsageError, match="has published table things,") as refused:
-        executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+        executor.give_up(life.settings, STREAM, work.topics, work.plan, RecoveryEvents())
     assert f"recover resume {work.plan.id}" in refused.value.next_step
     assert f"recover undo {work.plan.id}" in refused.value.next_step
 
@@ -458,6 +458,6 @@ def test_a_skip_that_has_begun_and_committed_nothing_can_be_given_up(life: Life)
     work = begun(life, Target("offsets", "0:110"))
     work.journal.write("fence", "done")
     work.journal.write("skip", "begun")
-    executor.give_up(life.settings, STREAM, work.topics, work.plan, Talk())
+    executor.give_up(life.settings, STREAM, work.topics, work.plan, RecoveryEvents())
     assert work.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
     assert work.record.generation == 3 and not work.record.void_ranges

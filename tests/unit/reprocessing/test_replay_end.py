@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from reprocessing import replay_end, staging
-from reprocessing.context import Talk, Work
+from reprocessing.context import RecoveryContext, RecoveryEvents
 from reprocessing.journal import Journal
 from reprocessing.plan import Checks, folder
 from reprocessing.planner import make_plan
 from reprocessing.replay_end import Border
-from reprocessing.snapshot import look
-from reprocessing.stages import Keep
+from reprocessing.snapshot import planning_snapshot
+from reprocessing.stages import TakeSavepoint
 from reprocessing.targets import Target
 from streaming_jobs.files import sync_tree
 from streaming_jobs.formats import Json
@@ -130,12 +130,12 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     return life
 
 
-def replaying(life: Life) -> Work:
+def replaying(life: Life) -> RecoveryContext:
     """A plan whose replay begins after batch 3; the topic has thirty records more than the published table."""
-    plan = make_plan(look(life.settings, STREAM, Topics(end=120)), Target("batch", "3"), Checks())  # type: ignore[arg-type]
+    plan = make_plan(planning_snapshot(life.settings, STREAM, Topics(end=120)), Target("batch", "3"), Checks())  # type: ignore[arg-type]
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    work = Work(life.settings, STREAM, plan, Topics(end=120), journal, Talk())  # type: ignore[arg-type]
-    work.journal.write("keep", "done", Keep().run(work))
+    work = RecoveryContext(life.settings, STREAM, plan, Topics(end=120), journal, RecoveryEvents())  # type: ignore[arg-type]
+    work.journal.write("keep", "done", TakeSavepoint().run(work))
     staging.prepare(life.settings, plan, life.record, work.base())
     return work
 

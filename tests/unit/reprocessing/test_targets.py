@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprocessing.history import Batch, History, Pace, on_path, path, spans
+from reprocessing.history import Batch, History, Pace, generation_spans, in_lineage, lineage
 from reprocessing.targets import Target, View, named_code, parse_offsets, read_offsets, resolve, write_offsets
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.preflight.snapshot import TopicWorld
+from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.state.ledger_file import LedgerFile, RawLine
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince, Generation, StreamRecord
 
@@ -51,7 +51,7 @@ def view(**changed: Any) -> View:
     values = {
         "record": RECORD,
         "history": History(BATCHES),
-        "topics": [TopicWorld(T, "topic-id", {0: 0, 1: 0}, {0: 130, 1: 70})],
+        "topics": [TopicSnapshot(T, "topic-id", {0: 0, 1: 0}, {0: 130, 1: 70})],
         "savepoints": [],
         "for_time": lambda _, ms: {0: min(ms // 1000, 130), 1: min(ms // 2000, 70)},
         "now": NOW,
@@ -99,7 +99,7 @@ def test_a_target_ahead_of_the_stream_goes_forward(target: Target, offsets: dict
 
 
 def test_what_the_topic_has_lost_before_it_was_read_can_only_be_skipped() -> None:
-    gone = [TopicWorld(T, "topic-id", {0: 110, 1: 60}, {0: 130, 1: 70})]
+    gone = [TopicSnapshot(T, "topic-id", {0: 110, 1: 60}, {0: 130, 1: 70})]
     found = resolve(Target("earliest"), view(topics=gone))
     assert found.ahead and found.wanted == {T: {0: 110, 1: 60}}
 
@@ -147,7 +147,7 @@ def test_nothing_can_be_put_right_before_the_first_batch() -> None:
 
 
 def test_offsets_outside_the_topic_are_moved_to_its_edge_and_told() -> None:
-    kept = [TopicWorld(T, "topic-id", {0: 25, 1: 12}, {0: 130, 1: 70})]
+    kept = [TopicSnapshot(T, "topic-id", {0: 25, 1: 12}, {0: 130, 1: 70})]
     found = resolve(Target("offsets", "0:3,1:20"), view(topics=kept))
     assert found.wanted == {T: {0: 25, 1: 20}}
     assert any("3 moved to the topic's first record left, 25" in note for note in found.notes)
@@ -161,7 +161,7 @@ def test_a_time_after_the_last_record_of_a_partition_is_told() -> None:
 
 
 def test_a_partition_that_is_new_is_told() -> None:
-    topics = [TopicWorld(T, "topic-id", {0: 0, 1: 0, 2: 0}, {0: 130, 1: 70, 2: 9})]
+    topics = [TopicSnapshot(T, "topic-id", {0: 0, 1: 0, 2: 0}, {0: 130, 1: 70, 2: 9})]
     found = resolve(Target("earliest"), view(topics=topics))
     assert any("partition 2 of orders is new" in note for note in found.notes)
 
@@ -229,7 +229,7 @@ def line(txn: Txn, end: int) -> RawLine:
 
 
 def batches(lives: Sequence[Generation], *days: list[RawLine]) -> list[Batch]:
-    return list(path(lives, reversed(days)).newest_first())[::-1]
+    return list(lineage(lives, reversed(days)).newest_first())[::-1]
 
 
 def test_the_path_leaves_out_what_a_recovery_left_behind() -> None:
@@ -246,8 +246,8 @@ def test_the_path_leaves_out_what_a_recovery_left_behind() -> None:
         *(Txn(1, n) for n in range(4)),
         *(Txn(2, n) for n in range(4, 8)),
     ]
-    assert list(spans(lives)) == [(1, 0, 5), (3, 6, 1 << 32)]
-    assert on_path(lives, Txn(1, 5)) and not on_path(lives, Txn(2, 5)) and not on_path(lives, Txn(1, 6))
+    assert list(generation_spans(lives)) == [(1, 0, 5), (3, 6, 1 << 32)]
+    assert in_lineage(lives, Txn(1, 5)) and not in_lineage(lives, Txn(2, 5)) and not in_lineage(lives, Txn(1, 6))
 
 
 def test_a_generation_from_the_very_start_leaves_all_before_it_behind() -> None:
@@ -260,7 +260,7 @@ def test_a_generation_that_began_with_empty_state_counts_from_0_again() -> None:
     lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", 1, 3, restarts=True))
     lines = [line(Txn(1, n), 10 * (n + 1)) for n in range(6)] + [line(Txn(2, n), 10 * (n + 5)) for n in range(2)]
     assert [b.txn for b in batches(lives, lines)] == [*(Txn(1, n) for n in range(4)), Txn(2, 0), Txn(2, 1)]
-    assert on_path(lives, Txn(2, 0)) and on_path(lives, Txn(1, 3)) and not on_path(lives, Txn(1, 4))
+    assert in_lineage(lives, Txn(2, 0)) and in_lineage(lives, Txn(1, 3)) and not in_lineage(lives, Txn(1, 4))
 
 
 def test_of_a_batch_written_twice_the_newest_line_counts() -> None:
@@ -276,7 +276,7 @@ def test_days_are_read_only_as_far_back_as_a_question_needs(count: int, cuts: li
     lines += [line(Txn(2, n), 10 * (n + 1)) for n in range(count // 2 + 1, count + 5)]
     borders = sorted({0, len(lines), *(cut for cut in cuts if cut < len(lines))})
     days = [lines[a:b] for a, b in pairwise(borders)]
-    history, whole = path(lives, reversed(days)), batches(lives, lines)
+    history, whole = lineage(lives, reversed(days)), batches(lives, lines)
     for _ in range(4):
         offset = data.draw(st.integers(0, 10 * (count + 6)))
         within = [b for b in whole if b.ends[T][0] <= offset]
@@ -298,7 +298,7 @@ def test_of_many_days_only_the_newest_are_read_for_a_question_about_today() -> N
             read.append(day)
             yield [line(Txn(1, n), 10 * (n + 1)) for n in range(100 * day, 100 * day + 100)]
 
-    history = path((Generation(1, 0, ""),), days())
+    history = lineage((Generation(1, 0, ""),), days())
     assert history.last is not None and history.last.txn == Txn(1, 1399)
     found = history.last_within({T: {0: 13_955}})
     assert found is not None and found.txn.batch == 1394 and read == [13]

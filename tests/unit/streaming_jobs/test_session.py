@@ -15,7 +15,7 @@ import structlog
 
 from streaming_jobs import session as module
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, TransientError
-from streaming_jobs.runtime.stream_runner import RunningStream
+from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
@@ -37,7 +37,7 @@ def home(looping: Callable[[Session], None], settings: SettingsFactory, monkeypa
     monkeypatch.setattr(module, "_LEASE_WAIT", 0)
     monkeypatch.setattr(Session, "_start_spark", lambda self, _: [r._stopped() for r in self.running if not r.ended])
     monkeypatch.setattr(Session, "_loop", lambda _: None)
-    monkeypatch.setattr(RunningStream, "preflight", lambda _: None)
+    monkeypatch.setattr(StreamRunner, "preflight", lambda _: None)
     return settings({"kafka.bootstrap_servers": "127.0.0.1:1"})
 
 
@@ -55,11 +55,11 @@ def state(home: Settings, stream: str) -> str:
 
 
 def test_a_table_that_cannot_be_read_fails_its_stream_alone(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def preflight(running: RunningStream) -> None:
+    def preflight(running: StreamRunner) -> None:
         if running.stream is plain:
             raise RuntimeError("the log is garbled")
 
-    monkeypatch.setattr(RunningStream, "preflight", preflight)
+    monkeypatch.setattr(StreamRunner, "preflight", preflight)
     session = Session(
         home.model_copy(update={"stream": home.stream.model_copy(update={"max_restarts": 0})}), [plain, parity]
     )
@@ -94,7 +94,7 @@ def test_whatever_fails_at_the_end_spark_is_ended_and_the_leases_are_released(
         ended.append(1)
         gone()
 
-    monkeypatch.setattr(RunningStream, "refresh_status", gone)
+    monkeypatch.setattr(StreamRunner, "refresh_status", gone)
     monkeypatch.setattr(Session, "_end_spark", end)
     with pytest.raises(ConnectionError):
         Session(home, [plain, parity]).run()
@@ -135,11 +135,11 @@ def test_a_stop_that_is_asked_for_while_a_session_starts_is_obeyed(
         stop_request.ask(home, "plain", before)
     session, started = Session(home, [plain, parity], answers=stop_request.requests(home)), []
 
-    def preflight(running: RunningStream) -> None:
+    def preflight(running: StreamRunner) -> None:
         if running.stream is plain:
             stop_request.ask(home, "plain", "asked by recourse streams stop")
 
-    monkeypatch.setattr(RunningStream, "preflight", preflight)
+    monkeypatch.setattr(StreamRunner, "preflight", preflight)
     monkeypatch.setattr(
         Session,
         "_start_spark",
@@ -170,7 +170,7 @@ def test_a_stop_of_before_the_process_and_after_its_start_was_asked_for_is_obeye
 def test_a_recovery_that_asks_while_a_session_starts_gets_the_stream(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunningStream, "preflight", lambda r: stop_request.ask_for(home, r.stream.name, "p-0001"))
+    monkeypatch.setattr(StreamRunner, "preflight", lambda r: stop_request.ask_for(home, r.stream.name, "p-0001"))
     monkeypatch.setattr(Session, "_start_spark", lambda *_: pytest.fail("there is nothing to start"))
     assert Session(home, [plain], answers=stop_request.requests(home)).run() == 0
     assert stop_request.for_recovery(home, "plain") and holder(home, "plain") is None
@@ -229,7 +229,7 @@ def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(
 ) -> None:
     """The others run on, untouched; and whoever takes the stream first keeps it."""
     untouched, started = [True], []
-    monkeypatch.setattr(RunningStream, "start", lambda running, _: started.append(running))
+    monkeypatch.setattr(StreamRunner, "start", lambda running, _: started.append(running))
     watch = SimpleNamespace(untouched=lambda: untouched[0], close=lambda: None)
     session = Session(home, [plain, parity], supervised=True, watch=watch)  # type: ignore[arg-type]
     session.run()
@@ -321,15 +321,15 @@ def test_a_start_that_preflight_refuses_leaves_the_marker(home: Settings, monkey
     stop = marker(home)
     stop.write_text("by hand")
 
-    def refused(_: RunningStream) -> None:
+    def refused(_: StreamRunner) -> None:
         raise PreflightRefused("fenced", "resume it")
 
     with monkeypatch.context() as patched:
-        patched.setattr(RunningStream, "preflight", refused)
+        patched.setattr(StreamRunner, "preflight", refused)
         assert Session(home, [plain], answers=stop_request.requests(home)).run() == 78
     assert stop.exists()
     with monkeypatch.context() as patched:
-        patched.setattr(RunningStream, "preflight", lambda _: (_ for _ in ()).throw(TransientError("away", "wait")))
+        patched.setattr(StreamRunner, "preflight", lambda _: (_ for _ in ()).throw(TransientError("away", "wait")))
         Session(home, [plain], answers=stop_request.requests(home)).run()
         assert not stop.exists(), "what may pass is tried again"
     stop.write_text("by hand")
@@ -350,7 +350,7 @@ def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(
             raise OSError(errno.ENOSPC, "No space left on device")
         write_status(settings, status)
 
-    def poll(running: RunningStream, _: object) -> None:
+    def poll(running: StreamRunner, _: object) -> None:
         polls.append(running.stream.name)
         if len(polls) == 2:
             running_of["plain"].status.state = "failed"
@@ -363,12 +363,12 @@ def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(
             running_of["parity"].status.state = "stopped"
 
     monkeypatch.setattr(module, "write_status", write)
-    monkeypatch.setattr(RunningStream, "poll", poll)
+    monkeypatch.setattr(StreamRunner, "poll", poll)
     monkeypatch.setattr(Session, "_start_spark", lambda self, _: setattr(self, "spark", object()))
     monkeypatch.setattr(Session, "_end_spark", lambda _: None)
     monkeypatch.setattr(module, "_LOOK_EVERY", 0.001)
     session = Session(home, [plain, parity])
-    running_of: dict[str, RunningStream] = {}
+    running_of: dict[str, StreamRunner] = {}
     monkeypatch.setattr(
         Session,
         "_loop",
@@ -390,7 +390,7 @@ def stuck_session(home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Call
 
     monkeypatch.setattr(Session, "_start_spark", start)
     monkeypatch.setattr(Session, "_loop", looping)
-    monkeypatch.setattr(RunningStream, "poll", lambda self, _: self._ending(-1000.0))
+    monkeypatch.setattr(StreamRunner, "poll", lambda self, _: self._ending(-1000.0))
     return Session(home, [plain])
 
 
@@ -428,14 +428,14 @@ def test_a_jvm_that_is_gone_is_told_as_that(
         self.spark = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
         self.jvm = subprocess.Popen(["sleep", "60"])
 
-    def poll(running: RunningStream, _: object) -> None:
+    def poll(running: StreamRunner, _: object) -> None:
         assert session.jvm is not None
         session.jvm.kill()
         raise RuntimeError("An error occurred while calling o87.isActive")
 
     monkeypatch.setattr(Session, "_start_spark", start)
     monkeypatch.setattr(Session, "_loop", looping)
-    monkeypatch.setattr(RunningStream, "poll", poll)
+    monkeypatch.setattr(StreamRunner, "poll", poll)
     session = Session(home, [plain])
     with pytest.raises(TransientError, match="Spark's JVM is gone: killed by signal 9, perhaps because memory ran out"):
         session.run()
@@ -493,7 +493,7 @@ def test_a_stream_that_used_up_its_tries_is_tried_again_as_long_as_another_one_r
 ) -> None:
     polls: list[str] = []
 
-    def poll(running: RunningStream, _: object) -> None:
+    def poll(running: StreamRunner, _: object) -> None:
         polls.append(running.stream.name)
         if len(polls) == 1:
             for _try in range(home.for_stream("plain").max_restarts + 1):
@@ -505,7 +505,7 @@ def test_a_stream_that_used_up_its_tries_is_tried_again_as_long_as_another_one_r
     def start(self: Session, _: object) -> None:
         self.spark = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
 
-    monkeypatch.setattr(RunningStream, "poll", poll)
+    monkeypatch.setattr(StreamRunner, "poll", poll)
     monkeypatch.setattr(Session, "_start_spark", start)
     monkeypatch.setattr(Session, "_loop", looping)
     monkeypatch.setattr(module, "_LOOK_EVERY", 0.001)

@@ -14,7 +14,7 @@ from orchestration import cli
 from reprocessing import executor
 from reprocessing.plan import Checks, Plan, folder
 from reprocessing.planner import make_plan
-from reprocessing.snapshot import look
+from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
@@ -44,7 +44,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 @pytest.fixture
 def plan(life: Life) -> Plan:
-    return make_plan(look(life.settings, STREAM, Topics()), Target("batch", "3"), Checks())  # type: ignore[arg-type]
+    return make_plan(planning_snapshot(life.settings, STREAM, Topics()), Target("batch", "3"), Checks())  # type: ignore[arg-type]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -39,9 +39,9 @@ def clock_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_session_outlives_a_clock_that_is_set(request: pytest.FixtureRequest) -> None:
     worker = supervisor.identity()
-    assert supervisor.lives(worker) is True
+    assert supervisor.is_running(worker) is True
     request.getfixturevalue("clock_set")
-    assert supervisor.lives(worker) is True
+    assert supervisor.is_running(worker) is True
     assert supervisor.parent_lives(worker)
 
 

@@ -16,18 +16,18 @@ from tests.unit.test_batch import Driver
 from tests.unit.test_savepoints import rocksdb
 
 from reprocessing import executor, staging
-from reprocessing.context import Talk, Work
+from reprocessing.context import RecoveryContext, RecoveryEvents
 from reprocessing.journal import Journal, Line
 from reprocessing.plan import Checks, Plan, load
 from reprocessing.planner import make_plan
-from reprocessing.snapshot import look
+from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.preflight.rules import enforce, verdicts
-from streaming_jobs.preflight.take_snapshot import gather
+from streaming_jobs.preflight.rules import check_start, enforce
+from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.settings import Settings, TableSettings
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import on_disk
 from streaming_jobs.state import savepoints, stream_record
@@ -65,7 +65,7 @@ def power(life: Life, monkeypatch: pytest.MonkeyPatch) -> Iterator[Power]:
     power.close()
 
 
-def replayed(work: Work) -> dict[str, Any]:
+def replayed(work: RecoveryContext) -> dict[str, Any]:
     """The batches after the savepoint, as the session would write them, into the workshop."""
     staged = Found(work.own)
     at = staged.at()
@@ -81,13 +81,13 @@ def topics() -> Any:
 
 def planned(life: Life) -> Plan:
     savepoints.take(life.settings, life.record, 2, "purpose")
-    return make_plan(look(life.settings, STREAM, topics()), Target("batch", "2"), Checks())
+    return make_plan(planning_snapshot(life.settings, STREAM, topics()), Target("batch", "2"), Checks())
 
 
 def whole(settings: Settings) -> None:
     """Every file that a table or a savepoint lists is there with all its bytes; every checkpoint can be read."""
     life = Found(settings)
-    assert not [f for f in verdicts(gather(settings, STREAM, topics())) if "cannot be read" in f.found]
+    assert not [f for f in check_start(take_snapshot(settings, STREAM, topics())) if "cannot be read" in f.found]
     life.rows()
     for savepoint in savepoints.savepoints(settings, STREAM.name):
         for table, files in savepoints.files_of(settings, savepoint).items():
@@ -96,8 +96,8 @@ def whole(settings: Settings) -> None:
         Checkpoint(savepoints.checkpoint_of(settings, savepoint)).check()
 
 
-def act(settings: Settings, plan: str, what: str) -> Work:
-    return getattr(executor, what)(settings, STREAM, topics(), load(settings, plan), Talk())  # type: ignore[no-any-return]
+def act(settings: Settings, plan: str, what: str) -> RecoveryContext:
+    return getattr(executor, what)(settings, STREAM, topics(), load(settings, plan), RecoveryEvents())  # type: ignore[no-any-return]
 
 
 def cut_after_each_line(power: Power, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Line, Settings]]:
@@ -134,7 +134,7 @@ def test_what_a_recovery_has_journaled_as_done_survives_a_power_cut(
         if line.state == "done":
             act(settings, plan, "resume")
             assert left.rows() == RIGHT and left.record.generation == 2
-            assert not [f for f in verdicts(gather(settings, STREAM, topics())) if f.severity == "refuse"]
+            assert not [f for f in check_start(take_snapshot(settings, STREAM, topics())) if f.severity == "refuse"]
             assert not (settings.tables / "_staging").exists()
 
 
@@ -143,11 +143,11 @@ def test_what_an_abort_has_journaled_as_done_survives_a_power_cut(
 ) -> None:
     plan = planned(life).id
 
-    def refused(_: Work) -> bool:
+    def refused(_: RecoveryContext) -> bool:
         return False
 
     with pytest.raises(Exception, match="not confirmed"):
-        executor.resume(life.settings, STREAM, topics(), load(life.settings, plan), Talk(confirm=refused))
+        executor.resume(life.settings, STREAM, topics(), load(life.settings, plan), RecoveryEvents(confirm=refused))
     with monkeypatch.context() as patched:
         cuts = cut_after_each_line(power, tmp_path, patched)
         act(life.settings, plan, "give_up")
@@ -159,7 +159,7 @@ def test_what_an_abort_has_journaled_as_done_survives_a_power_cut(
         left = Found(settings)
         assert left.rows() == WRONG and left.record.generation == 3
         assert stream_record.checkpoint(settings, STREAM.name, 3).last_committed == 5
-        assert not [f for f in verdicts(gather(settings, STREAM, topics())) if f.severity == "refuse"]
+        assert not [f for f in check_start(take_snapshot(settings, STREAM, topics())) if f.severity == "refuse"]
     assert staging.settings_of(at_last, load(at_last, plan)).tables.exists() is False
 
 
@@ -313,7 +313,7 @@ def compacted(night: Night) -> Path:
     night.disk.open()
     driver = Driver(night.disk, night.monkeypatch)
     night.batches(driver, 1)
-    Upkeep(driver.pipeline.primary, TableSettings(), 1).compact()
+    TableMaintenance(driver.pipeline.primary, TableSettings(), 1).compact()
     assert len(DeltaTable(night.disk.table(PRIMARY)).file_uris()) == 1
     return newest_file(night)
 
@@ -351,7 +351,7 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
     """Its file is damaged once the record is in its generation, or the journal has it as done."""
     plan = planned(life).id
     with monkeypatch.context() as patched:
-        patched.setattr("reprocessing.stages.Switch.run", lambda *_: 1 / 0)
+        patched.setattr("reprocessing.stages.SwitchGeneration.run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             act(life.settings, plan, "resume")
     published = next(life.table.rglob(f"r-{plan}/**/*.parquet"))

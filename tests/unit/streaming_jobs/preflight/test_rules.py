@@ -13,8 +13,8 @@ import pytest
 
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import Commit, LedgerEntry, OffsetRange, Txn
-from streaming_jobs.preflight.rules import Finding, enforce, verdicts
-from streaming_jobs.preflight.snapshot import CheckpointWorld, World
+from streaming_jobs.preflight.rules import Finding, check_start, enforce
+from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot
 from streaming_jobs.state.stream_record import Accepted, BoundTable, Generation
 from tests.support.worlds import (
     DEAD_LETTERS,
@@ -37,14 +37,14 @@ from tests.support.worlds import (
 DAY_MS = 86_400_000
 
 
-def crashed(planned: int, *, secondary: int, primary: int) -> World:
+def crashed(planned: int, *, secondary: int, primary: int) -> StreamSnapshot:
     """Killed inside a batch that Spark has planned: the tables are at these batches."""
     world = replace(settled(planned - 1), checkpoint=checkpoint_world(planned, planned - 1))
     world = with_table(world, SECONDARY, txn=Txn(1, secondary), entry=entry(secondary, SECONDARY))
     return with_table(world, PRIMARY, txn=Txn(1, primary), entry=entry(primary))
 
 
-def crashed_first(*, secondary: int, primary: int) -> World:
+def crashed_first(*, secondary: int, primary: int) -> StreamSnapshot:
     """Killed inside the very first batch; -1: the table is made and has nothing."""
     world = replace(opened(), checkpoint=checkpoint_world(0, None))
     for name, batch in ((SECONDARY, secondary), (PRIMARY, primary)):
@@ -60,7 +60,7 @@ def fence(generation: int, plan: str) -> LedgerEntry:
     return replace(entry(-1), kind="fence", generation=generation, plan=plan)
 
 
-def without_letters_in_ledger(world: World) -> World:
+def without_letters_in_ledger(world: StreamSnapshot) -> StreamSnapshot:
     """As written before the dead letters' table was made."""
     primary = next(t.entry for t in world.tables if t.name == PRIMARY)
     assert primary is not None
@@ -122,7 +122,7 @@ SOUND = {
 KEPT = "evens_deletes"
 
 
-def remembering(world: World, kept: Txn | None, *, listed: bool, bound: bool) -> World:
+def remembering(world: StreamSnapshot, kept: Txn | None, *, listed: bool, bound: bool) -> StreamSnapshot:
     """The world of a stream that remembers deletes: in a table that is at `kept`, and perhaps known already."""
     primary = next(t for t in world.tables if t.name == PRIMARY)
     table = replace(primary, name=KEPT, role="deletes", table_id=kept and "kept", txn=kept, entry=None)
@@ -154,15 +154,15 @@ SOUND |= {
 
 
 @pytest.mark.parametrize("world", SOUND.values(), ids=SOUND.keys())
-def test_a_start_is_allowed_after(world: World) -> None:
-    assert verdicts(world) == []
+def test_a_start_is_allowed_after(world: StreamSnapshot) -> None:
+    assert check_start(world) == []
 
 
 Severity = Literal["refuse", "lost", "warn"]
-REFUSED: dict[str, tuple[World, Severity, str, str]] = {
+REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
     # checkpoint against tables
     "the checkpoint was deleted": (
-        replace(settled(7), checkpoint=CheckpointWorld()),
+        replace(settled(7), checkpoint=CheckpointSnapshot()),
         "refuse",
         f"table {PRIMARY} has batch 7, the checkpoint has no batch: the checkpoint is missing or an old copy",
         "put the checkpoint folder back",
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[World, Severity, str, str]] = {
         "put the checkpoint folder back",
     ),
     "the whole state folder was put back from an old copy": (
-        replace(settled(7), record=None, checkpoint=CheckpointWorld()),
+        replace(settled(7), record=None, checkpoint=CheckpointSnapshot()),
         "refuse",
         f"table {PRIMARY} holds rows of stream parity up to g0001 batch 7, but the stream's record is gone",
         "put the checkpoint folder back",
@@ -481,42 +481,42 @@ REFUSED: dict[str, tuple[World, Severity, str, str]] = {
 
 
 @pytest.mark.parametrize(("world", "severity", "found", "step"), REFUSED.values(), ids=REFUSED.keys())
-def test_preflight_says_what_it_found_when(world: World, severity: Severity, found: str, step: str) -> None:
-    findings = verdicts(world)
+def test_preflight_says_what_it_found_when(world: StreamSnapshot, severity: Severity, found: str, step: str) -> None:
+    findings = check_start(world)
     assert any(f.severity == severity and found in f.found and step in f.next_step for f in findings), findings
     assert {f.severity for f in findings} == {severity}
 
 
 @pytest.mark.parametrize("world", [*SOUND.values(), *(world for world, *_ in REFUSED.values())])
-def test_each_finding_names_the_next_step(world: World) -> None:
-    assert all(f.found and f.next_step for f in verdicts(world))
+def test_each_finding_names_the_next_step(world: StreamSnapshot) -> None:
+    assert all(f.found and f.next_step for f in check_start(world))
 
 
 def test_all_of_what_is_wrong_is_said_at_once() -> None:
     world = with_table(settled(7), PRIMARY, foreign=(foreign(12, "RESTORE"), foreign(13, "DELETE")))
     world = with_topic(with_table(world, SECONDARY, table_id="another"), topic_id=None)
-    said = " ".join(f.found for f in verdicts(world))
+    said = " ".join(f.found for f in check_start(world))
     assert all(part in said for part in ("(RESTORE)", "(DELETE)", "another table", "does not exist"))
 
 
 def test_a_renamed_stream_is_told_once_for_each_table_and_how_to_keep_its_name() -> None:
     world = with_table(settled(7), PRIMARY, owner="evens_before", foreign=tuple(foreign(n, "WRITE") for n in range(9)))
-    said = [f for f in verdicts(world) if PRIMARY in f.found]
+    said = [f for f in check_start(world) if PRIMARY in f.found]
     assert len(said) == 1 and "belongs to stream evens_before" in said[0].found
     assert "@stream(name='evens_before', ...)" in said[0].next_step
-    assert not any("accept" in f.next_step for f in verdicts(world))
+    assert not any("accept" in f.next_step for f in check_start(world))
 
 
 def test_starting_over_names_the_folders_and_what_it_costs() -> None:
     world = replace(with_topic(settled(7), topic_id="new"), folders=(Path("/state/parity"), Path("/tables/my evens")))
-    (found,) = verdicts(world)
+    (found,) = check_start(world)
     assert "move /state/parity '/tables/my evens' away (readers lose these rows" in found.next_step
     assert found.next_step.endswith("run `recourse streams run parity`")
 
 
 def test_a_fence_names_both_ways_on() -> None:
     fence = replace(entry(7), kind="fence", plan="parity-0001")
-    said = " ".join(f.next_step for f in verdicts(with_table(settled(7), PRIMARY, entry=fence)))
+    said = " ".join(f.next_step for f in check_start(with_table(settled(7), PRIMARY, entry=fence)))
     assert "recourse recover resume parity-0001" in said and "recourse recover abort parity-0001" in said
 
 
@@ -526,8 +526,8 @@ def test_a_second_generation_counts_its_batches_anew() -> None:
     for table in world.tables:
         newest = replace(entry(99), kind="publish", generation=2, batch=-1, txns={}) if table.name == PRIMARY else None
         world = with_table(world, table.name, txn=Txn(2, -1), entry=newest)
-    assert verdicts(world) == []
-    assert verdicts(replace(world, checkpoint=checkpoint_world(0, 0))) != []
+    assert check_start(world) == []
+    assert check_start(replace(world, checkpoint=checkpoint_world(0, 0))) != []
 
 
 def finding(severity: Severity, found: str, step: str = "do this") -> Finding:

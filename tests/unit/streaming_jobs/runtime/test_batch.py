@@ -23,7 +23,7 @@ from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, ne
 from streaming_jobs.runtime import batch as batches
 from streaming_jobs.runtime import crash_points
 from streaming_jobs.runtime.batch import BatchPipeline, StopAtBorder
-from streaming_jobs.runtime.batch_path import Attempts, choose_path
+from streaming_jobs.runtime.batch_path import DriverPathAttempts, choose_path
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
@@ -89,10 +89,10 @@ def test_a_path_that_was_set_holds_whatever_the_batch_is(path: Any) -> None:
 
 
 def test_a_batch_that_died_in_the_driver_is_remembered_and_no_other_one(tmp_path: Path) -> None:
-    attempts = Attempts(tmp_path / "attempt")
+    attempts = DriverPathAttempts(tmp_path / "attempt")
     assert not attempts.died(Txn(1, 7))
     attempts.begin(Txn(1, 7))
-    again = Attempts(tmp_path / "attempt")  # as the next driver finds it
+    again = DriverPathAttempts(tmp_path / "attempt")  # as the next driver finds it
     assert again.died(Txn(1, 7))
     assert not again.died(Txn(1, 8))
     assert not again.died(Txn(2, 7))
@@ -192,7 +192,7 @@ class Driver:
             traits=PLAIN,
             upkeep=[type("Upkeep", (), {"after_commit": lambda _: self.log.append("upkeep")})()],
             ledger_file=disk.ledger_file,
-            attempts=Attempts(disk.settings.state / STREAM / "attempt"),
+            attempts=DriverPathAttempts(disk.settings.state / STREAM / "attempt"),
             stop=threading.Event(),
             before_commit=lambda: self.log.append("before_commit"),
             report=self.reports.append,

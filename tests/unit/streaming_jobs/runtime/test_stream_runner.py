@@ -27,11 +27,18 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.ledger import LedgerEntry, OffsetRange
-from streaming_jobs.preflight.snapshot import World
+from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime.batch import BatchReport, StopAtBorder
 from streaming_jobs.runtime.lag import Ends
-from streaming_jobs.runtime.query_builder import Assembly, BoundQuery, Connection, next_batch, resolve_start, triggered
-from streaming_jobs.runtime.stream_runner import RunningStream
+from streaming_jobs.runtime.query_builder import (
+    Connection,
+    QueryBuilder,
+    QueryHandle,
+    next_batch,
+    resolve_start,
+    triggered,
+)
+from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sources.kafka import Observed
 from streaming_jobs.state.first_status import first_status
@@ -203,13 +210,13 @@ def test_any_other_start_position_is_refused_and_a_time_without_zone_too(start: 
     ],
     ids=["nothing", "first planned", "first done", "planned", "done", "in the primary table, not yet in commits/7"],
 )
-def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(world: World, batch: int) -> None:
+def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(world: StreamSnapshot, batch: int) -> None:
     assert next_batch(world) == batch
 
 
-def assembly(own: Settings, stream: Stream = parity) -> Assembly:
+def assembly(own: Settings, stream: Stream = parity) -> QueryBuilder:
     nothing: Any = SimpleNamespace(spark_options={})
-    return Assembly(stream, own, nothing, "continuous", threading.Event(), nothing, nothing)
+    return QueryBuilder(stream, own, nothing, "continuous", threading.Event(), nothing, nothing)
 
 
 @pytest.mark.parametrize(("said", "delay"), [(None, 21600), ("0 seconds", 0), ("1 hour", 3600)])
@@ -312,7 +319,7 @@ def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
 
     execution = SimpleNamespace(observedMetrics=lambda: Metrics(0))
     java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
-    handle, found = BoundQuery(), []
+    handle, found = QueryHandle(), []
     asking = threading.Thread(target=lambda: found.append(handle.observed("recourse_things")))
     asking.start()
     assert not found
@@ -356,16 +363,16 @@ ValueError: {}
 """
 """As Spark passes on what a Python worker raised."""
 
-Make = Callable[..., RunningStream]
+Make = Callable[..., StreamRunner]
 
 
 @pytest.fixture
 def make(settings: SettingsFactory) -> Make:
     """A running stream with a query, without Spark."""
 
-    def make(*, topics: Any = None, **flags: Any) -> RunningStream:
+    def make(*, topics: Any = None, **flags: Any) -> StreamRunner:
         topics = topics or FakeTopics()
-        made = RunningStream(
+        made = StreamRunner(
             parity,
             settings({f"stream.{name}": value for name, value in flags.items()}),
             Connection({}, topics, topics),
@@ -394,7 +401,7 @@ def reported(batch: int, note: str | None = None, **changes: Any) -> BatchReport
     return replace(BatchReport(entry, "driver", "direct", 120, 1), **changes)
 
 
-def ended(running: RunningStream, **state: Any) -> RunningStream:
+def ended(running: StreamRunner, **state: Any) -> StreamRunner:
     """The query has ended, with the pipeline in this state."""
     query: Any = running.query
     query.isActive = False
@@ -404,7 +411,7 @@ def ended(running: RunningStream, **state: Any) -> RunningStream:
     return running
 
 
-def restarts(running: RunningStream, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def restarts(running: StreamRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the starts from now on."""
     starts: list[int] = []
     monkeypatch.setattr(running, "start", lambda _: starts.append(1))

@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.settings import SavepointSettings
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
@@ -149,12 +149,12 @@ def test_files_stay_when_compaction_and_clean_up_remove_them(life: Life) -> None
     taken = savepoints.take(life.settings, life.record, 5, "time")
     keep_nothing = life.settings.table.model_copy(update={"deleted_file_retention": timedelta(0)})
     sink = life.sink()
-    Upkeep(sink, keep_nothing, 1).compact()
+    TableMaintenance(sink, keep_nothing, 1).compact()
     for file in life.table.rglob("*.parquet"):
         if "_savepoints" not in file.parts:
             os.utime(file, (time.time() - 3600,) * 2)
     sink.handle.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
-    Upkeep(life.sink(), keep_nothing, 1).remove_unlisted()
+    TableMaintenance(life.sink(), keep_nothing, 1).remove_unlisted()
     links = savepoints.links(life.settings, STREAM.name, "things", taken.id)
     files = savepoints.files_of(life.settings, taken)["things"]
     assert len(files) > 5 and all(on_disk(links, file.path).stat().st_nlink == 1 for file in files)
@@ -213,7 +213,7 @@ def test_the_newest_one_stays_however_old() -> None:
 
 def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: Life) -> None:
     settings = life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(seconds=0.05))})
-    keeper = savepoints.Keeper(settings, life.record)
+    keeper = savepoints.PeriodicSavepoints(settings, life.record)
     keeper.after(5)
     assert savepoints.savepoints(settings, STREAM.name) == []
     time.sleep(0.06)
@@ -221,7 +221,7 @@ def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: L
     assert [s.id for s in savepoints.savepoints(settings, STREAM.name)] == ["g0001-b000000005"]
     time.sleep(0.06)
     keeper.after(77)  # a batch that cannot be cut at
-    off = savepoints.Keeper(
+    off = savepoints.PeriodicSavepoints(
         life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(0))}), life.record
     )
     off.after(4)
@@ -230,7 +230,7 @@ def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: L
 
 def test_the_log_replayed_by_hand_is_deltalakes_list_through_checkpoint_and_compaction(life: Life) -> None:
     life.sink().handle.create_checkpoint()
-    Upkeep(life.sink(), life.settings.table, 1).compact()
+    TableMaintenance(life.sink(), life.settings.table, 1).compact()
     life.batch(6)
     version = DeltaTable(life.table).version()
     for at in range(1, version + 1):

@@ -17,7 +17,7 @@ from reprocessing.publish import Content, _publish, content_of
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import column_bounds
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.table_files import table_files
@@ -72,7 +72,7 @@ def merged(settings: Settings) -> DeltaSink:
 
 def compacted(settings: Settings) -> DeltaSink:
     sink = appended(settings)
-    Upkeep(sink, settings.table, 1).compact()
+    TableMaintenance(sink, settings.table, 1).compact()
     assert sink.handle.get_add_actions().num_rows == 1
     return sink
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streaming_jobs.ledger import Txn, newest, walk
 from streaming_jobs.sinks.delta import orphan_files
 from streaming_jobs.sinks.delta.log import actions
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.sinks.delta.writers import ArrowAppend
@@ -48,7 +48,7 @@ def test_every_reader_of_the_log_understands_values_with_line_separators(sink: D
 
 
 def test_upkeep_of_a_table_with_line_separators_goes_on(sink: DeltaSink, settings: SettingsFactory) -> None:
-    upkeep = Upkeep(sink, settings().table, 1)
+    upkeep = TableMaintenance(sink, settings().table, 1)
     sink.handle.delete()
     assert upkeep.shorten_log() == 0
     assert upkeep.remove_unlisted() == 0  # removed just now: within its retention

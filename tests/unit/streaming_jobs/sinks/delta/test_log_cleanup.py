@@ -13,7 +13,7 @@ from tests.unit.test_upkeep import SCHEMA, age, append, logs
 from streaming_jobs.ledger import LedgerEntry, newest, walk
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, expired, log_files
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
@@ -91,7 +91,7 @@ def sink(settings: SettingsFactory) -> DeltaSink:
 
 
 def test_a_busy_table_keeps_so_many_versions_and_all_of_its_rows(sink: DeltaSink) -> None:
-    upkeep = Upkeep(sink, TableSettings(log_versions=30), 1)
+    upkeep = TableMaintenance(sink, TableSettings(log_versions=30), 1)
     for batch in range(150):
         append(sink, batch)
         upkeep.after_commit()
@@ -108,7 +108,7 @@ def test_the_streams_place_stays_readable_however_old_it_is(sink: DeltaSink) -> 
     for _ in range(25):  # nothing of the stream's, but commits all the same
         sink.commit_actions([], UPKEEP)
     age(logs(sink), hours=48)
-    upkeep = Upkeep(sink, TableSettings(log_versions=5), 1)
+    upkeep = TableMaintenance(sink, TableSettings(log_versions=5), 1)
     assert upkeep.shorten_log() == 9  # the commits before the checkpoint of version 9, and nothing after it
     commit, foreign = newest(sink.path, "s")
     assert commit is not None and commit.version == place and foreign == []
@@ -119,4 +119,4 @@ def test_a_table_without_an_entry_of_the_stream_keeps_its_log(sink: DeltaSink) -
     for _ in range(25):
         sink.commit_actions([], UPKEEP)
     age(logs(sink), hours=48)
-    assert Upkeep(sink, TableSettings(log_versions=5), 1).shorten_log() == 0
+    assert TableMaintenance(sink, TableSettings(log_versions=5), 1).shorten_log() == 0

@@ -17,7 +17,7 @@ from streaming_jobs.errors import Fenced
 from streaming_jobs.ledger import LedgerEntry, newest, walk
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import orphan_files
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge
 from streaming_jobs.stream import DeltaTable as Declared
@@ -54,7 +54,7 @@ def test_old_log_files_go_once_a_checkpoint_holds_them_and_the_stream_still_know
     age(logs(sink), hours=2)
     for batch in range(15, 32):
         append(sink, batch)
-    Upkeep(sink, TableSettings(), 1).shorten_log()
+    TableMaintenance(sink, TableSettings(), 1).shorten_log()
     assert len(logs(sink)) < 25
     assert sink.position is not None and sink.position.batch == 31
     commit, foreign = newest(sink.path, "s")
@@ -63,7 +63,7 @@ def test_old_log_files_go_once_a_checkpoint_holds_them_and_the_stream_still_know
 
 
 def test_many_small_files_become_few_and_the_rows_and_the_place_stay(sink: DeltaSink) -> None:
-    upkeep = Upkeep(sink, TableSettings(compact_after_files=20), 1)
+    upkeep = TableMaintenance(sink, TableSettings(compact_after_files=20), 1)
     for batch in range(100):
         append(sink, batch)
         upkeep.after_commit()
@@ -76,7 +76,7 @@ def test_many_small_files_become_few_and_the_rows_and_the_place_stay(sink: Delta
 
 
 def test_nothing_is_compacted_when_it_is_switched_off(sink: DeltaSink) -> None:
-    upkeep = Upkeep(sink, TableSettings(compact_after_files=0), 1)
+    upkeep = TableMaintenance(sink, TableSettings(compact_after_files=0), 1)
     for batch in range(100):
         append(sink, batch)
         upkeep.after_commit()
@@ -92,7 +92,7 @@ def test_files_no_version_lists_go_after_the_retention_and_listed_ones_stay(sink
     fresh.parent.mkdir(parents=True)
     fresh.write_bytes(b"being written")
     age([orphan, *sink.path.glob("*.parquet")], hours=48)
-    assert Upkeep(sink, TableSettings(), 1).remove_unlisted() == 1
+    assert TableMaintenance(sink, TableSettings(), 1).remove_unlisted() == 1
     assert not orphan.exists() and fresh.exists()
     assert DeltaTable(sink.path).to_pyarrow_table()["n"].to_pylist() == [0]
     append(sink, 1)
@@ -106,7 +106,7 @@ def test_a_foreign_commit_in_between_puts_the_compaction_off_and_loses_nothing(
         append(sink, batch)
     write_deltalake(sink.path, pa.table({"n": pa.array([99], pa.int64())}), mode="append")
     monkeypatch.setattr(sink, "refresh", lambda: None)  # the compaction does not see the commit that came first
-    Upkeep(sink, TableSettings(), 1).compact()
+    TableMaintenance(sink, TableSettings(), 1).compact()
     assert sorted(DeltaTable(sink.path).to_pyarrow_table()["n"].to_pylist()) == [0, 1, 2, 3, 4, 99]
 
 
@@ -117,7 +117,7 @@ def test_merges_that_rewrite_a_table_are_cleaned_up_by_bytes_and_not_by_commits(
     monkeypatch.setattr(orphan_files, "_AT_LEAST", 0.0)  # a reader has no minute here
     own = TableSettings(deleted_files_max_mb=2)
     upserts = ensure_sink(settings(), Declared("u", keys=["k"]), "s", KEYED, generation=1)
-    upkeep = Upkeep(upserts, own, 1)
+    upkeep = TableMaintenance(upserts, own, 1)
     most = 0
     for batch in range(40):
         rows = pa.table({"k": list(range(8)), "text": [os.urandom(30_000).hex() for _ in range(8)]})
@@ -136,7 +136,7 @@ def test_a_damaged_log_puts_upkeep_off_and_ends_no_stream(
     sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, text: bytes
 ) -> None:
     """The batch is committed by then. What was put off is told until it succeeds."""
-    upkeep = Upkeep(sink, TableSettings(), 1)
+    upkeep = TableMaintenance(sink, TableSettings(), 1)
     for batch in range(49):
         append(sink, batch)
         upkeep.after_commit()
@@ -158,7 +158,7 @@ def test_no_step_of_upkeep_ends_the_stream_or_keeps_the_others_from_their_work(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    upkeep = Upkeep(sink, TableSettings(), 1, forgets=timedelta(days=1))
+    upkeep = TableMaintenance(sink, TableSettings(), 1, forgets=timedelta(days=1))
     upkeep._sweep_at = 0.0
     monkeypatch.setattr(upkeep, "compaction_size", fails)
     monkeypatch.setattr("streaming_jobs.sinks.delta.remembered_deletes.forget", fails)

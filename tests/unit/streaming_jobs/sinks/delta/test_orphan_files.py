@@ -18,7 +18,7 @@ from tests.unit.test_delta_sink import AWKWARD
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import orphan_files
-from streaming_jobs.sinks.delta.maintenance import Upkeep, crowded
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance, crowded
 from streaming_jobs.sinks.delta.orphan_files import Unlisted, due
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge
@@ -58,8 +58,8 @@ def data(sink: DeltaSink) -> set[Path]:
     return set(sink.path.rglob("*.parquet")) - set((sink.path / "_delta_log").iterdir())
 
 
-def upkeep(sink: DeltaSink, **settings: Any) -> Upkeep:
-    return Upkeep(sink, TableSettings(**settings), 1)
+def upkeep(sink: DeltaSink, **settings: Any) -> TableMaintenance:
+    return TableMaintenance(sink, TableSettings(**settings), 1)
 
 
 def aged(path: Path, hours: float) -> Path:
@@ -170,7 +170,7 @@ def test_unlisted_files_are_looked_for_once_a_minute_at_most(
     upserts: DeltaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
-    monkeypatch.setattr(Upkeep, "remove_unlisted", lambda self: looks.append(time.monotonic()))
+    monkeypatch.setattr(TableMaintenance, "remove_unlisted", lambda self: looks.append(time.monotonic()))
     one = upkeep(upserts)
     for _ in range(100):
         one.after_commit()

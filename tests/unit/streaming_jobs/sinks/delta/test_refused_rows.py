@@ -31,7 +31,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.delta import refused_rows
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, merged
@@ -196,7 +196,7 @@ def test_a_table_stays_readable_and_is_written_on(settings: SettingsFactory, key
         ("not_utf8", "\\xfe\\xff"),
     ]
     assert write(rows, 2) == []
-    Upkeep(sink, home.table, 1).compact()
+    TableMaintenance(sink, home.table, 1).compact()
     found = QueryBuilder().register("t", DeltaTable(sink.path)).execute("SELECT text FROM t ORDER BY text").read_all()
     times = 1 if keys else 2
     assert set(pa.table(found)["text"].to_pylist()) == {"k0", "k1", "k2", "k3", "k4", "k7", "k8"}

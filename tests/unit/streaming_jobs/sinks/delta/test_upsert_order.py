@@ -19,7 +19,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import LedgerEntry, newest
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import maintenance, remembered_deletes
-from streaming_jobs.sinks.delta.maintenance import Upkeep
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, POSITION_FIELD, is_position
 from streaming_jobs.sinks.delta.writers import ArrowMerge, merged
@@ -158,10 +158,10 @@ def test_the_upkeep_removes_old_deletes(settings: SettingsFactory, monkeypatch: 
     tables = Tables.make(settings())
     tables.upsert(arrow(one(1, 5.0, delete=True), by_position=True), by_position=True)
     monkeypatch.setattr(maintenance, "_LOOK_EVERY", 1)
-    Upkeep(tables.kept, settings().table, 1).after_commit()
-    Upkeep(tables.kept, settings().table, 1, forgets=timedelta(hours=1)).after_commit()
+    TableMaintenance(tables.kept, settings().table, 1).after_commit()
+    TableMaintenance(tables.kept, settings().table, 1, forgets=timedelta(hours=1)).after_commit()
     assert tables.kept.handle.to_pyarrow_table().num_rows == 1
-    Upkeep(tables.kept, settings().table, 1, forgets=timedelta(0)).after_commit()
+    TableMaintenance(tables.kept, settings().table, 1, forgets=timedelta(0)).after_commit()
     assert tables.kept.handle.to_pyarrow_table().num_rows == 0
 
 
