@@ -38,7 +38,7 @@ class RecoveryContext:
     plan: Plan
     topics: Topics
     journal: Journal
-    talk: RecoveryEvents
+    events: RecoveryEvents
     differences: list[Difference] = field(default_factory=list)
 
     @property

@@ -41,88 +41,88 @@ def journal_of(settings: Settings, plan: str) -> Journal:
     return Journal(folder(settings, plan) / "journal.jsonl")
 
 
-def apply(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: RecoveryEvents) -> RecoveryContext:
+def apply(settings: Settings, stream: Stream, topics: Topics, plan: Plan, events: RecoveryEvents) -> RecoveryContext:
     """Carry a plan out that was not begun, or that waits for nothing but confirmation.
 
     Raises UsageError for any other one, and for a stale one.
     """
     outcome = journal_of(settings, plan.id).outcome
     if outcome == "waits for confirmation":
-        return resume(settings, stream, topics, plan, talk)
+        return resume(settings, stream, topics, plan, events)
     if outcome != "planned":
         raise UsageError(f"plan {plan.id} was applied already: it is {outcome}", next_step(plan.id, outcome))
     words = moved(plan, planning_snapshot(settings, stream, topics).world)
     if words:
         raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(words)}", "make a new plan")
-    return resume(settings, stream, topics, plan, talk)
+    return resume(settings, stream, topics, plan, events)
 
 
-def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: RecoveryEvents) -> RecoveryContext:
+def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, events: RecoveryEvents) -> RecoveryContext:
     """Go on with the first stage that is not done; nothing is done twice. A plan that is over is left alone.
 
     Raises UsageError when it was aborted, when another plan of the stream is under way, or when the code is another.
     """
-    work = RecoveryContext(settings, stream, plan, topics, journal_of(settings, plan.id), talk)
+    context = RecoveryContext(settings, stream, plan, topics, journal_of(settings, plan.id), events)
 
     def check() -> None:
-        if (outcome := work.journal.outcome) in ("aborted", "aborting"):
+        if (outcome := context.journal.outcome) in ("aborted", "aborting"):
             raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
         if outcome == "planned" and (other := under_way(settings, stream.name)) is not None:
             raise UsageError(
                 f"plan {other.id} of stream {stream.name} is under way",
                 next_step(other.id, journal_of(settings, other.id).outcome),
             )
-        _same_code(work)
+        _same_code(context)
 
-    if work.journal.outcome == "published":
+    if context.journal.outcome == "published":
         stop_request.clear_for(settings, plan.stream, plan.id)
-        return work
-    with _working(work, check):
+        return context
+    with _working(context, check):
         for stage in stages_of(plan):
-            if work.journal.done(stage.name) is not None:
+            if context.journal.done(stage.name) is not None:
                 continue
-            talk.tell(f"{stage.name}: {stage.explain(plan)}")
-            work.journal.write(stage.name, "begun")
-            work.crash_point(f"recover_{stage.name}_begun")
+            events.tell(f"{stage.name}: {stage.explain(plan)}")
+            context.journal.write(stage.name, "begun")
+            context.crash_point(f"recover_{stage.name}_begun")
             try:
-                found = stage.run(work)
+                found = stage.run(context)
             except Exception as error:
-                work.journal.write(stage.name, "failed", {"error": str(error)[:500]})
-                _report(work)
+                context.journal.write(stage.name, "failed", {"error": str(error)[:500]})
+                _report(context)
                 raise
-            work.crash_point(f"recover_{stage.name}_ran")
-            work.journal.write(stage.name, "done", found)
-        _report(work)
-    return work
+            context.crash_point(f"recover_{stage.name}_ran")
+            context.journal.write(stage.name, "done", found)
+        _report(context)
+    return context
 
 
-def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, talk: RecoveryEvents) -> RecoveryContext:
+def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, events: RecoveryEvents) -> RecoveryContext:
     """Abort a plan that has published nothing: the stream goes on as it was, one generation later."""
-    work = RecoveryContext(settings, stream, plan, topics, journal_of(settings, plan.id), talk)
+    context = RecoveryContext(settings, stream, plan, topics, journal_of(settings, plan.id), events)
 
     def check() -> None:
-        if (outcome := work.journal.outcome) in ("aborted", "published"):
+        if (outcome := context.journal.outcome) in ("aborted", "published"):
             stop_request.clear_for(settings, plan.stream, plan.id)
             raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
-        if not work.journal.begun("abort") and has_published(settings, stream, plan.id):
+        if not context.journal.begun("abort") and has_published(settings, stream, plan.id):
             raise UsageError(
                 f"plan {plan.id} has published table {stream.primary.name}, so it can no longer be given up",
                 f"finish it: recourse recover resume {plan.id}; then take it back: recourse recover undo {plan.id}",
             )
 
     with _only_operator(settings, plan):
-        if work.journal.outcome == "planned":  # nothing was begun, so nothing has to stop
-            work.journal.write("abort", "done")
+        if context.journal.outcome == "planned":  # nothing was begun, so nothing has to stop
+            context.journal.write("abort", "done")
             stop_request.clear_for(settings, plan.stream, plan.id)
-            return work
-    with _working(work, check):
-        work.journal.write("abort", "begun")
-        work.crash_point("recover_abort_begun")
-        found = abort(work)
-        work.crash_point("recover_abort_ran")
-        work.journal.write("abort", "done", found)
-        _report(work)
-    return work
+            return context
+    with _working(context, check):
+        context.journal.write("abort", "begun")
+        context.crash_point("recover_abort_begun")
+        found = abort(context)
+        context.crash_point("recover_abort_ran")
+        context.journal.write("abort", "done", found)
+        _report(context)
+    return context
 
 
 def plan_undo(settings: Settings, stream: Stream, topics: Topics, plan: Plan) -> Plan:
@@ -193,52 +193,52 @@ def report_of(settings: Settings, plan: str) -> Path:
     return folder(settings, plan) / "report.html"
 
 
-def _report(work: RecoveryContext) -> None:
+def _report(context: RecoveryContext) -> None:
     """What could not be written is told, and changes nothing of the outcome."""
     try:
-        write_report(report_of(work.settings, work.plan.id), work.plan, work.journal, work.differences)
+        write_report(report_of(context.settings, context.plan.id), context.plan, context.journal, context.differences)
     except OSError as error:
-        work.talk.tell(f"the report could not be written: {error}")
+        context.events.tell(f"the report could not be written: {error}")
 
 
-def _same_code(work: RecoveryContext) -> None:
+def _same_code(context: RecoveryContext) -> None:
     """Refuse to replay with other code than the plan names, however long the plan has lain."""
-    now = code_version(work.stream, work.settings.flows)
-    if work.journal.done("replay") is None and (now.hash, now.package) != work.plan.saw.code:
+    now = code_version(context.stream, context.settings.flows)
+    if context.journal.done("replay") is None and (now.hash, now.package) != context.plan.saw.code:
         raise UsageError(
-            f"plan {work.plan.id} no longer holds: the code is {now.hash}, not {work.plan.saw.code[0]}",
-            f"deploy that code again, or give the plan up: recourse recover abort {work.plan.id}",
+            f"plan {context.plan.id} no longer holds: the code is {now.hash}, not {context.plan.saw.code[0]}",
+            f"deploy that code again, or give the plan up: recourse recover abort {context.plan.id}",
         )
 
 
 @contextmanager
-def _working(work: RecoveryContext, check: Callable[[], None]) -> Iterator[None]:
+def _working(context: RecoveryContext, check: Callable[[], None]) -> Iterator[None]:
     """Hold the plan and the stream. `check` refuses before the stream is stopped, and again once nobody else can act.
 
     The stream may start again, if the plan has stopped it, when nothing was begun or the plan is over.
     """
-    if work.plan.stream != work.stream.name:
-        raise UsageError(f"plan {work.plan.id} is of stream {work.plan.stream}", "name that stream's plan")
-    name = work.stream.name
-    patience = work.settings.for_stream(name).stop_deadline.total_seconds() + _STOP_EXTRA
-    with _only_operator(work.settings, work.plan):
+    if context.plan.stream != context.stream.name:
+        raise UsageError(f"plan {context.plan.id} is of stream {context.plan.stream}", "name that stream's plan")
+    name = context.stream.name
+    patience = context.settings.for_stream(name).stop_deadline.total_seconds() + _STOP_EXTRA
+    with _only_operator(context.settings, context.plan):
         check()
-        stop_request.ask_for(work.settings, name, work.plan.id)
+        stop_request.ask_for(context.settings, name, context.plan.id)
         try:
-            with take(work.settings, name, purpose=f"recovery {work.plan.id}", wait=patience):
-                mend(work.settings, work.stream, _reached(work))
+            with take(context.settings, name, purpose=f"recovery {context.plan.id}", wait=patience):
+                mend(context.settings, context.stream, _reached(context))
                 check()
                 yield
         finally:
-            if work.journal.outcome in ("planned", "published", "aborted"):
-                stop_request.clear_for(work.settings, name, work.plan.id)
+            if context.journal.outcome in ("planned", "published", "aborted"):
+                stop_request.clear_for(context.settings, name, context.plan.id)
 
 
-def _reached(work: RecoveryContext) -> Txn:
+def _reached(context: RecoveryContext) -> Txn:
     """Where the journal, or the stream's record, says that every table is."""
-    journal, plan, generation = work.journal, work.plan, work.record.generation
+    journal, plan, generation = context.journal, context.plan, context.record.generation
     if generation < plan.generation and journal.done("publish") is not None:
-        return last_entry(work.own, work.stream).txn
+        return last_entry(context.own, context.stream).txn
     fenced = generation < plan.generation and journal.done("fence") is not None
     return Txn(plan.generation if fenced else generation, -1)
 

@@ -26,56 +26,57 @@ from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
 
 
-def abort(work: RecoveryContext) -> Mapping[str, Any]:
+def abort(context: RecoveryContext) -> Mapping[str, Any]:
     """Bring the stream to where it goes on as it was; may be run again from its beginning after a kill."""
-    number = work.plan.generation + 1
-    fenced = fenced_by(work.settings, work.stream, work.plan.id)  # else the stream was free to run on
-    if work.journal.begun("fence") and fenced and work.record.generation != number:
-        kept = work.kept()
+    number = context.plan.generation + 1
+    fenced = fenced_by(context.settings, context.stream, context.plan.id)  # else the stream was free to run on
+    if context.journal.begun("fence") and fenced and context.record.generation != number:
+        kept = context.kept()
         # Of all tables: a kill may have left some without it.
-        fence(work.settings, work.stream, work.plan.id, work.plan.generation, passed=True)
-        reopen(work, kept, kept.ends, number=number, doing="abort")
-    staging.clear(work.settings, work.plan)
-    return {"generation": work.record.generation}
+        fence(context.settings, context.stream, context.plan.id, context.plan.generation, passed=True)
+        reopen(context, kept, kept.ends, number=number, doing="abort")
+    staging.clear(context.settings, context.plan)
+    return {"generation": context.record.generation}
 
 
-def skip(work: RecoveryContext) -> Mapping[str, Any]:
+def skip(context: RecoveryContext) -> Mapping[str, Any]:
     """Let the stream go on at the plan's offsets; may be run again from its beginning after a kill."""
-    if work.record.generation != work.plan.generation:
-        kept = work.kept()
-        reopen(work, kept, skipped_to(work), number=work.plan.generation, doing="skip")
-    return {"generation": work.record.generation}
+    if context.record.generation != context.plan.generation:
+        kept = context.kept()
+        reopen(context, kept, skipped_to(context), number=context.plan.generation, doing="skip")
+    return {"generation": context.record.generation}
 
 
-def skipped_to(work: RecoveryContext) -> Offsets:
+def skipped_to(context: RecoveryContext) -> Offsets:
     """Where the stream goes on: the plan's offsets, or where it is by now, if that is further."""
-    at = position(work)
+    at = position(context)
     return {
         topic: {p: max(offset, at.get(topic, {}).get(p, 0)) for p, offset in each.items()}
-        for topic, each in work.plan.wanted.items()
+        for topic, each in context.plan.wanted.items()
     }
 
 
-def position(work: RecoveryContext) -> Offsets:
+def position(context: RecoveryContext) -> Offsets:
     """Where the stream had come when it was kept: a batch that only the tables know as done counts."""
     return {
-        topic: {int(p): offset for p, offset in each.items()} for topic, each in work.found("keep")["position"].items()
+        topic: {int(p): offset for p, offset in each.items()}
+        for topic, each in context.found("keep")["position"].items()
     }
 
 
-def _as_they_are(work: RecoveryContext, kept: Savepoint, doing: str) -> dict[str, Content]:
+def _as_they_are(context: RecoveryContext, kept: Savepoint, doing: str) -> dict[str, Content]:
     """What the tables hold after the savepoint's batch; where a person has accepted a change since, with that change.
 
     A batch that the tables have and the checkpoint does not know as done comes again after an abort, so its rows go; a
     skip lies behind it, so they stay. Raises PreflightRefused where an accepted change came on top of rows that go.
     """
-    unfinished = work.found("keep")["batch"] != kept.batch
+    unfinished = context.found("keep")["batch"] != kept.batch
     if unfinished and doing == "skip":
-        return {sink.name: content_of(sink.path) for sink in sinks(work.settings, work.stream)}
-    contents = contents_of(work.settings, kept)
-    for sink in sinks(work.settings, work.stream):
-        _, foreign = newest(sink.path, work.stream.name)
-        if foreign and all(commit.version in work.record.accepts(sink.name) for commit in foreign):
+        return {sink.name: content_of(sink.path) for sink in sinks(context.settings, context.stream)}
+    contents = contents_of(context.settings, kept)
+    for sink in sinks(context.settings, context.stream):
+        _, foreign = newest(sink.path, context.stream.name)
+        if foreign and all(commit.version in context.record.accepts(sink.name) for commit in foreign):
             if unfinished or _further(sink, kept):
                 raise PreflightRefused(
                     f"version {foreign[0].version} of table {sink.name} came after a batch that was not finished",
@@ -92,44 +93,44 @@ def _further(sink: DeltaSink, kept: Savepoint) -> bool:
     return newest_batch is not None and newest_batch.txn > kept.txn
 
 
-def reopen(work: RecoveryContext, kept: Savepoint, ends: Offsets, *, number: int, doing: str) -> None:
+def reopen(context: RecoveryContext, kept: Savepoint, ends: Offsets, *, number: int, doing: str) -> None:
     """Open generation `number` on what the savepoint holds; the next batch begins at `ends`."""
-    settings, record = work.settings, work.record
-    target = stream_record.checkpoint(settings, work.stream.name, number).folder
+    settings, record = context.settings, context.record
+    target = stream_record.checkpoint(settings, context.stream.name, number).folder
     if not target.exists():
         copy(savepoints.checkpoint_of(settings, kept), target, ends=ends)
     publish(
         settings,
-        work.stream,
-        _as_they_are(work, kept, doing),
+        context.stream,
+        _as_they_are(context, kept, doing),
         record=record,
-        plan=work.plan.id,
+        plan=context.plan.id,
         at=Txn(number, kept.batch),
         offsets=[OffsetRange(topic, kept.topic_ids[topic], {}, dict(each)) for topic, each in ends.items()],
         code=CodeVersion(*kept.code),
-        between=lambda _: work.crash_point(f"recover_{doing}_between"),
+        between=lambda _: context.crash_point(f"recover_{doing}_between"),
     )
-    work.crash_point(f"recover_{doing}_published")
-    opened = Generation(number, time.time(), f"{doing} of {work.plan.id}", kept.generation, kept.batch)
+    context.crash_point(f"recover_{doing}_published")
+    opened = Generation(number, time.time(), f"{doing} of {context.plan.id}", kept.generation, kept.batch)
     void = []
     if doing == "skip":
-        void = list(_void(work, ends, number))
+        void = list(_void(context, ends, number))
         border = tuple(
             OffsetRange(topic, kept.topic_ids[topic], dict(each), dict(each)) for topic, each in ends.items()
         )
-        entry = LedgerEntry("batch", work.stream.name, work.stream.primary.name, number, kept.batch, border)
-        ledger_file(settings, work.stream.name).append(replace(entry, code=CodeVersion(*kept.code)), {})
+        entry = LedgerEntry("batch", context.stream.name, context.stream.primary.name, number, kept.batch, border)
+        ledger_file(settings, context.stream.name).append(replace(entry, code=CodeVersion(*kept.code)), {})
     opened_record = replace(record, generations=(*record.generations, opened), void_ranges=(*record.void_ranges, *void))
     stream_record.save(settings, opened_record)
 
 
-def _void(work: RecoveryContext, ends: Offsets, generation: int) -> Iterator[Mapping[str, Any]]:
+def _void(context: RecoveryContext, ends: Offsets, generation: int) -> Iterator[Mapping[str, Any]]:
     """The ranges that are never read, as the record keeps them: as long as their generation is on the path."""
-    at = position(work)
-    earliest = {topic.name: topic.earliest for topic in work.plan.saw.topics}
+    at = position(context)
+    earliest = {topic.name: topic.earliest for topic in context.plan.saw.topics}
     for topic, each in ends.items():
         for partition, end in each.items():
             begin = at.get(topic, {}).get(partition, earliest[topic].get(partition, 0))
             if begin < end:
                 place = {"topic": topic, "partition": partition, "from": begin, "to": end}
-                yield {**place, "plan": work.plan.id, "generation": generation, "at": time.time()}
+                yield {**place, "plan": context.plan.id, "generation": generation, "at": time.time()}

@@ -17,16 +17,16 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 
 
-def replay(work: RecoveryContext) -> Mapping[str, Any]:
+def replay(context: RecoveryContext) -> Mapping[str, Any]:
     """Run to the topic's end, and look whether that is as far as the stream had come.
 
     Raises PermanentError or TransientError as the session's own failure was.
     """
     began = time.monotonic()
-    session = Session(work.own, [work.stream], trigger="available-now", replan=border_of(work))
+    session = Session(context.own, [context.stream], trigger="available-now", replan=border_of(context))
     over = threading.Event()
     refused: list[UsageError] = []
-    watcher = threading.Thread(target=_watch, args=(session, work, over, refused), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(session, context, over, refused), daemon=True)
     watcher.start()
     try:
         code = session.run()
@@ -40,32 +40,32 @@ def replay(work: RecoveryContext) -> Mapping[str, Any]:
         permanent = error.get("permanent") == "true"
         raise (PermanentError if permanent else TransientError)(
             f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
-            f"recourse recover abort {work.plan.id}, correct it, and plan again"
+            f"recourse recover abort {context.plan.id}, correct it, and plan again"
             if permanent
-            else f"go on with it: recourse recover resume {work.plan.id}",
+            else f"go on with it: recourse recover resume {context.plan.id}",
         )
-    last = last_entry(work.own, work.stream)
-    kept = work.kept().ends
+    last = last_entry(context.own, context.stream)
+    kept = context.kept().ends
     reached = {r.topic: dict(r.end) for r in last.offsets}
     for topic, ends in kept.items():
         for partition, end in ends.items():
             if reached.get(topic, {}).get(partition, 0) < end:
                 raise PermanentError(
                     f"the replay ended at {reached}, before where the stream was, {kept}",
-                    f"records are missing from topic {topic}; abort: recourse recover abort {work.plan.id}",
+                    f"records are missing from topic {topic}; abort: recourse recover abort {context.plan.id}",
                 )
     return {
         "batch": last.batch,
         "seconds": round(time.monotonic() - began, 1),
-        "records": _replayed(work, reached),
-        "since": at_the_border(work, reached),
+        "records": _replayed(context, reached),
+        "since": at_the_border(context, reached),
     }
 
 
-def _watch(session: Session, work: RecoveryContext, over: threading.Event, refused: list[UsageError]) -> None:
+def _watch(session: Session, context: RecoveryContext, over: threading.Event, refused: list[UsageError]) -> None:
     """Tell how far the replay is, once a second; end it when a rule cannot be asked of the table that it writes."""
     asked = False
-    ends = {(topic, p): (begin, end) for topic, p, begin, end in work.plan.ranges()}
+    ends = {(topic, p): (begin, end) for topic, p, begin, end in context.plan.ranges()}
     total = sum(end - begin for begin, end in ends.values())
     while not over.wait(1.0):
         for running in list(session.running):
@@ -73,7 +73,7 @@ def _watch(session: Session, work: RecoveryContext, over: threading.Event, refus
             if pipeline is not None and not asked:
                 asked = True
                 try:
-                    refuse_unaskable(pipeline.primary.path, work.plan.checks.rules)
+                    refuse_unaskable(pipeline.primary.path, context.plan.checks.rules)
                 except UsageError as error:
                     refused.append(error)
                     session.stop_all.set()
@@ -86,11 +86,11 @@ def _watch(session: Session, work: RecoveryContext, over: threading.Event, refus
             done = sum(
                 offset - ends.get((t, p), (offset, 0))[0] for t, each in reached.items() for p, offset in each.items()
             )
-            work.talk.progress(done, max(total, done))
+            context.events.progress(done, max(total, done))
 
 
-def _replayed(work: RecoveryContext, reached: Mapping[str, Mapping[int, int]]) -> int:
-    begins = {(topic, p): begin for topic, p, begin, _ in work.plan.ranges()}
+def _replayed(context: RecoveryContext, reached: Mapping[str, Mapping[int, int]]) -> int:
+    begins = {(topic, p): begin for topic, p, begin, _ in context.plan.ranges()}
     return sum(end - begins.get((t, p), 0) for t, each in reached.items() for p, end in each.items())
 
 

@@ -98,41 +98,41 @@ class Border:
         return True
 
 
-def border_of(work: RecoveryContext) -> Border:
+def border_of(context: RecoveryContext) -> Border:
     """The border of a plan's replay: where the published tables end, and for windows where their last batch began."""
-    kept, found = work.kept(), work.found("keep")
+    kept, found = context.kept(), context.found("keep")
     ends = {topic: {int(p): offset for p, offset in each.items()} for topic, each in found["position"].items()}
     before: TopicOffsets | None = kept.ends
     if found["batch"] == kept.batch:
         try:
-            before = Checkpoint(savepoints.checkpoint_of(work.settings, kept)).start(kept.batch)
+            before = Checkpoint(savepoints.checkpoint_of(context.settings, kept)).start(kept.batch)
         except PreflightRefused:  # the savepoint's log does not reach back to the batch's beginning
             before = None
-    own = work.own.for_stream(work.stream.name)
+    own = context.own.for_stream(context.stream.name)
     steps: tuple[TopicOffsets, ...] = (ends,)
     empty = False
-    watermark = any(topic.event_time is not None for topic in work.stream.sources.values())
-    if work.plan.stateful and watermark and before is not None and set(_flat(before)) == set(_flat(ends)):
+    watermark = any(topic.event_time is not None for topic in context.stream.sources.values())
+    if context.plan.stateful and watermark and before is not None and set(_flat(before)) == set(_flat(ends)):
         empty = _flat(before) == _flat(ends)
         steps = (ends,) if empty else (before, ends)
-    return Border(steps, empty, own.max_offsets_per_trigger, lambda: keep_tables(work))
+    return Border(steps, empty, own.max_offsets_per_trigger, lambda: keep_tables(context))
 
 
-def kept_table(work: RecoveryContext, name: str) -> Path | None:
+def kept_table(context: RecoveryContext, name: str) -> Path | None:
     """A staging table as it was at the border; None where the replay has none, or has read nothing past it."""
-    path = staging(work.settings, work.plan.id) / _FOLDER / name
+    path = staging(context.settings, context.plan.id) / _FOLDER / name
     return path if path.is_dir() else None
 
 
-def keep_tables(work: RecoveryContext) -> None:
+def keep_tables(context: RecoveryContext) -> None:
     """Keep the staging tables as they are now; what was kept already stays."""
-    place = staging(work.settings, work.plan.id) / _FOLDER
+    place = staging(context.settings, context.plan.id) / _FOLDER
     if place.is_dir():
         return
     partial = place.with_name(f"{_FOLDER}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    for declared, _ in all_tables(work.stream):
-        table = work.own.tables / declared.name
+    for declared, _ in all_tables(context.stream):
+        table = context.own.tables / declared.name
         if not table.is_dir():
             continue
         handle, content = DeltaTable(table), content_of(table)
@@ -140,20 +140,20 @@ def keep_tables(work: RecoveryContext) -> None:
         saved = SavedTable(declared.name, "", handle.version(), content.schema, partitions, len(content.files))
         how = CommitProperties(custom_metadata={"at": str(int(time.time()))})
         files = list(content.files.values())
-        workshop.table_of(partial / declared.name, saved, files, table, stream=work.stream.name, how=how)
+        workshop.table_of(partial / declared.name, saved, files, table, stream=context.stream.name, how=how)
     partial.mkdir(parents=True, exist_ok=True)
     sync_tree(partial)  # what lies there under its last name is believed by every resume
     partial.replace(place)
     sync(place.parent)
 
 
-def at_the_border(work: RecoveryContext, reached: TopicOffsets) -> int | None:
+def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None:
     """Records past the border that the replay has read, when the tables were kept there; None if it has no border."""
-    border = _flat({t: {int(p): o for p, o in each.items()} for t, each in work.found("keep")["position"].items()})
+    border = _flat({t: {int(p): o for p, o in each.items()} for t, each in context.found("keep")["position"].items()})
     since = {place: offset - border.get(place, 0) for place, offset in _flat(reached).items()}
     if not any(since.values()):
         return 0
-    return sum(since.values()) if kept_table(work, work.stream.primary.name) is not None else None
+    return sum(since.values()) if kept_table(context, context.stream.primary.name) is not None else None
 
 
 def _flat(offsets: TopicOffsets) -> dict[Place, int]:

@@ -64,7 +64,7 @@ class Stage(Protocol):
     def explain(self, plan: Plan) -> str:
         """What it will do, as one line of the plan's text."""
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Do it, from the beginning whatever a kill has left; what it found goes into the journal."""
 
 
@@ -77,41 +77,43 @@ class TakeSavepoint:
         """What it will do."""
         return f"stop {plan.stream} and keep everything in a savepoint, so that abort and undo can bring it back"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Look again now that the stream stands still, and take the savepoint."""
-        work.base()
-        found = planning_snapshot(work.settings, work.stream, work.topics)
-        refuse_foreign(work.settings, work.stream, found.record)
-        if words := moved(work.plan, found.world):
+        context.base()
+        found = planning_snapshot(context.settings, context.stream, context.topics)
+        refuse_foreign(context.settings, context.stream, found.record)
+        if words := moved(context.plan, found.world):
             raise PreflightRefused(
-                f"plan {work.plan.id} no longer holds: {'; '.join(words)}",
-                f"give it up, it has done nothing: recourse recover abort {work.plan.id}; then make a new plan",
+                f"plan {context.plan.id} no longer holds: {'; '.join(words)}",
+                f"give it up, it has done nothing: recourse recover abort {context.plan.id}; then make a new plan",
             )
-        if work.plan.skips and work.plan.stateful and found.around.checkpoint.committed != found.world.batch:
+        if context.plan.skips and context.plan.stateful and found.around.checkpoint.committed != found.world.batch:
             raise UsageError(
                 f"{found.world.txn} is in the tables, and the state does not know it yet",
-                f"let the stream finish it (recourse streams run {work.stream.name} --trigger available-now), then "
+                f"let the stream finish it (recourse streams run {context.stream.name} --trigger available-now), then "
                 "resume; if it cannot start, abort, and make a plan that goes back",
             )
         committed = found.around.checkpoint.committed
         if committed is None:
-            raise UsageError(f"stream {work.stream.name} has not finished a batch yet", "there is nothing to put right")
-        savepoints.drop_outdated(work.settings, found.record, committed)
-        taken = savepoints.take(work.settings, found.record, committed, "recovery", f"before {work.plan.id}")
-        savepoints.keep_for_recovery(work.settings, taken)
+            raise UsageError(
+                f"stream {context.stream.name} has not finished a batch yet", "there is nothing to put right"
+            )
+        savepoints.drop_outdated(context.settings, found.record, committed)
+        taken = savepoints.take(context.settings, found.record, committed, "recovery", f"before {context.plan.id}")
+        savepoints.keep_for_recovery(context.settings, taken)
         at = found.history.position
-        if work.plan.skips and all(
-            offset <= at.get(t, {}).get(p, 0) for t, each in work.plan.wanted.items() for p, offset in each.items()
+        if context.plan.skips and all(
+            offset <= at.get(t, {}).get(p, 0) for t, each in context.plan.wanted.items() for p, offset in each.items()
         ):
             raise UsageError(
-                f"stream {work.stream.name} has come past the plan's offsets by itself",
-                f"there is nothing left to skip: recourse recover abort {work.plan.id}",
+                f"stream {context.stream.name} has come past the plan's offsets by itself",
+                f"there is nothing left to skip: recourse recover abort {context.plan.id}",
             )
         return {
             "savepoint": taken.id,
             "batch": found.world.batch,
             "position": {topic: dict(each) for topic, each in at.items()},
-            "since": found.world.batch - work.plan.saw.batch,
+            "since": found.world.batch - context.plan.saw.batch,
         }
 
 
@@ -124,12 +126,12 @@ class Fence:
         """What it will do."""
         return f"fence {_tables(plan)} for generation {plan.generation}: only this plan starts the stream from here on"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """One commit without rows a table; until the first of them the stream may have run on, so it is kept again."""
-        if not fenced_by(work.settings, work.stream, work.plan.id):
-            work.journal.write("keep", "done", TakeSavepoint().run(work))
-        remembered_deletes.begin(work.settings, work.stream, generation=work.record.generation)
-        fence(work.settings, work.stream, work.plan.id, work.plan.generation)
+        if not fenced_by(context.settings, context.stream, context.plan.id):
+            context.journal.write("keep", "done", TakeSavepoint().run(context))
+        remembered_deletes.begin(context.settings, context.stream, generation=context.record.generation)
+        fence(context.settings, context.stream, context.plan.id, context.plan.generation)
         return {}
 
 
@@ -146,10 +148,10 @@ class Prepare:
         empty = "; state starts empty" if plan.discards_state else ""
         return f"{state} start as of savepoint {plan.base.savepoint} (hard links, no copy){empty}"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Make them anew."""
-        workshop.prepare(work.settings, work.plan, work.record, work.base())
-        workshop.sync_all(work.settings, work.plan)
+        workshop.prepare(context.settings, context.plan, context.record, context.base())
+        workshop.sync_all(context.settings, context.plan)
         return {}
 
 
@@ -163,10 +165,10 @@ class Replay:
         seconds = "" if plan.seconds is None else f", about {plan.seconds:,.0f} s at the stream's own pace"
         return f"replay {counted(plan.records, 'record')} with code {plan.saw.code[0]} into staging tables{seconds}"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Run to the topic's end."""
-        found = replay(work)
-        workshop.sync_all(work.settings, work.plan)
+        found = replay(context)
+        workshop.sync_all(context.settings, context.plan)
         return found
 
 
@@ -181,37 +183,37 @@ class Audit:
         bound = "" if plan.checks.max_changed is None else f"; at most {plan.checks.max_changed:.1%} of the rows change"
         return f"compare staging with the published tables, as of where these end in the topics{rules}{bound}"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
-        plan, staged = work.plan, staging(work.settings, work.plan.id)
-        refuse_foreign(work.settings, work.stream, work.record)
-        bad = broken(staged / work.stream.primary.name, plan.checks.rules)
-        work.talk.tell(_as_of(work))
-        work.differences = [
+        plan, staged = context.plan, staging(context.settings, context.plan.id)
+        refuse_foreign(context.settings, context.stream, context.record)
+        bad = broken(staged / context.stream.primary.name, plan.checks.rules)
+        context.events.tell(_as_of(context))
+        context.differences = [
             compare(
                 declared.name,
-                work.settings.tables / declared.name,
-                kept_table(work, declared.name) or staged / declared.name,
+                context.settings.tables / declared.name,
+                kept_table(context, declared.name) or staged / declared.name,
                 declared.keys,
             )
-            for declared, role in all_tables(work.stream)
+            for declared, role in all_tables(context.stream)
             if role != "deletes"  # they follow from the rows, and are as old as the batches that noted them
         ]
         said = [each.words(rule) for rule, each in bad.items() if each.rows]
-        for declared, _ in all_tables(work.stream):
-            said += misfit(work.settings.tables / declared.name, staged / declared.name)
+        for declared, _ in all_tables(context.stream):
+            said += misfit(context.settings.tables / declared.name, staged / declared.name)
         limit = plan.checks.max_changed
         said += [
             f"{d.share:.1%} of the rows of {d.table} change, at most {limit:.1%} may"
-            for d in work.differences
+            for d in context.differences
             if limit is not None and d.share > limit
         ]
         if said:
             raise AuditRefused(
                 "; ".join(said), f"give it up, correct the function and plan again: recourse recover abort {plan.id}"
             )
-        _ask(work)
-        return {"differences": [dataclasses.asdict(replace(d, sample=())) for d in work.differences]}
+        _ask(context)
+        return {"differences": [dataclasses.asdict(replace(d, sample=())) for d in context.differences]}
 
 
 class Publish:
@@ -223,23 +225,23 @@ class Publish:
         """What it will do."""
         return f"one commit a table makes the rebuilt rows the published ones: {_tables(plan)}"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Publish the staging tables' files."""
-        staged = staging(work.settings, work.plan.id)
-        contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(work.stream)}
-        last = last_entry(work.own, work.stream)
-        begins = work.plan.base.ends  # so that who reads the log knows from where on the rows were rebuilt
+        staged = staging(context.settings, context.plan.id)
+        contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(context.stream)}
+        last = last_entry(context.own, context.stream)
+        begins = context.plan.base.ends  # so that who reads the log knows from where on the rows were rebuilt
         offsets = [replace(each, start=dict(begins.get(each.topic, {}))) for each in last.offsets]
         done = publish(
-            work.settings,
-            work.stream,
+            context.settings,
+            context.stream,
             contents,
-            record=work.record,
-            plan=work.plan.id,
+            record=context.record,
+            plan=context.plan.id,
             at=last.txn,
             offsets=offsets,
             code=last.code,
-            between=lambda _: work.crash_point("recover_publish_between"),
+            between=lambda _: context.crash_point("recover_publish_between"),
         )
         return {"tables": [dataclasses.asdict(table) for table in done]}
 
@@ -254,9 +256,9 @@ class Confirm:
         records = sum(end - begin for _, _, begin, end in plan.skipped())
         return f"ask whether {'this one record' if records == 1 else f'these {records:,} records'} may be left out"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Ask; raises AuditRefused."""
-        _ask(work)
+        _ask(context)
         return {}
 
 
@@ -269,9 +271,9 @@ class Skip:
         """What it will do."""
         return f"go on in generation {plan.generation} with the first record after them"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Open the generation there."""
-        return skip(work)
+        return skip(context)
 
 
 class SwitchGeneration:
@@ -283,29 +285,29 @@ class SwitchGeneration:
         """What it will do."""
         return f"the stream goes on in generation {plan.generation}; generation {plan.saw.generation} stays on disk"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Move the checkpoint, adopt the ledger's lines, then write the record."""
-        name, number = work.stream.name, work.plan.generation
-        record = work.record
+        name, number = context.stream.name, context.plan.generation
+        record = context.record
         if record.generation == number:
             return {"generation": number}
-        source = stream_record.checkpoint(work.own, name, number).folder
-        target = stream_record.checkpoint(work.settings, name, number).folder
+        source = stream_record.checkpoint(context.own, name, number).folder
+        target = stream_record.checkpoint(context.settings, name, number).folder
         if not target.exists():
             source.rename(target)
             sync(target.parent)
-        work.crash_point("recover_switch_between")
-        ledger_file(work.settings, name).adopt(ledger_file(work.own, name))
-        output_plans.adopt(stream_record.folder(work.settings, name), stream_record.folder(work.own, name))
-        replayed = stream_record.load(work.own, name)
+        context.crash_point("recover_switch_between")
+        ledger_file(context.settings, name).adopt(ledger_file(context.own, name))
+        output_plans.adopt(stream_record.folder(context.settings, name), stream_record.folder(context.own, name))
+        replayed = stream_record.load(context.own, name)
         assert replayed is not None
         stream_record.save(
-            work.settings,
+            context.settings,
             replace(
                 replayed,
-                generations=(*record.generations, workshop.opened_by(work.plan)),
+                generations=(*record.generations, workshop.opened_by(context.plan)),
                 tables=record.tables,
-                topics=record.topics if work.plan.discards_state else replayed.topics,
+                topics=record.topics if context.plan.discards_state else replayed.topics,
                 accepted=record.accepted,
             ),
         )
@@ -322,9 +324,9 @@ class CleanUp:
         staging_goes = "" if plan.skips else "remove staging; "
         return f"{staging_goes}start the stream again: recourse streams run {plan.stream}, or Dagster does"
 
-    def run(self, work: RecoveryContext) -> Found:
+    def run(self, context: RecoveryContext) -> Found:
         """Remove the workshop and the stop marker that the plan has set."""
-        workshop.clear(work.settings, work.plan)
+        workshop.clear(context.settings, context.plan)
         return {}
 
 
@@ -346,14 +348,14 @@ def stages_of(plan: Plan) -> tuple[Stage, ...]:
     return FORWARD if plan.skips else BACK
 
 
-def _ask(work: RecoveryContext) -> None:
-    if not work.talk.confirm(work):
-        raise AuditRefused(NOT_CONFIRMED, next_step(work.plan.id, "waits for confirmation"))
+def _ask(context: RecoveryContext) -> None:
+    if not context.events.confirm(context):
+        raise AuditRefused(NOT_CONFIRMED, next_step(context.plan.id, "waits for confirmation"))
 
 
-def _as_of(work: RecoveryContext) -> str:
+def _as_of(context: RecoveryContext) -> str:
     """Which moment of the replay is compared with the published tables."""
-    since = work.found("replay").get("since", 0)
+    since = context.found("replay").get("since", 0)
     if since is None:
         return (
             "  the replay has no batch that ends where the published tables do: what came since shows as a difference"

@@ -9,8 +9,8 @@ input under `--supervised` (the parent is gone), or because the trigger was avai
 
 Under `--supervised`, a stream whose recovery is over starts again in the running session if the session's code and
 settings are those on disk. Otherwise the session starts itself again (`runtime/restart_in_place.py`), because corrected
-code needs a new process; it does the same when the code of a stream that failed for good has changed. Whoever started the session sees
-the same process go on.
+code needs a new process; it does the same when the code of a stream that failed for good has changed. Whoever started
+the session sees the same process go on.
 
 Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
 that failed needs a person.

@@ -269,20 +269,20 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
     found = load(call.settings, name)
     selected: Stream = call.topology.select([found.stream])[0]
     log_to_stderr()
-    work: RecoveryContext = act(call.settings, selected, _topics(call), found, _talk(yes))
+    done: RecoveryContext = act(call.settings, selected, _topics(call), found, _events(yes))
     outcome = journal_of(call.settings, name).outcome
     if output is Output.json:
-        print_json({"plan": name, "outcome": outcome, "generation": work.record.generation})
+        print_json({"plan": name, "outcome": outcome, "generation": done.record.generation})
     else:
-        say(f"plan {name} is {outcome}; stream {found.stream} is in generation {work.record.generation}")
+        say(f"plan {name} is {outcome}; stream {found.stream} is in generation {done.record.generation}")
 
 
-def _talk(yes: bool) -> RecoveryEvents:
+def _events(yes: bool) -> RecoveryEvents:
     from reprocessing.audit import paired
     from reprocessing.context import RecoveryEvents
 
-    def confirm(work: RecoveryContext) -> bool:
-        for difference in work.differences:
+    def confirm(recovery: RecoveryContext) -> bool:
+        for difference in recovery.differences:
             say(_words(difference))
             for since, *counts in difference.by_time:
                 words = _counts(*paired(*counts, keyed=difference.keyed))
@@ -291,8 +291,8 @@ def _talk(yes: bool) -> RecoveryEvents:
                 say(f"    {_row_words(row)}")
         if yes:
             return True
-        doing = "skip these records" if work.plan.skips else "publish the rebuilt rows"
-        return typer.confirm(f"{doing} (plan {work.plan.id})?", err=True)
+        doing = "skip these records" if recovery.plan.skips else "publish the rebuilt rows"
+        return typer.confirm(f"{doing} (plan {recovery.plan.id})?", err=True)
 
     began: list[tuple[float, int]] = []
 

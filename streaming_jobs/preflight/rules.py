@@ -1,7 +1,8 @@
 """Before every start: do checkpoint, tables and topics tell the same story?
 
-`check_start` is pure: it looks at a `StreamSnapshot` (`snapshot.py`) and returns findings. A finding of severity `refuse` means that starting would lose, double or mix rows; the stream stays where it
-is until a person has acted. The rules, in the order they are looked at:
+`check_start` is pure: it looks at a `StreamSnapshot` (`snapshot.py`) and returns findings. A finding of severity
+`refuse` means that starting would lose, double or mix rows; the stream stays where it is until a person has acted.
+The rules, in the order they are looked at:
 
 1. The generation in stream.json is the one the tables carry, and no table is behind a fence.
 2. The primary table's last batch is the checkpoint's last committed batch, or its last planned one
@@ -36,15 +37,15 @@ class Finding:
     next_step: str
 
 
-def check_start(world: StreamSnapshot) -> list[Finding]:
+def check_start(snapshot: StreamSnapshot) -> list[Finding]:
     """All findings about a world; an empty list means the stream may start."""
     return [
-        *_unrecorded(world),
-        *_sinks(world),
-        *_generations(world),
-        *_positions(world),
-        *_foreign(world),
-        *_topics(world),
+        *_unrecorded(snapshot),
+        *_sinks(snapshot),
+        *_generations(snapshot),
+        *_positions(snapshot),
+        *_foreign(snapshot),
+        *_topics(snapshot),
     ]
 
 
@@ -58,75 +59,76 @@ def enforce(findings: list[Finding]) -> list[str]:
     return [f"{f.found}: {f.next_step}" for f in findings]
 
 
-def _unrecorded(world: StreamSnapshot) -> Iterator[Finding]:
-    if world.record is not None:
+def _unrecorded(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    if snapshot.record is not None:
         return
-    if world.checkpoint.planned is not None:
+    if snapshot.checkpoint.planned is not None:
         yield Finding(
             "refuse",
-            f"the checkpoint of stream {world.stream} is at batch {world.checkpoint.planned}, but its record is gone",
-            _restore(world),
+            f"the checkpoint of stream {snapshot.stream} is at batch {snapshot.checkpoint.planned}, "
+            "but its record is gone",
+            _restore(snapshot),
         )
-    for table in world.tables:
+    for table in snapshot.tables:
         if table.txn is not None:
             yield Finding(
                 "refuse",
-                f"table {table.name} holds rows of stream {world.stream} up to {table.txn}, "
+                f"table {table.name} holds rows of stream {snapshot.stream} up to {table.txn}, "
                 "but the stream's record is gone",
-                _restore(world),
+                _restore(snapshot),
             )
 
 
-def _sinks(world: StreamSnapshot) -> Iterator[Finding]:
-    for table in world.tables:
-        if table.table_id is not None and table.owner != world.stream:
+def _sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    for table in snapshot.tables:
+        if table.table_id is not None and table.owner != snapshot.stream:
             whose = f"belongs to stream {table.owner}" if table.owner else "was not made by Recourse"
             renamed = f"if {table.owner} was renamed, keep its name: @stream(name='{table.owner}', ...); otherwise "
             yield Finding(
                 "refuse",
-                f"table {table.name} {whose}, so stream {world.stream} may not write it",
+                f"table {table.name} {whose}, so stream {snapshot.stream} may not write it",
                 f"{renamed if table.owner else ''}name another table in the stream's sink, or move that table away",
             )
-    if world.record is None or not world.record.tables:
+    if snapshot.record is None or not snapshot.record.tables:
         return
-    now = {t.name: t.role for t in world.tables}
-    before = {t.name: t.role for t in world.record.tables}
+    now = {t.name: t.role for t in snapshot.tables}
+    before = {t.name: t.role for t in snapshot.record.tables}
     for name in sorted(before.keys() - now.keys()):
         again = "declare the sink again"
         if before[name] == "deletes":
             again = "declare order_by and delete_when of its sink again: they hold for the table's whole life"
-        yield Finding("refuse", f"stream {world.stream} no longer writes table {name}", again)
+        yield Finding("refuse", f"stream {snapshot.stream} no longer writes table {name}", again)
     for name in sorted(now.keys() - before.keys()):
         if now[name] == "deletes":
             continue
         yield Finding(
             "refuse",
-            f"stream {world.stream} would begin to write table {name} in the middle of its life",
+            f"stream {snapshot.stream} would begin to write table {name} in the middle of its life",
             "declare it as a sink of a new stream, which reads the topic from its start",
         )
-    for table in world.tables:
-        bound = world.record.table(table.name)
+    for table in snapshot.tables:
+        bound = snapshot.record.table(table.name)
         if bound is None:
             continue
         if table.table_id is None:
             yield Finding(
                 "refuse",
                 f"table {table.name} is gone",
-                f"put it back from a copy; or {world.start_over}",
+                f"put it back from a copy; or {snapshot.start_over}",
             )
         elif bound.table_id and table.table_id != bound.table_id:
             yield Finding(
                 "refuse",
-                f"table {table.name} is another table than the one stream {world.stream} filled",
+                f"table {table.name} is another table than the one stream {snapshot.stream} filled",
                 "put it back",
             )
 
 
-def _generations(world: StreamSnapshot) -> Iterator[Finding]:
-    if world.record is None:
+def _generations(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    if snapshot.record is None:
         return
-    current = world.record.generation
-    for table in world.tables:
+    current = snapshot.record.generation
+    for table in snapshot.tables:
         if table.txn is None:
             continue
         if table.entry is not None and table.entry.kind == "fence":
@@ -147,39 +149,39 @@ def _generations(world: StreamSnapshot) -> Iterator[Finding]:
                 "refuse",
                 f"table {table.name} is in generation {table.txn.generation}, the stream's state in {current}: "
                 "the state folder is an old copy",
-                _restore(world),
+                _restore(snapshot),
             )
 
 
-def _positions(world: StreamSnapshot) -> Iterator[Finding]:
-    if world.record is None:
+def _positions(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    if snapshot.record is None:
         return
-    primary = next(t for t in world.tables if t.role == "primary")
-    at = _batch(primary, world.record.generation)
-    planned, committed = world.checkpoint.planned, world.checkpoint.committed
+    primary = next(t for t in snapshot.tables if t.role == "primary")
+    at = _batch(primary, snapshot.record.generation)
+    planned, committed = snapshot.checkpoint.planned, snapshot.checkpoint.committed
     done = -1 if committed is None else committed
     if at not in {done, -1 if planned is None else planned}:
-        yield Finding("refuse", _disagreement(primary.name, at, done), _remedy(world, at, done))
+        yield Finding("refuse", _disagreement(primary.name, at, done), _remedy(snapshot, at, done))
         return
-    if primary.entry is not None and at >= 0 and at in world.checkpoint.ends:
+    if primary.entry is not None and at >= 0 and at in snapshot.checkpoint.ends:
         ledger = {r.topic: dict(r.end) for r in primary.entry.offsets}
-        spark = {topic: dict(ends) for topic, ends in world.checkpoint.ends[at].items()}
+        spark = {topic: dict(ends) for topic, ends in snapshot.checkpoint.ends[at].items()}
         if primary.entry.txn.batch == at and ledger != spark:
             yield Finding(
                 "refuse",
                 f"batch {at} ends at {spark} in the checkpoint and at {ledger} in table {primary.name}: "
                 "the checkpoint is from another life of the stream",
-                _restore(world),
+                _restore(snapshot),
             )
     listed = primary.entry.txns if primary.entry else {}
-    for table in world.tables:
+    for table in snapshot.tables:
         if table.role == "primary":
             continue
         expected = Txn.of(listed[table.name]) if table.name in listed else None
         # No batch of the primary has listed the table yet: it is at most made.
-        made = expected is None and table.txn == Txn(world.record.generation, -1)
+        made = expected is None and table.txn == Txn(snapshot.record.generation, -1)
         in_flight = planned is not None and planned > done and at < planned
-        if table.txn == expected or made or (in_flight and table.txn == Txn(world.record.generation, planned or 0)):
+        if table.txn == expected or made or (in_flight and table.txn == Txn(snapshot.record.generation, planned or 0)):
             continue
         yield Finding(
             "refuse",
@@ -201,22 +203,22 @@ def _disagreement(table: str, at: int, done: int) -> str:
     return f"table {table} has {said}, the checkpoint has {checkpoint}: {older}"
 
 
-def _remedy(world: StreamSnapshot, at: int, done: int) -> str:
+def _remedy(snapshot: StreamSnapshot, at: int, done: int) -> str:
     if at < done:
         return (
             "put the table back to the version that it had (its log has it), or the checkpoint to a copy of that time"
         )
-    return _restore(world)
+    return _restore(snapshot)
 
 
-def _restore(world: StreamSnapshot) -> str:
-    return restore_checkpoint(world.stream, world.folders)
+def _restore(snapshot: StreamSnapshot) -> str:
+    return restore_checkpoint(snapshot.stream, snapshot.folders)
 
 
-def _foreign(world: StreamSnapshot) -> Iterator[Finding]:
-    accepted = world.record.accepts if world.record else lambda _: frozenset[int]()
-    for table in world.tables:
-        if table.table_id is not None and table.owner != world.stream:
+def _foreign(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    accepted = snapshot.record.accepts if snapshot.record else lambda _: frozenset[int]()
+    for table in snapshot.tables:
+        if table.table_id is not None and table.owner != snapshot.stream:
             continue  # told once; every commit in it is foreign
         for commit in table.foreign:
             if commit.version in accepted(table.name):
@@ -224,8 +226,8 @@ def _foreign(world: StreamSnapshot) -> Iterator[Finding]:
             yield Finding(
                 "refuse",
                 f"version {commit.version} of table {table.name} ({commit.operation or 'unknown operation'}) changed "
-                f"rows and was not written by stream {world.stream}",
-                f"undo it, or if it is right: recourse streams accept {world.stream} --table {table.name} "
+                f"rows and was not written by stream {snapshot.stream}",
+                f"undo it, or if it is right: recourse streams accept {snapshot.stream} --table {table.name} "
                 f"--version {commit.version} --why '...'",
             )
         if not table.log_reaches_entry:
@@ -236,88 +238,89 @@ def _foreign(world: StreamSnapshot) -> Iterator[Finding]:
             )
 
 
-def _topics(world: StreamSnapshot) -> Iterator[Finding]:
-    planned = world.checkpoint.planned
-    starts = world.checkpoint.starts.get(planned, {}) if planned is not None else {}
-    ends = world.checkpoint.ends.get(planned, {}) if planned is not None else {}
-    to_read = planned is not None and planned != world.checkpoint.committed and not primary_has(world, planned)
+def _topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    planned = snapshot.checkpoint.planned
+    starts = snapshot.checkpoint.starts.get(planned, {}) if planned is not None else {}
+    ends = snapshot.checkpoint.ends.get(planned, {}) if planned is not None else {}
+    to_read = planned is not None and planned != snapshot.checkpoint.committed and not primary_has(snapshot, planned)
     position = starts if to_read else ends
-    yield from _other_topics(world)
-    for topic in world.topics:
+    yield from _other_topics(snapshot)
+    for topic in snapshot.topics:
         if topic.topic_id is None:
             yield Finding(
                 "refuse",
                 f"topic {topic.name} does not exist",
-                f"create it, or correct the name (stream {world.stream})",
+                f"create it, or correct the name (stream {snapshot.stream})",
             )
             continue
-        bound = world.record.topic(topic.name) if world.record else None
+        bound = snapshot.record.topic(topic.name) if snapshot.record else None
         if bound is not None and bound.topic_id != topic.topic_id:
             yield Finding(
                 "lost",
                 f"topic {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound_start(bound)))} "
                 "of the old topic cannot be read any more",
-                f"on the new topic, {world.start_over}",
+                f"on the new topic, {snapshot.start_over}",
             )
             continue
         for partition, end in ends.get(topic.name, {}).items():
             offset = position.get(topic.name, {}).get(partition, 0)
             earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
             if earliest is None or latest is None:
-                yield Finding("lost", f"partition {partition} of topic {topic.name} is gone", world.start_over)
+                yield Finding("lost", f"partition {partition} of topic {topic.name} is gone", snapshot.start_over)
             elif offset < earliest:
                 yield Finding(
                     "lost",
                     f"offsets {offset} to {earliest - 1} of topic {topic.name}, partition {partition}, are gone "
                     f"({counted(earliest - offset, 'record')} never read)",
-                    f"bring them back from a copy of the topic, or go on without them: {_skip_lost(world, position)}",
+                    "bring them back from a copy of the topic, or go on without them: "
+                    f"{_skip_lost(snapshot, position)}",
                 )
             elif end > latest:
                 yield Finding(
                     "lost",
                     f"topic {topic.name}, partition {partition}, ends at offset {latest}, the stream is at {end}: "
                     f"offsets {latest} to {end - 1} are gone",
-                    f"put the topic back, or {world.start_over}",
+                    f"put the topic back, or {snapshot.start_over}",
                 )
         yield from _retention(topic)
 
 
-def _skip_lost(world: StreamSnapshot, position: Mapping[str, Mapping[int, int]]) -> str:
+def _skip_lost(snapshot: StreamSnapshot, position: Mapping[str, Mapping[int, int]]) -> str:
     """The command that goes on with what the topics still have, and leaves the stream where it has lost nothing."""
-    several = len(world.topics) > 1
+    several = len(snapshot.topics) > 1
     places = [
         f"{topic.name}/{partition}:{max(offset, topic.earliest.get(partition, 0))}"
         if several
         else f"{partition}:{max(offset, topic.earliest.get(partition, 0))}"
-        for topic in world.topics
+        for topic in snapshot.topics
         for partition, offset in sorted(position.get(topic.name, {}).items())
     ]
-    return f"recourse recover plan {world.stream} --to-offsets {','.join(places)}"
+    return f"recourse recover plan {snapshot.stream} --to-offsets {','.join(places)}"
 
 
-def _other_topics(world: StreamSnapshot) -> Iterator[Finding]:
+def _other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
     """Before the first batch the topics may still change: nothing was read from them."""
-    if world.record is None or world.checkpoint.planned is None:
+    if snapshot.record is None or snapshot.checkpoint.planned is None:
         return
-    now, before = {t.name for t in world.topics}, {t.name for t in world.record.topics}
+    now, before = {t.name for t in snapshot.topics}, {t.name for t in snapshot.record.topics}
     for name in sorted(before - now):
         yield Finding(
             "refuse",
-            f"stream {world.stream} no longer reads topic {name}",
+            f"stream {snapshot.stream} no longer reads topic {name}",
             "declare it again, or make it a new stream",
         )
     for name in sorted(now - before):
         yield Finding(
             "refuse",
-            f"stream {world.stream} would begin to read topic {name} in the middle of its life",
+            f"stream {snapshot.stream} would begin to read topic {name} in the middle of its life",
             "declare the topics it began with again, or make it a new stream",
         )
 
 
-def primary_has(world: StreamSnapshot, batch: int) -> bool:
+def primary_has(snapshot: StreamSnapshot, batch: int) -> bool:
     """Whether the primary table has the batch, so that its repetition reads nothing."""
-    primary = next(t for t in world.tables if t.role == "primary")
-    return world.record is not None and primary.txn == Txn(world.record.generation, batch)
+    primary = next(t for t in snapshot.tables if t.role == "primary")
+    return snapshot.record is not None and primary.txn == Txn(snapshot.record.generation, batch)
 
 
 def bound_start(bound: object) -> Mapping[int, int]:

@@ -162,14 +162,14 @@ class EndOffsets:
             self._stop.wait(self._every)
 
 
-def position_in(world: StreamSnapshot) -> TopicOffsets | None:
+def position_in(snapshot: StreamSnapshot) -> TopicOffsets | None:
     """Where the stream goes on, from what preflight has gathered; None if only its start will tell."""
-    checkpoint = world.checkpoint
+    checkpoint = snapshot.checkpoint
     if checkpoint.committed is not None:
         return checkpoint.ends[checkpoint.committed]
     if checkpoint.planned is not None:
         return checkpoint.starts[checkpoint.planned]
-    return _beginning(world.record) if world.record is not None else None
+    return _beginning(snapshot.record) if snapshot.record is not None else None
 
 
 def position_on_disk(settings: Settings, stream: str) -> TopicOffsets | None:

@@ -138,22 +138,22 @@ class QueryBuilder:
         """Offsets of each source in one batch; never none, which Spark would take for no limit or for no progress."""
         return max(1, self.own.max_offsets_per_trigger // len(self.stream.sources))
 
-    def assemble(self, spark: SparkSession, world: StreamSnapshot) -> BuiltQuery:
+    def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:
         """Bring everything together; writes stream.json and makes or widens the tables."""
         name = self.stream.name
-        record = world.record or stream_record.first(name)
-        if world.record is None:
+        record = snapshot.record or stream_record.first(name)
+        if snapshot.record is None:
             stream_record.save(self.settings, record)
         sources = self._sources()
-        starts = self._starts(record, world)
+        starts = self._starts(record, snapshot)
         frames = {s.parameter: s.stream(spark, start=starts[s.topic.name], max_offsets=self.share) for s in sources}
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)
-        record = self._bound(record, world, starts, outputs)
+        record = self._bound(record, snapshot, starts, outputs)
         tables = self._tables(record, outputs)
         roles = {declared.name: role for declared, role in all_tables(self.stream)}
         record = replace(record, tables=tuple(BoundTable(t.name, t.table_id, roles[t.name]) for t in tables.values()))
-        if record != world.record:
+        if record != snapshot.record:
             stream_record.save(self.settings, record)
         by_table = {self.stream.sinks[sink].name: frame for sink, frame in outputs.items()}
         output_plans.note(stream_record.folder(self.settings, name), record.code[-1].hash, by_table, frames.values())
@@ -201,15 +201,15 @@ class QueryBuilder:
             for parameter, topic in self.stream.sources.items()
         ]
 
-    def _starts(self, record: StreamRecord, world: StreamSnapshot) -> dict[str, dict[int, int]]:
+    def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> dict[str, dict[int, int]]:
         """Where each topic begins: what the record says once a batch was planned, else resolved to offsets now."""
         bound = {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
-        if world.checkpoint.planned is not None:
+        if snapshot.checkpoint.planned is not None:
             return bound
         if record.generation > 1 and bound:  # a recovery from the very start; Spark wants each partition named
             return {
                 t.name: {p: bound.get(t.name, {}).get(p, first) for p, first in t.earliest.items()}
-                for t in world.topics
+                for t in snapshot.topics
             }
         return {
             topic.name: resolve_start(self.own.start, self.connection.topics, topic.name)
@@ -234,29 +234,29 @@ class QueryBuilder:
     def _bound(
         self,
         record: StreamRecord,
-        world: StreamSnapshot,
+        snapshot: StreamSnapshot,
         starts: Mapping[str, Mapping[int, int]],
         outputs: Mapping[str, DataFrame],
     ) -> StreamRecord:
         """The record with its topics, code and state fingerprint; raises PreflightRefused if state would not fit."""
-        if world.checkpoint.planned is None:
+        if snapshot.checkpoint.planned is None:
             topics = tuple(
                 BoundTopic(t.name, t.topic_id or "", {str(p): o for p, o in starts[t.name].items()})
-                for t in world.topics
+                for t in snapshot.topics
             )
             record = replace(record, topics=topics)
         fingerprint = state_fingerprint(next(iter(outputs.values())))
-        if world.checkpoint.committed is not None and dict(record.state_fingerprint) != fingerprint:
+        if snapshot.checkpoint.committed is not None and dict(record.state_fingerprint) != fingerprint:
             raise PreflightRefused(
                 f"the state of stream {self.stream.name} was built by another aggregation: "
                 f"{differences(record.state_fingerprint, fingerprint)}",
                 f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
             )
         record = replace(record, state_fingerprint=fingerprint)
-        changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(world))
-        if changed is not record and record.code and world.checkpoint.committed is not None:
+        changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(snapshot))
+        if changed is not record and record.code and snapshot.checkpoint.committed is not None:
             note = f"before code {changed.code[-1].hash}"
-            savepoints.try_take(self.settings, changed, world.checkpoint.committed, "code", note)
+            savepoints.try_take(self.settings, changed, snapshot.checkpoint.committed, "code", note)
         return changed
 
     def _tables(self, record: StreamRecord, outputs: Mapping[str, DataFrame]) -> dict[str, DeltaSink]:
@@ -334,15 +334,15 @@ class QueryBuilder:
         )
 
 
-def next_batch(world: StreamSnapshot) -> int:
+def next_batch(snapshot: StreamSnapshot) -> int:
     """The first batch whose rows this start writes: the planned one if it is not done, else the one after it.
 
     A planned batch that the primary table has already keeps the rows of the code that wrote them.
     """
-    planned = world.checkpoint.planned
+    planned = snapshot.checkpoint.planned
     if planned is None:
         return 0
-    return planned + (1 if planned == world.checkpoint.committed or primary_has(world, planned) else 0)
+    return planned + (1 if planned == snapshot.checkpoint.committed or primary_has(snapshot, planned) else 0)
 
 
 def resolve_start(start: str, topics: Topics, topic: str) -> dict[int, int]:

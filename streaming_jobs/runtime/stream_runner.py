@@ -103,12 +103,12 @@ class StreamRunner:
     def preflight(self) -> StreamSnapshot:
         """Look at checkpoint, tables and topics; raises PreflightRefused or OffsetsLost."""
         mend(self.settings, self.stream)
-        world = take_snapshot(self.settings, self.stream, self.reach.topics)
-        self.status.warnings = enforce(check_start(world))
+        snapshot = take_snapshot(self.settings, self.stream, self.reach.topics)
+        self.status.warnings = enforce(check_start(snapshot))
         for warning in self.status.warnings:
             log.warning(warning, stream=self.stream.name)
-        self._position = position_in(world)
-        return world
+        self._position = position_in(snapshot)
+        return snapshot
 
     def start(self, spark: SparkSession) -> None:
         """Start the query, or record why not; a passing fault is tried again later by `poll`."""
@@ -235,7 +235,7 @@ class StreamRunner:
         self._warned = said
 
     def _start(self, spark: SparkSession) -> None:
-        world = self.preflight()
+        snapshot = self.preflight()
         assembly = QueryBuilder(
             stream=self.stream,
             settings=self.settings,
@@ -246,7 +246,7 @@ class StreamRunner:
             report=self._report,
             replan=self.replan,
         )
-        ready = assembly.assemble(spark, world)
+        ready = assembly.assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.stream.name)
         self.pipeline = ready.pipeline
         self.query = ready.start()

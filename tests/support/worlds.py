@@ -137,14 +137,14 @@ def _table(name: str, role: Any, batch: int, newest: LedgerEntry | None) -> Tabl
     return TableSnapshot(name, role, f"id of {name}", STREAM, Txn(1, batch), newest)
 
 
-def with_table(world: StreamSnapshot, name: str, **changes: Any) -> StreamSnapshot:
+def with_table(snapshot: StreamSnapshot, name: str, **changes: Any) -> StreamSnapshot:
     """The world with one table changed."""
-    return replace(world, tables=tuple(replace(t, **changes) if t.name == name else t for t in world.tables))
+    return replace(snapshot, tables=tuple(replace(t, **changes) if t.name == name else t for t in snapshot.tables))
 
 
-def with_topic(world: StreamSnapshot, **changes: Any) -> StreamSnapshot:
+def with_topic(snapshot: StreamSnapshot, **changes: Any) -> StreamSnapshot:
     """The world with its topic changed."""
-    return replace(world, topics=tuple(replace(t, **changes) for t in world.topics))
+    return replace(snapshot, topics=tuple(replace(t, **changes) for t in snapshot.topics))
 
 
 @dataclass
@@ -238,13 +238,13 @@ class Disk:
             self.finish(batch)
         return self
 
-    def world(self) -> StreamSnapshot:
+    def snapshot(self) -> StreamSnapshot:
         """What preflight sees."""
         return take_snapshot(self.settings, self.stream, self.topics)  # type: ignore[arg-type]
 
     def findings(self) -> list[Finding]:
         """What preflight says."""
-        return check_start(self.world())
+        return check_start(self.snapshot())
 
 
 def append(sink: DeltaSink, made: LedgerEntry, rows: pa.Table) -> int | None:

@@ -52,18 +52,18 @@ def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
     return planning_snapshot(life.settings, STREAM, topics or Topics(end=120))  # type: ignore[arg-type]
 
 
-def working(life: Life, plan: Plan, talk: RecoveryEvents | None = None) -> RecoveryContext:
+def working(life: Life, plan: Plan, events: RecoveryEvents | None = None) -> RecoveryContext:
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    return RecoveryContext(life.settings, STREAM, plan, Topics(end=120), journal, talk or RecoveryEvents())  # type: ignore[arg-type]
+    return RecoveryContext(life.settings, STREAM, plan, Topics(end=120), journal, events or RecoveryEvents())  # type: ignore[arg-type]
 
 
 def begun(life: Life, target: Target) -> RecoveryContext:
     """A plan, up to its fence."""
-    work = working(life, make_plan(found(life), target, NONE))
-    work.journal.write("keep", "done", TakeSavepoint().run(work))
-    work.journal.write("fence", "begun")
-    fence(life.settings, STREAM, work.plan.id, work.plan.generation)
-    return work
+    context = working(life, make_plan(found(life), target, NONE))
+    context.journal.write("keep", "done", TakeSavepoint().run(context))
+    context.journal.write("fence", "begun")
+    fence(life.settings, STREAM, context.plan.id, context.plan.generation)
+    return context
 
 
 def refusals(life: Life) -> list[str]:
@@ -73,8 +73,8 @@ def refusals(life: Life) -> list[str]:
 
 def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
     rows = life.rows()
-    work = begun(life, Target("offsets", "0:110"))
-    plan = work.plan
+    context = begun(life, Target("offsets", "0:110"))
+    plan = context.plan
     assert load(life.settings, plan.id) == plan and plan.skips and not plan.records
     assert list(plan.skipped()) == [(TOPIC, 0, 90, 110)]
     assert [stage.name for stage in stages_of(plan)] == ["keep", "fence", "confirm", "skip", "finish"]
@@ -82,8 +82,8 @@ def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
     for words in ("skip ahead to offsets 0:110", "20 records are never read", "keeps its rows", "undo reads them"):
         assert words in text
     assert any("fenced" in words for words in refusals(life))
-    skip(work)
-    skip(work)
+    skip(context)
+    skip(context)
     assert life.rows() == rows and life.at() == Txn(2, 8) and refusals(life) == []
     checkpoint = stream_record.checkpoint(life.settings, STREAM.name, 2)
     assert checkpoint.end(8) == {TOPIC: {0: 110}} and checkpoint.last_committed == 8
@@ -99,16 +99,16 @@ def test_what_the_topic_has_lost_unread_is_skipped_with_the_command_that_the_ref
     assert lost.next_step.endswith("recourse recover plan things --to-offsets 0:95")
     plan = make_plan(found(life, topics), Target("offsets", "0:95"), NONE)
     assert list(plan.skipped()) == [(TOPIC, 0, 90, 95)]
-    work = replace(working(life, plan), topics=topics)  # type: ignore[arg-type]
-    work.journal.write("keep", "done", TakeSavepoint().run(work))
+    context = replace(working(life, plan), topics=topics)  # type: ignore[arg-type]
+    context.journal.write("keep", "done", TakeSavepoint().run(context))
     fence(life.settings, STREAM, plan.id, plan.generation)
-    skip(work)
+    skip(context)
     around = take_snapshot(life.settings, STREAM, topics)  # type: ignore[arg-type]
     assert [f for f in check_start(around) if f.severity != "warn"] == []
 
 
 def test_a_skip_that_was_killed_between_two_tables_goes_on(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = begun(life, Target("latest"))
+    context = begun(life, Target("latest"))
 
     def killed(point: str, *_: object) -> None:
         raise KeyboardInterrupt(point)
@@ -116,15 +116,15 @@ def test_a_skip_that_was_killed_between_two_tables_goes_on(life: Life, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr("reprocessing.context.crash_point", killed)
         with pytest.raises(KeyboardInterrupt, match="recover_skip_between"):
-            skip(work)
+            skip(context)
     assert life.record.generation == 1 and refusals(life)
-    skip(work)
+    skip(context)
     assert life.at() == Txn(2, 8) and refusals(life) == [] and len(life.record.void_ranges) == 1
 
 
 def test_a_skip_can_be_given_up_before_it_has_begun(life: Life) -> None:
-    work = begun(life, Target("latest"))
-    abort(work)
+    context = begun(life, Target("latest"))
+    abort(context)
     assert life.at() == Txn(3, 8) and life.record.void_ranges == () and refusals(life) == []
     assert stream_record.checkpoint(life.settings, STREAM.name, 3).end(8) == {TOPIC: {0: 90}}
 
@@ -133,18 +133,18 @@ def test_a_skip_can_be_given_up_before_it_has_begun(life: Life) -> None:
 def test_an_abort_keeps_a_change_that_was_accepted_since_and_refuses_another(life: Life, unfinished: bool) -> None:
     if unfinished:
         life.batch(9, commit=False)
-    work = begun(life, Target("batch", "3"))
+    context = begun(life, Target("batch", "3"))
     rows = len(life.rows())
     write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
     version = DeltaTable(life.table).version()
     with pytest.raises(ForeignWrite):
-        abort(work)
+        abort(context)
     life.save(replace(life.record, accepted=(Accepted("things", version, "right", 1.0),)))
     if unfinished:
         with pytest.raises(PreflightRefused, match="came after a batch that was not finished"):
-            abort(work)
+            abort(context)
     else:
-        abort(work)
+        abort(context)
         assert len(DeltaTable(life.table).to_pyarrow_table()) == rows + 1 and life.at() == Txn(3, 8)
 
 
@@ -170,8 +170,8 @@ def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_h
     life.batch(9, commit=False)
     with pytest.raises(UsageError, match="come past the plan's offsets"):
         TakeSavepoint().run(working(life, plan))
-    work = begun(life, Target("offsets", "0:110"))
-    skip(work)
+    context = begun(life, Target("offsets", "0:110"))
+    skip(context)
     assert life.rows() == list(range(100)) and life.at() == Txn(2, 8) and refusals(life) == []
     assert stream_record.checkpoint(life.settings, STREAM.name, 2).end(8) == {TOPIC: {0: 110}}
     assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
@@ -187,29 +187,29 @@ def test_state_has_to_know_a_batch_before_anything_behind_it_is_skipped(life: Li
 
 def test_a_stream_that_ran_on_before_the_fence_is_kept_again(life: Life) -> None:
     """Killed or refused between keep and fence, nothing forbids a start: what it read must not be lost."""
-    work = working(life, make_plan(found(life), Target("offsets", "0:110"), NONE))
-    work.journal.write("keep", "done", TakeSavepoint().run(work))
+    context = working(life, make_plan(found(life), Target("offsets", "0:110"), NONE))
+    context.journal.write("keep", "done", TakeSavepoint().run(context))
     life.batch(9)
-    work.journal.write("fence", "done", Fence().run(work))
-    skip(work)
+    context.journal.write("fence", "done", Fence().run(context))
+    skip(context)
     assert life.rows() == list(range(100)) and life.record.generations[-1].from_batch == 9
     assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
 
 
 def test_what_somebody_else_wrote_before_the_fence_is_seen(life: Life) -> None:
-    work = working(life, make_plan(found(life), Target("latest"), NONE))
-    work.journal.write("keep", "done", TakeSavepoint().run(work))
+    context = working(life, make_plan(found(life), Target("latest"), NONE))
+    context.journal.write("keep", "done", TakeSavepoint().run(context))
     write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
     with pytest.raises(ForeignWrite):
-        Fence().run(work)
+        Fence().run(context)
 
 
 def test_an_abort_before_the_first_fence_touches_nothing(life: Life) -> None:
-    work = working(life, make_plan(found(life), Target("latest"), NONE))
-    work.journal.write("keep", "done", TakeSavepoint().run(work))
-    work.journal.write("fence", "begun")
+    context = working(life, make_plan(found(life), Target("latest"), NONE))
+    context.journal.write("keep", "done", TakeSavepoint().run(context))
+    context.journal.write("fence", "begun")
     life.batch(9)
-    abort(work)
+    abort(context)
     assert life.rows() == list(range(100)) and life.record.generation == 1 and refusals(life) == []
 
 
@@ -226,7 +226,7 @@ def test_rows_of_a_batch_that_only_a_further_table_has_do_not_come_twice(life: L
     assert sink is not None
     entry = LedgerEntry("batch", STREAM.name, sink.name, 1, 9)
     sink.commit(entry, lambda *_: None)
-    work = begun(life, Target("batch", "3"))
+    context = begun(life, Target("batch", "3"))
     schema = pa.schema(DeltaTable(sink.path).schema().to_arrow())
     values = {pa.string(): "x", pa.int32(): 0, pa.int64(): 0, pa.binary(): b"x"}
     row = {f.name: values.get(f.type, datetime.now(UTC) if pa.types.is_timestamp(f.type) else None) for f in schema}
@@ -234,7 +234,7 @@ def test_rows_of_a_batch_that_only_a_further_table_has_do_not_come_twice(life: L
     version = DeltaTable(sink.path).version()
     life.save(replace(life.record, accepted=(Accepted(sink.name, version, "right", 1.0),)))
     with pytest.raises(PreflightRefused, match="came after a batch that was not finished"):
-        abort(work)
+        abort(context)
 
 
 def test_a_copy_is_on_disk_before_it_counts(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,9 +270,9 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
     staged.settings = workshop.settings_of(life.settings, plan)
     for number in range(4, 9):
         staged.batch(number, generation=2, code="z")
-    work = working(life, plan)
-    Publish().run(work)
-    SwitchGeneration().run(work)
+    context = working(life, plan)
+    Publish().run(context)
+    SwitchGeneration().run(context)
     assert life.rows() == list(range(90)) and life.record.generation == 2
     with pytest.raises(PreflightRefused, match="was replayed by plan"):
         savepoints.take(life.settings, life.record, 5, "purpose")
@@ -286,11 +286,11 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
 
 def test_nothing_is_skipped_unless_somebody_agrees(life: Life) -> None:
     plan = make_plan(found(life), Target("latest"), NONE)
-    work = working(life, plan, RecoveryEvents(confirm=lambda _: False))
+    context = working(life, plan, RecoveryEvents(confirm=lambda _: False))
     with pytest.raises(AuditRefused, match="not confirmed"):
-        Confirm().run(work)
-    work.journal.write("confirm", "failed")
-    assert work.journal.outcome == "refused"
+        Confirm().run(context)
+    context.journal.write("confirm", "failed")
+    assert context.journal.outcome == "refused"
 
 
 def test_what_is_not_replayed_is_not_checked(life: Life) -> None:
@@ -402,62 +402,62 @@ def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -
 
 def publishing(life: Life) -> RecoveryContext:
     """A plan that goes back, whose publish is begun; staging holds what the savepoint held."""
-    work = begun(life, Target("batch", "3"))
-    work.journal.write("fence", "done")
-    workshop.prepare(life.settings, work.plan, work.record, work.base())
+    context = begun(life, Target("batch", "3"))
+    context.journal.write("fence", "done")
+    workshop.prepare(life.settings, context.plan, context.record, context.base())
     for stage in ("prepare", "replay", "audit"):
-        work.journal.write(stage, "done")
-    work.journal.write("publish", "begun")
-    return work
+        context.journal.write(stage, "done")
+    context.journal.write("publish", "begun")
+    return context
 
 
 def test_a_publish_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
     rows = life.rows()
-    work = publishing(life)
-    executor.give_up(life.settings, STREAM, work.topics, work.plan, RecoveryEvents())
-    assert work.journal.outcome == "aborted" and work.record.generation == 3
+    context = publishing(life)
+    executor.give_up(life.settings, STREAM, context.topics, context.plan, RecoveryEvents())
+    assert context.journal.outcome == "aborted" and context.record.generation == 3
     assert life.rows() == rows and not refusals(life)
 
 
 def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> None:
     """Somebody has made the table append-only since the plan was made."""
     rows = life.rows()
-    work = publishing(life)
+    context = publishing(life)
     life.sink().handle.alter.set_table_properties({"delta.appendOnly": "true"})
-    staged = {t.name: content_of(staging(life.settings, work.plan.id) / t.name) for t in work.record.tables}
+    staged = {t.name: content_of(staging(life.settings, context.plan.id) / t.name) for t in context.record.tables}
     done: list[str] = []
     with pytest.raises(PermanentError, match="append-only"):
         publish(
             life.settings,
             STREAM,
             staged,
-            record=work.record,
-            plan=work.plan.id,
+            record=context.record,
+            plan=context.plan.id,
             at=Txn(2, 3),
             offsets=life.entry(3).offsets,
             code=CodeVersion("fixed", "1"),
             between=done.append,
         )
     assert done == ["things_dead_letters"]
-    executor.give_up(life.settings, STREAM, work.topics, work.plan, RecoveryEvents())
-    assert work.journal.outcome == "aborted" and work.record.generation == 3
+    executor.give_up(life.settings, STREAM, context.topics, context.plan, RecoveryEvents())
+    assert context.journal.outcome == "aborted" and context.record.generation == 3
     assert life.rows() == rows and not refusals(life), "also the table that was published goes on as it was"
 
 
 def test_a_publish_that_the_primary_table_has_is_finished_and_not_given_up(life: Life) -> None:
-    work = publishing(life)
-    life.sink().commit(LedgerEntry("publish", STREAM.name, "things", 2, 8, plan=work.plan.id), lambda *_: None)
+    context = publishing(life)
+    life.sink().commit(LedgerEntry("publish", STREAM.name, "things", 2, 8, plan=context.plan.id), lambda *_: None)
     with pytest.raises(UsageError, match="has published table things,") as refused:
-        executor.give_up(life.settings, STREAM, work.topics, work.plan, RecoveryEvents())
-    assert f"recover resume {work.plan.id}" in refused.value.next_step
-    assert f"recover undo {work.plan.id}" in refused.value.next_step
+        executor.give_up(life.settings, STREAM, context.topics, context.plan, RecoveryEvents())
+    assert f"recover resume {context.plan.id}" in refused.value.next_step
+    assert f"recover undo {context.plan.id}" in refused.value.next_step
 
 
 def test_a_skip_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
     rows = life.rows()
-    work = begun(life, Target("offsets", "0:110"))
-    work.journal.write("fence", "done")
-    work.journal.write("skip", "begun")
-    executor.give_up(life.settings, STREAM, work.topics, work.plan, RecoveryEvents())
-    assert work.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
-    assert work.record.generation == 3 and not work.record.void_ranges
+    context = begun(life, Target("offsets", "0:110"))
+    context.journal.write("fence", "done")
+    context.journal.write("skip", "begun")
+    executor.give_up(life.settings, STREAM, context.topics, context.plan, RecoveryEvents())
+    assert context.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
+    assert context.record.generation == 3 and not context.record.void_ranges

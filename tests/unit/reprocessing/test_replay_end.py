@@ -134,10 +134,10 @@ def replaying(life: Life) -> RecoveryContext:
     """A plan whose replay begins after batch 3; the topic has thirty records more than the published table."""
     plan = make_plan(planning_snapshot(life.settings, STREAM, Topics(end=120)), Target("batch", "3"), Checks())  # type: ignore[arg-type]
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    work = RecoveryContext(life.settings, STREAM, plan, Topics(end=120), journal, RecoveryEvents())  # type: ignore[arg-type]
-    work.journal.write("keep", "done", TakeSavepoint().run(work))
-    staging.prepare(life.settings, plan, life.record, work.base())
-    return work
+    context = RecoveryContext(life.settings, STREAM, plan, Topics(end=120), journal, RecoveryEvents())  # type: ignore[arg-type]
+    context.journal.write("keep", "done", TakeSavepoint().run(context))
+    staging.prepare(life.settings, plan, life.record, context.base())
+    return context
 
 
 def test_the_border_is_where_the_published_tables_end(life: Life) -> None:
@@ -148,35 +148,35 @@ def test_the_border_is_where_the_published_tables_end(life: Life) -> None:
 @pytest.mark.parametrize("event_time", [None, "seen"])
 def test_for_windows_the_last_batch_is_the_published_tables_own(life: Life, event_time: str | None) -> None:
     """What a window emits depends on the watermark of the batches before; a running total depends on no border."""
-    work = replaying(life)
+    context = replaying(life)
     times = StructType([StructField("seen", TimestampType())])
     late = "1 minute" if event_time else None
     topic = replace(STREAM.sources["value"], value=Json(times), event_time=event_time, lateness=late)
     stream = replace(STREAM, sources={"value": topic})
-    work = replace(work, stream=stream, plan=replace(work.plan, stateful=True))
+    context = replace(context, stream=stream, plan=replace(context.plan, stateful=True))
     steps = (of({0: 80}), of({0: 90})) if event_time else (of({0: 90}),)
-    assert replay_end.border_of(work).steps == steps
+    assert replay_end.border_of(context).steps == steps
 
 
 def test_the_tables_are_kept_once_as_they_are_at_the_border(life: Life) -> None:
     """What a killed attempt has written past the border since is not in them."""
-    work = replaying(life)
+    context = replaying(life)
     replayed = Life.__new__(Life)
-    replayed.settings = work.own
+    replayed.settings = context.own
     for number in range(4, 9):
         replayed.batch(number, generation=2)
-    assert replay_end.kept_table(work, "things") is None and replay_end.at_the_border(work, of({0: 90})) == 0
-    assert replay_end.at_the_border(work, of({0: 120})) is None, "no batch ended there"
-    replay_end.keep_tables(work)
+    assert replay_end.kept_table(context, "things") is None and replay_end.at_the_border(context, of({0: 90})) == 0
+    assert replay_end.at_the_border(context, of({0: 120})) is None, "no batch ended there"
+    replay_end.keep_tables(context)
     replayed.batch(9, generation=2)
-    replay_end.keep_tables(work)
-    kept = replay_end.kept_table(work, "things")
+    replay_end.keep_tables(context)
+    kept = replay_end.kept_table(context, "things")
     assert kept is not None and life.rows(kept) == life.rows() == list(range(90))
-    assert replayed.rows() == list(range(100)) and replay_end.at_the_border(work, of({0: 120})) == 30
+    assert replayed.rows() == list(range(100)) and replay_end.at_the_border(context, of({0: 120})) == 30
 
 
 def test_a_kill_while_they_are_kept_leaves_nothing_half(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = replaying(life)
+    context = replaying(life)
     making = staging.table_of
 
     def killed(path: Path, *arguments: object, **options: object) -> str:
@@ -185,24 +185,24 @@ def test_a_kill_while_they_are_kept_leaves_nothing_half(life: Life, monkeypatch:
         return making(path, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(staging, "table_of", killed)
-    write_deltalake(work.own.tables / "things_dead_letters", life_letters(life), mode="append")
+    write_deltalake(context.own.tables / "things_dead_letters", life_letters(life), mode="append")
     with pytest.raises(KeyboardInterrupt):
-        replay_end.keep_tables(work)
-    assert replay_end.kept_table(work, "things") is None
+        replay_end.keep_tables(context)
+    assert replay_end.kept_table(context, "things") is None
     monkeypatch.setattr(staging, "table_of", making)
-    replay_end.keep_tables(work)
-    assert replay_end.kept_table(work, "things_dead_letters") is not None
+    replay_end.keep_tables(context)
+    assert replay_end.kept_table(context, "things_dead_letters") is not None
 
 
 def test_what_was_kept_survives_a_power_cut(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every resume believes what lies there; an empty file among it would stop each of them."""
-    work = replaying(life)
+    context = replaying(life)
     sync_tree(life.settings.home)
     power = Power(life.settings.home, monkeypatch)
-    replay_end.keep_tables(work)
+    replay_end.keep_tables(context)
     cut = Settings.load({"home": power.cut(tmp_path / "cut")})
     power.close()
-    kept = replay_end.kept_table(replace(work, settings=cut), "things")
+    kept = replay_end.kept_table(replace(context, settings=cut), "things")
     assert kept is not None and life.rows(kept) == list(range(40))
 
 

@@ -65,13 +65,13 @@ def power(life: Life, monkeypatch: pytest.MonkeyPatch) -> Iterator[Power]:
     power.close()
 
 
-def replayed(work: RecoveryContext) -> dict[str, Any]:
+def replayed(context: RecoveryContext) -> dict[str, Any]:
     """The batches after the savepoint, as the session would write them, into the workshop."""
-    staged = Found(work.own)
+    staged = Found(context.own)
     at = staged.at()
     assert at is not None
     for number in range(at.batch + 1, 6):
-        staged.batch(number, generation=work.plan.generation, code="fixed")
+        staged.batch(number, generation=context.plan.generation, code="fixed")
     return {"batch": 5, "seconds": 0.1, "records": 30}
 
 

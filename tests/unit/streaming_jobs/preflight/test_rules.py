@@ -39,17 +39,17 @@ DAY_MS = 86_400_000
 
 def crashed(planned: int, *, secondary: int, primary: int) -> StreamSnapshot:
     """Killed inside a batch that Spark has planned: the tables are at these batches."""
-    world = replace(settled(planned - 1), checkpoint=checkpoint_world(planned, planned - 1))
-    world = with_table(world, SECONDARY, txn=Txn(1, secondary), entry=entry(secondary, SECONDARY))
-    return with_table(world, PRIMARY, txn=Txn(1, primary), entry=entry(primary))
+    snapshot = replace(settled(planned - 1), checkpoint=checkpoint_world(planned, planned - 1))
+    snapshot = with_table(snapshot, SECONDARY, txn=Txn(1, secondary), entry=entry(secondary, SECONDARY))
+    return with_table(snapshot, PRIMARY, txn=Txn(1, primary), entry=entry(primary))
 
 
 def crashed_first(*, secondary: int, primary: int) -> StreamSnapshot:
     """Killed inside the very first batch; -1: the table is made and has nothing."""
-    world = replace(opened(), checkpoint=checkpoint_world(0, None))
+    snapshot = replace(opened(), checkpoint=checkpoint_world(0, None))
     for name, batch in ((SECONDARY, secondary), (PRIMARY, primary)):
-        world = with_table(world, name, txn=Txn(1, batch), entry=entry(batch, name) if batch >= 0 else None)
-    return world
+        snapshot = with_table(snapshot, name, txn=Txn(1, batch), entry=entry(batch, name) if batch >= 0 else None)
+    return snapshot
 
 
 def foreign(version: int, operation: str) -> Commit:
@@ -60,12 +60,12 @@ def fence(generation: int, plan: str) -> LedgerEntry:
     return replace(entry(-1), kind="fence", generation=generation, plan=plan)
 
 
-def without_letters_in_ledger(world: StreamSnapshot) -> StreamSnapshot:
+def without_letters_in_ledger(snapshot: StreamSnapshot) -> StreamSnapshot:
     """As written before the dead letters' table was made."""
-    primary = next(t.entry for t in world.tables if t.name == PRIMARY)
+    primary = next(t.entry for t in snapshot.tables if t.name == PRIMARY)
     assert primary is not None
     listed = {name: version for name, version in primary.txns.items() if name != DEAD_LETTERS}
-    return with_table(world, PRIMARY, entry=replace(primary, txns=listed))
+    return with_table(snapshot, PRIMARY, entry=replace(primary, txns=listed))
 
 
 SOUND = {
@@ -122,20 +122,20 @@ SOUND = {
 KEPT = "evens_deletes"
 
 
-def remembering(world: StreamSnapshot, kept: Txn | None, *, listed: bool, bound: bool) -> StreamSnapshot:
+def remembering(snapshot: StreamSnapshot, kept: Txn | None, *, listed: bool, bound: bool) -> StreamSnapshot:
     """The world of a stream that remembers deletes: in a table that is at `kept`, and perhaps known already."""
-    primary = next(t for t in world.tables if t.name == PRIMARY)
+    primary = next(t for t in snapshot.tables if t.name == PRIMARY)
     table = replace(primary, name=KEPT, role="deletes", table_id=kept and "kept", txn=kept, entry=None)
     table = replace(table, owner=primary.owner if kept else None)
     if listed:
         assert primary.entry is not None and kept is not None
         txns = {**primary.entry.txns, KEPT: kept.version}
-        world = with_table(world, PRIMARY, entry=replace(primary.entry, txns=txns))
+        snapshot = with_table(snapshot, PRIMARY, entry=replace(primary.entry, txns=txns))
     if bound:
-        assert world.record is not None
-        bindings = (*world.record.tables, BoundTable(KEPT, "kept", "deletes"))
-        world = replace(world, record=replace(world.record, tables=bindings))
-    return replace(world, tables=(*world.tables, table))
+        assert snapshot.record is not None
+        bindings = (*snapshot.record.tables, BoundTable(KEPT, "kept", "deletes"))
+        snapshot = replace(snapshot, record=replace(snapshot.record, tables=bindings))
+    return replace(snapshot, tables=(*snapshot.tables, table))
 
 
 SOUND |= {
@@ -153,9 +153,9 @@ SOUND |= {
 }
 
 
-@pytest.mark.parametrize("world", SOUND.values(), ids=SOUND.keys())
-def test_a_start_is_allowed_after(world: StreamSnapshot) -> None:
-    assert check_start(world) == []
+@pytest.mark.parametrize("snapshot", SOUND.values(), ids=SOUND.keys())
+def test_a_start_is_allowed_after(snapshot: StreamSnapshot) -> None:
+    assert check_start(snapshot) == []
 
 
 Severity = Literal["refuse", "lost", "warn"]
@@ -480,36 +480,40 @@ REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("world", "severity", "found", "step"), REFUSED.values(), ids=REFUSED.keys())
-def test_preflight_says_what_it_found_when(world: StreamSnapshot, severity: Severity, found: str, step: str) -> None:
-    findings = check_start(world)
+@pytest.mark.parametrize(("snapshot", "severity", "found", "step"), REFUSED.values(), ids=REFUSED.keys())
+def test_preflight_says_what_it_found_when(snapshot: StreamSnapshot, severity: Severity, found: str, step: str) -> None:
+    findings = check_start(snapshot)
     assert any(f.severity == severity and found in f.found and step in f.next_step for f in findings), findings
     assert {f.severity for f in findings} == {severity}
 
 
-@pytest.mark.parametrize("world", [*SOUND.values(), *(world for world, *_ in REFUSED.values())])
-def test_each_finding_names_the_next_step(world: StreamSnapshot) -> None:
-    assert all(f.found and f.next_step for f in check_start(world))
+@pytest.mark.parametrize("snapshot", [*SOUND.values(), *(snapshot for snapshot, *_ in REFUSED.values())])
+def test_each_finding_names_the_next_step(snapshot: StreamSnapshot) -> None:
+    assert all(f.found and f.next_step for f in check_start(snapshot))
 
 
 def test_all_of_what_is_wrong_is_said_at_once() -> None:
-    world = with_table(settled(7), PRIMARY, foreign=(foreign(12, "RESTORE"), foreign(13, "DELETE")))
-    world = with_topic(with_table(world, SECONDARY, table_id="another"), topic_id=None)
-    said = " ".join(f.found for f in check_start(world))
+    snapshot = with_table(settled(7), PRIMARY, foreign=(foreign(12, "RESTORE"), foreign(13, "DELETE")))
+    snapshot = with_topic(with_table(snapshot, SECONDARY, table_id="another"), topic_id=None)
+    said = " ".join(f.found for f in check_start(snapshot))
     assert all(part in said for part in ("(RESTORE)", "(DELETE)", "another table", "does not exist"))
 
 
 def test_a_renamed_stream_is_told_once_for_each_table_and_how_to_keep_its_name() -> None:
-    world = with_table(settled(7), PRIMARY, owner="evens_before", foreign=tuple(foreign(n, "WRITE") for n in range(9)))
-    said = [f for f in check_start(world) if PRIMARY in f.found]
+    snapshot = with_table(
+        settled(7), PRIMARY, owner="evens_before", foreign=tuple(foreign(n, "WRITE") for n in range(9))
+    )
+    said = [f for f in check_start(snapshot) if PRIMARY in f.found]
     assert len(said) == 1 and "belongs to stream evens_before" in said[0].found
     assert "@stream(name='evens_before', ...)" in said[0].next_step
-    assert not any("accept" in f.next_step for f in check_start(world))
+    assert not any("accept" in f.next_step for f in check_start(snapshot))
 
 
 def test_starting_over_names_the_folders_and_what_it_costs() -> None:
-    world = replace(with_topic(settled(7), topic_id="new"), folders=(Path("/state/parity"), Path("/tables/my evens")))
-    (found,) = check_start(world)
+    snapshot = replace(
+        with_topic(settled(7), topic_id="new"), folders=(Path("/state/parity"), Path("/tables/my evens"))
+    )
+    (found,) = check_start(snapshot)
     assert "move /state/parity '/tables/my evens' away (readers lose these rows" in found.next_step
     assert found.next_step.endswith("run `recourse streams run parity`")
 
@@ -522,12 +526,12 @@ def test_a_fence_names_both_ways_on() -> None:
 
 def test_a_second_generation_counts_its_batches_anew() -> None:
     second = record(generations=(Generation(1, 1.0, "first start"), Generation(2, 2.0, "recovery r1")))
-    world = replace(with_topic(opened()), record=second)
-    for table in world.tables:
+    snapshot = replace(with_topic(opened()), record=second)
+    for table in snapshot.tables:
         newest = replace(entry(99), kind="publish", generation=2, batch=-1, txns={}) if table.name == PRIMARY else None
-        world = with_table(world, table.name, txn=Txn(2, -1), entry=newest)
-    assert check_start(world) == []
-    assert check_start(replace(world, checkpoint=checkpoint_world(0, 0))) != []
+        snapshot = with_table(snapshot, table.name, txn=Txn(2, -1), entry=newest)
+    assert check_start(snapshot) == []
+    assert check_start(replace(snapshot, checkpoint=checkpoint_world(0, 0))) != []
 
 
 def finding(severity: Severity, found: str, step: str = "do this") -> Finding:

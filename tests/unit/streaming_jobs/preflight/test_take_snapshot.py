@@ -51,21 +51,21 @@ def test_a_stream_has_its_primary_table_first_and_its_dead_letters_last() -> Non
 
 
 def test_before_the_first_start_there_is_nothing_but_the_topic(disk: Disk) -> None:
-    world = disk.world()
-    assert world.record is None
-    assert [(t.table_id, t.txn, t.entry) for t in world.tables] == [(None, None, None)] * 3
-    assert world.topics[0].latest == {0: 1000, 1: 1000}
+    snapshot = disk.snapshot()
+    assert snapshot.record is None
+    assert [(t.table_id, t.txn, t.entry) for t in snapshot.tables] == [(None, None, None)] * 3
+    assert snapshot.topics[0].latest == {0: 1000, 1: 1000}
     assert disk.findings() == []
 
 
 def test_the_world_after_some_batches_is_the_one_that_was_left(disk: Disk) -> None:
-    world = disk.open().run(0, 1, 2).world()
-    assert world.checkpoint == checkpoint_world(2, 2)
-    primary, secondary, letters = world.tables
+    snapshot = disk.open().run(0, 1, 2).snapshot()
+    assert snapshot.checkpoint == checkpoint_world(2, 2)
+    primary, secondary, letters = snapshot.tables
     assert (primary.txn, secondary.txn, letters.txn) == (Txn(1, 2), Txn(1, 2), Txn(1, 0))
     assert primary.entry is not None and primary.entry.offsets == entry(2).offsets
-    assert {t.owner for t in world.tables} == {STREAM}
-    assert all(t.log_reaches_entry and not t.foreign for t in world.tables)
+    assert {t.owner for t in snapshot.tables} == {STREAM}
+    assert all(t.log_reaches_entry and not t.foreign for t in snapshot.tables)
 
 
 STEPS: dict[str, Callable[[Disk], object]] = {
@@ -188,7 +188,7 @@ def test_harm_done_to_a_stream_that_stands_still_is_found(disk: Disk, harm: Call
 def test_rows_put_back_by_hand_leave_the_transaction_as_it_was_and_are_found(disk: Disk) -> None:
     disk.open().run(0, 1, 2, 3)
     restored(disk)
-    assert disk.world().tables[0].txn == Txn(1, 3)
+    assert disk.snapshot().tables[0].txn == Txn(1, 3)
     assert [f.severity for f in disk.findings()] == ["refuse"]
 
 
@@ -224,7 +224,7 @@ def test_a_table_whose_log_is_damaged_is_named(disk: Disk, table: str, text: str
     newest = max((disk.table(table) / "_delta_log").glob("*.json"))
     newest.write_text(text)
     with pytest.raises(PreflightRefused, match=f"the log of table {table} cannot be read") as refused:
-        disk.world()
+        disk.snapshot()
     assert "_delta_log back from a copy" in refused.value.next_step
 
 
@@ -233,18 +233,18 @@ def test_a_damaged_checkpoint_is_refused_before_anything_else(disk: Disk, name: 
     disk.open().run(0, 1)
     (disk.folder / name).write_text("v1\n")
     with pytest.raises(PreflightRefused, match=f"{name} cannot be read") as refused:
-        disk.world()
+        disk.snapshot()
     assert "put the checkpoint folder back" in refused.value.next_step
     assert f"move {disk.folder.parent} " in refused.value.next_step, "and where the stream lies"
 
 
 def test_the_checkpoint_of_the_current_generation_is_looked_at(disk: Disk) -> None:
     disk.open().run(0, 1)
-    record = disk.world().record
+    record = disk.snapshot().record
     assert record is not None
     second = stream_record.Generation(2, 1.0, "recovery r1")
     stream_record.save(disk.settings, replace(record, generations=(*record.generations, second)))
-    assert disk.world().checkpoint.planned is None
+    assert disk.snapshot().checkpoint.planned is None
 
 
 def shorten_log(table: Path, keep: int) -> None:
@@ -270,8 +270,8 @@ def test_a_log_shortened_up_to_the_newest_entry_is_made_up_for_by_the_ledger_bes
     disk.open().run(0, 1)
     upkeep(disk, PRIMARY, since)
     shorten_log(disk.table(PRIMARY), since)
-    world = disk.world()
-    assert world.tables[0].entry == entry(1)
+    snapshot = disk.snapshot()
+    assert snapshot.tables[0].entry == entry(1)
     assert disk.findings() == []
 
 
@@ -307,7 +307,7 @@ def test_a_table_that_is_rarely_written_needs_no_entry_in_its_log(disk: Disk) ->
 
 def test_the_topic_is_seen_with_id_offsets_and_retention(disk: Disk) -> None:
     disk.topics.info = TopicInfo(TOPIC, TOPIC_ID, 2, 604_800_000, "delete")
-    topic = disk.world().topics[0]
+    topic = disk.snapshot().topics[0]
     assert (topic.topic_id, topic.earliest, topic.retention_ms) == (TOPIC_ID, {0: 0, 1: 0}, 604_800_000)
     assert [f.severity for f in disk.findings()] == ["warn"]
 
@@ -315,7 +315,7 @@ def test_the_topic_is_seen_with_id_offsets_and_retention(disk: Disk) -> None:
 def test_where_a_planned_batch_starts_and_ends_is_seen(disk: Disk) -> None:
     disk.open().run(0, 1)
     disk.plan(2)
-    checkpoint = disk.world().checkpoint
+    checkpoint = disk.snapshot().checkpoint
     assert (checkpoint.planned, checkpoint.committed) == (2, 1)
     assert checkpoint.starts == {2: ends(1)}
     assert checkpoint.ends == {1: ends(1), 2: ends(2)}

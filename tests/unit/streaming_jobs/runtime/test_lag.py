@@ -116,8 +116,8 @@ def test_the_position_is_that_of_the_last_committed_batch(settings: SettingsFact
     disk.open()
     assert position_on_disk(disk.settings, STREAM) == {TOPIC: {0: 0, 1: 0}}
     disk.run(0, 1).plan(2)
-    world = disk.world()
-    assert position_on_disk(disk.settings, STREAM) == position_in(world) == world.checkpoint.ends[1]
+    snapshot = disk.snapshot()
+    assert position_on_disk(disk.settings, STREAM) == position_in(snapshot) == snapshot.checkpoint.ends[1]
 
 
 FLOWS = """
@@ -148,7 +148,7 @@ def test_the_lag_of_a_stopped_stream_is_the_one_of_now(
 ) -> None:
     monkeypatch.setattr(FakeTopics, "latest", lambda *_: {0: 1000, 1: 1000}, raising=False)
     monkeypatch.setattr("streaming_jobs.sources.topics.Topics.latest", lambda *_: {0: 1000, 1: 1000}, raising=False)
-    position = stopped.world().checkpoint.ends[1][TOPIC]
+    position = stopped.snapshot().checkpoint.ends[1][TOPIC]
     found = status_of(capsys)
     assert found["lag_records"] == 2000 - sum(position.values())
     assert found["lag_partitions"] == {TOPIC: {str(p): 1000 - o for p, o in position.items()}}

@@ -210,8 +210,8 @@ def test_any_other_start_position_is_refused_and_a_time_without_zone_too(start: 
     ],
     ids=["nothing", "first planned", "first done", "planned", "done", "in the primary table, not yet in commits/7"],
 )
-def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(world: StreamSnapshot, batch: int) -> None:
-    assert next_batch(world) == batch
+def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(snapshot: StreamSnapshot, batch: int) -> None:
+    assert next_batch(snapshot) == batch
 
 
 def assembly(own: Settings, stream: Stream = parity) -> QueryBuilder:
