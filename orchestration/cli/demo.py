@@ -180,7 +180,7 @@ class Story:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """A table's rows."""
-        from streaming_jobs.sinks.delta.table_rows import rows
+        from streaming_jobs.platform.table_rows import rows
 
         return list(rows(self.settings.tables / table).to_pylist())
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from streaming_jobs.sinks.delta import table_rows
+from streaming_jobs.platform import table_rows
 from streaming_jobs.spelling import counted
 from streaming_jobs.verification.beside_tables import ACCEPTED
 from streaming_jobs.verification.dead_letters import compare_letters

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from streaming_jobs.sinks.delta import table_rows
+from streaming_jobs.platform import table_rows
 from streaming_jobs.verification.dead_letters import OF_ROWS
 from streaming_jobs.verification.judged import Judged
 from streaming_jobs.verification.table_rules import Packed, packed, place_of

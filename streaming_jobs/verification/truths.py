@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import RecourseError, UsageError
-from streaming_jobs.sinks.delta import table_rows
+from streaming_jobs.platform import table_rows
 from streaming_jobs.spelling import counted
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.truths import NotComparable, Record, Truth

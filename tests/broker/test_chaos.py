@@ -14,7 +14,8 @@ import pytest
 
 from streaming_jobs.settings import Settings
 from streaming_jobs.verification.chaos.kill_loop import Plan, run
-from tests.support.driver import REPOSITORY, until
+from tests.support import ROOT
+from tests.support.driver import until
 
 SEED = 97
 """The driver is killed between the commits of two tables, later Python alone; the broker in between."""
@@ -44,7 +45,7 @@ def test_nothing_is_left_of_a_run_that_is_cut_off(tmp_path: Path, end: signal.Si
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -13,8 +13,9 @@ from deltalake import DeltaTable
 from streaming_jobs.ledger import entries
 from streaming_jobs.settings import Settings
 from tests.conftest import QUICK_START
+from tests.support import ROOT
 from tests.support.changes import PARTITIONS, customers, history
-from tests.support.driver import REPOSITORY, Bench, command, produce, rows
+from tests.support.driver import Bench, command, produce, rows
 
 TOPIC = "customers"
 
@@ -60,7 +61,7 @@ def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_ot
         "RECOURSE_FLOWS": '["tests.support.changes"]',
         "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "900",
         "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": str(ROOT),
     }
 
     def recourse(*arguments: str) -> str:

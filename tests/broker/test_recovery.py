@@ -31,7 +31,8 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.topology import Topology
 from tests.broker.small_disk import small_disk
-from tests.support.driver import REPOSITORY, command, until
+from tests.support import ROOT
+from tests.support.driver import command, until
 
 COUNT = 4_000
 pytestmark = pytest.mark.timeout(300)
@@ -147,7 +148,7 @@ def test_the_story_as_it_is_told(broker: Broker, tmp_path: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-m", "orchestration.cli", "demo", "recovery", "--home", str(tmp_path / "demo")],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=280,

@@ -18,7 +18,8 @@ from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import DeltaTable as Declared
-from tests.support.driver import REPOSITORY, command
+from tests.support import ROOT
+from tests.support.driver import command
 
 TOPIC = "readings"
 FLOWS = """
@@ -81,7 +82,7 @@ class Home:
             "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap,
             "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "150",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": os.pathsep.join([str(self.folder / "code"), str(REPOSITORY)]),
+            "PYTHONPATH": os.pathsep.join([str(self.folder / "code"), str(ROOT)]),
         }
         done = command(self.folder, environment, *arguments)
         assert done.returncode == code, done.stderr

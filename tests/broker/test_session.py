@@ -28,8 +28,8 @@ from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.state.stream_record import StreamRecord, checkpoint
 from tests.broker.conftest import BenchFactory
 from tests.conftest import SettingsFactory
+from tests.support import ROOT
 from tests.support.driver import (
-    REPOSITORY,
     assert_chained,
     command,
     driver,
@@ -79,7 +79,7 @@ def status(settings: Settings, bootstrap: str) -> dict[str, dict[str, Any]]:
         "RECOURSE_HOME": str(settings.home),
         "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
         "RECOURSE_FLOWS": '["tests.support.things"]',
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": str(ROOT),
     }
     told = command(settings.home, environment, "streams", "status", "-o", "json")
     assert told.returncode == 1, told.stderr

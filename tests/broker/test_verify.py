@@ -19,7 +19,8 @@ from streaming_jobs.platform.broker import Broker
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.verification.topic import read_topic
 from tests.conftest import SettingsFactory
-from tests.support.driver import REPOSITORY, command, driver, finished, ledger, produce, until
+from tests.support import ROOT
+from tests.support.driver import command, driver, finished, ledger, produce, until
 from tests.support.driver import rows as made_rows
 from tests.support.things import thing
 
@@ -47,7 +48,7 @@ while not time.sleep(0.001):
 def produced_without_end(bootstrap: str, topic: str, at_once: int) -> Iterator[None]:
     """Records keep arriving in both partitions, so that no reader comes to a partition's end and finds it at rest."""
     command = [sys.executable, "-c", _WITHOUT_END, bootstrap, topic, str(at_once)]
-    sender = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    sender = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         yield
     finally:
@@ -112,7 +113,7 @@ def test_streams_that_are_not_shipped_are_verified_while_records_arrive(
     produce(bootstrap, topic, [*(thing(i) for i in range(2_000)), (b"x", b"{"), (b"x", None), (b"x", b'{"k": "x"}')])
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}",
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
         "RECOURSE_HOME": str(made.home),
         "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
         "RECOURSE_FLOWS": '["verified_flows"]',

@@ -22,7 +22,7 @@ from tests.homes.flows import BEGIN, KEYS, STEP
 from tests.support.driver import command, produce
 
 ARCHIVES = Path(__file__).parent
-REPOSITORY = ARCHIVES.parent.parent
+ROOT = ARCHIVES.parent.parent
 TOPIC, PARTITIONS, RECORDS = "events", 2, 240
 STREAMS = ("every", "totals", "newest", "windows")
 
@@ -44,7 +44,7 @@ def environment(home: Path, bootstrap: str, **more: str) -> dict[str, str]:
     """The variables for commands in that home."""
     return {
         **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": str(ROOT),
         "RECOURSE_HOME": str(home),
         "RECOURSE_FLOWS": '["tests.homes.flows"]',
         "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,

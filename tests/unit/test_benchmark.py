@@ -13,7 +13,7 @@ from benchmarks.speed.contestants import variant
 from benchmarks.speed.goals import verdicts
 from benchmarks.speed.latency import latencies
 from benchmarks.speed.measure import _steady
-from benchmarks.speed.records import WORKS, RecoveryContext, difference, generate, truth
+from benchmarks.speed.records import WORKS, Work, difference, generate, truth
 from benchmarks.speed.report import markdown
 from benchmarks.speed.watch import SEEN, Point
 
@@ -57,7 +57,7 @@ def test_the_truth_is_what_a_plain_loop_over_the_records_makes() -> None:
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_a_row_too_few_twice_or_wrong_is_seen(work: RecoveryContext) -> None:
+def test_a_row_too_few_twice_or_wrong_is_seen(work: Work) -> None:
     right = truth(RECORDS, work)
     mixed = right.take(np.random.default_rng(1).permutation(right.num_rows))
     assert difference(mixed, right, work) is None

@@ -25,9 +25,9 @@ from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights import streams as flows
 from streaming_jobs.examples.flights.content import TOPIC, rank
+from streaming_jobs.platform import table_rows
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import table_rows
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.spelling import counted
 from streaming_jobs.state.status import read_status

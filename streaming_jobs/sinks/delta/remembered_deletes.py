@@ -19,9 +19,9 @@ from deltalake import CommitProperties
 from pyspark.sql import types as T
 
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink, open_sink
-from streaming_jobs.sinks.delta.table_rows import dataset
 from streaming_jobs.sinks.delta.upsert_order import (
     DELETE_COLUMN,
     POSITION_FIELD,

@@ -12,8 +12,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from tests.unit.test_batch import Driver
-from tests.unit.test_savepoints import rocksdb
 
 from reprocessing import executor, staging
 from reprocessing.context import RecoveryContext, RecoveryEvents
@@ -35,6 +33,8 @@ from streaming_jobs.state.checkpoint import Checkpoint
 from tests.support.life import STREAM, Life, Topics
 from tests.support.power import Power
 from tests.support.worlds import PRIMARY, SECONDARY, Disk, lay_checkpoint, parity
+from tests.unit.streaming_jobs.runtime.test_batch import Driver
+from tests.unit.streaming_jobs.state.test_savepoints import rocksdb
 
 RIGHT = list(range(60))
 WRONG = sorted([*range(30), *(-n for n in range(30, 60))])

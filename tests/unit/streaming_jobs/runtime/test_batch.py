@@ -199,7 +199,7 @@ class Driver:
             between=lambda batch: self.log.append(f"between {batch}"),
             query=self,
         )
-        monkeypatch.setattr(batches, "stage", self.stage)
+        monkeypatch.setattr(batches, "prepare_write", self.stage)
         monkeypatch.setattr(batches, "stage_dead_letters", self.stage_dead_letters)
         monkeypatch.setattr(batches, "crash_point", lambda name, _, number: self.log.append(f"{name} {number}"))
 
@@ -680,10 +680,10 @@ def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_exec
     def too_large(*_: object, **__: object) -> None:
         raise RuntimeError("Total size of serialized results is bigger than spark.driver.maxResultSize (768.0 MiB)")
 
-    monkeypatch.setattr(batches, "stage", too_large)
+    monkeypatch.setattr(batches, "prepare_write", too_large)
     with pytest.raises(TransientError, match="batch 0 did not fit the driver"):
         large.run(0)
-    monkeypatch.setattr(batches, "stage", large.stage)
+    monkeypatch.setattr(batches, "prepare_write", large.stage)
     large.run(0)
     assert large.ways == [(False, False)] * 2
     assert large.reports[-1].path == "executor"
@@ -709,7 +709,7 @@ def test_any_other_failure_of_staging_goes_up_as_it_is(large: Driver, monkeypatc
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("in the stream's function")
 
-    monkeypatch.setattr(batches, "stage", broken)
+    monkeypatch.setattr(batches, "prepare_write", broken)
     with pytest.raises(ZeroDivisionError):
         large.run(0)
     assert large.log[-2:] == ["persist", "unpersist"]

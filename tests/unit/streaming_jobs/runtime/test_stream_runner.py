@@ -199,7 +199,7 @@ def test_any_other_start_position_is_refused_and_a_time_without_zone_too(start: 
 
 
 @pytest.mark.parametrize(
-    ("world", "batch"),
+    ("snapshot", "batch"),
     [
         (opened(), 0),
         (replace(opened(), checkpoint=checkpoint_world(0, None)), 0),

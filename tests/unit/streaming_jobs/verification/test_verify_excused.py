@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.unit.test_verify_declared import judged, noted, outcomes, recovered, right, shorten
 
 from streaming_jobs.verification import recompute
 from streaming_jobs.verification.chaos.subjects import SPLIT
@@ -26,6 +25,14 @@ from tests.support import proofs
 from tests.support.life import PER_BATCH, STREAM, TOPIC, Life
 from tests.support.placed import by_place, make_placed, named, note_state, refuse, refusing_batch
 from tests.support.proofs import CLEAN, Spoiler, make_split
+from tests.unit.streaming_jobs.verification.test_verify_declared import (
+    judged,
+    noted,
+    outcomes,
+    recovered,
+    right,
+    shorten,
+)
 
 BATCHES = 5
 

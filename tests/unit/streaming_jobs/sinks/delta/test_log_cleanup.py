@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from deltalake import CommitProperties, DeltaTable
-from tests.unit.test_upkeep import SCHEMA, age, append, logs
 
 from streaming_jobs.ledger import LedgerEntry, newest, walk
 from streaming_jobs.settings import TableSettings
@@ -17,6 +16,7 @@ from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
+from tests.unit.streaming_jobs.sinks.delta.test_maintenance import SCHEMA, age, append, logs
 
 NOW = 1_000_000.0
 HOUR = timedelta(hours=1)

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
-from tests.unit.test_delta_sink import AWKWARD
 
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import TableSettings
@@ -24,6 +23,7 @@ from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
+from tests.unit.streaming_jobs.sinks.delta.test_sink import AWKWARD
 
 SCHEMA = StructType([StructField("k", StringType()), StructField("n", LongType())])
 NOW = 1_000_000.0

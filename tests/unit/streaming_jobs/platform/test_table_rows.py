@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 import orchestration
 import reprocessing
 import streaming_jobs
-from streaming_jobs.sinks.delta.table_rows import dataset, rows
+from streaming_jobs.platform.table_rows import dataset, rows
 
 VALUES: list[str | None] = [
     "a b",
