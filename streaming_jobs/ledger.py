@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from streaming_jobs.errors import PermanentError, PreflightRefused
-from streaming_jobs.sinks.delta.log import actions
+from streaming_jobs.platform.delta_log import actions
 
 Kind = Literal["batch", "fence", "publish", "upkeep", "schema"]
 LEDGER_KEY = "recourse"

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
+from streaming_jobs.column_types import checked_types
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
-from streaming_jobs.sinks.delta.column_types import checked_types
 from streaming_jobs.spelling import instead
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streaming_jobs.sinks.delta.log import actions
+from streaming_jobs.platform.delta_log import actions
 
 _DIGITS = 20
 

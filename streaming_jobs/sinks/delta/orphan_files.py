@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streaming_jobs.sinks.delta.log import actions
+from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 
 _DATA = re.compile(r".*\.parquet(?:#\d+|\.crc)?")

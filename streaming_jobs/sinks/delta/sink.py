@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
+from streaming_jobs.column_types import checked_new_partitions, checked_types
 from streaming_jobs.durations import milliseconds
 from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, ForeignWrite, OutputMismatch, RecourseError
 from streaming_jobs.files import private_folder, sync_tree
@@ -24,7 +25,6 @@ from streaming_jobs.ledger import LedgerEntry, Txn, app_id, walk
 from streaming_jobs.runtime.failures import classify
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
-from streaming_jobs.sinks.delta.column_types import checked_new_partitions, checked_types
 from streaming_jobs.sinks.delta.durable_commits import sync_commits
 from streaming_jobs.sinks.delta.upsert_order import is_position
 from streaming_jobs.stream import DeltaTable as Declared

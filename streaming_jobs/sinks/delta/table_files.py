@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.sinks.delta.log import actions
+from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 
 

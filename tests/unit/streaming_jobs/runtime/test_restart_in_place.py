@@ -29,15 +29,16 @@ from tests.support.worlds import parity, plain
 
 SESSION = """
 import os, signal, sys, threading, time
-from streaming_jobs import stops, successor
+from streaming_jobs.runtime import restart_in_place
+from streaming_jobs.state import stop_request
 stop = threading.Event()
 print(os.getpid(), sys.argv[1:], flush=True)
-if successor.AGAIN in sys.argv:
+if restart_in_place.AGAIN in sys.argv:
     time.sleep(1)
-for number in successor.STOP_SIGNALS:
+for number in restart_in_place.STOP_SIGNALS:
     signal.signal(number, lambda *_: stop.set())
-successor.take_signals(stop)
-if successor.AGAIN in sys.argv:
+restart_in_place.take_signals(stop)
+if restart_in_place.AGAIN in sys.argv:
     stop.wait(3 if LATE else 20)
     print("asked to stop:", stop.is_set(), "input:", sys.stdin.readline(), flush=True)
     sys.exit(7)
@@ -49,7 +50,7 @@ if LATE:
         time.sleep(0.2)
         replace(*command)
     os.execv = late
-successor.start(stop)
+restart_in_place.start(stop)
 """
 
 
@@ -256,7 +257,7 @@ import os, sys
 from types import SimpleNamespace
 from streaming_jobs import session
 from streaming_jobs.runtime.code_version import loaded_code
-from streaming_jobs.runtime.stream_runner import RunningStream
+from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.session import Session
 
 def start(self, leases):
@@ -270,7 +271,7 @@ def poll(self, spark):
     if self.stop_requested.is_set() and not self.ended:
         self._stopped()
 
-Session._start_spark, RunningStream.poll, RunningStream.preflight = start, poll, lambda self: None
+Session._start_spark, StreamRunner.poll, StreamRunner.preflight = start, poll, lambda self: None
 sys.exit(session.main())
 """
 

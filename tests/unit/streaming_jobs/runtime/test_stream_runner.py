@@ -245,8 +245,11 @@ def test_an_output_column_that_no_table_can_take_is_refused(settings: SettingsFa
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (None, r"the function of stream crooked returned None \(.*test_running.py:\d+\)"),
-        ("a text", r"the function of stream crooked returned str for t, not a DataFrame \(.*test_running.py:\d+\)"),
+        (None, r"the function of stream crooked returned None \(.*test_stream_runner.py:\d+\)"),
+        (
+            "a text",
+            r"the function of stream crooked returned str for t, not a DataFrame \(.*test_stream_runner.py:\d+\)",
+        ),
         ({"t": None}, "returned NoneType for t, not a DataFrame"),
     ],
 )
@@ -261,7 +264,7 @@ def test_a_function_that_returns_no_frame_is_refused_with_its_name_and_place(
 def test_a_function_that_raises_when_it_is_called_is_told_with_its_line(settings: SettingsFactory) -> None:
     crooked = Stream("crooked", lambda things: {}["no such"], {"things": THINGS}, {"t": DeltaTable("t")})
     with pytest.raises(
-        FunctionRaised, match=r"the stream's function raised KeyError: 'no such' \(.*test_running.py:\d+\)"
+        FunctionRaised, match=r"the stream's function raised KeyError: 'no such' \(.*test_stream_runner.py:\d+\)"
     ):
         assembly(settings(), crooked)._outputs({"things": None})  # type: ignore[dict-item]
 
