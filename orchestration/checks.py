@@ -17,8 +17,8 @@ import dagster as dg
 
 from orchestration.bundle.job_yaml import Continuous
 from orchestration.bundle.last_good import Fault
-from orchestration.events import NO_RUN, not_being_made
 from orchestration.sessions.decisions import RunSeen, should_run
+from orchestration.sessions.events import NO_RUN, not_being_made
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import session_runs
 from orchestration.sessions.supervisor import SessionSpec

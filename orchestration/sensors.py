@@ -14,7 +14,6 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.last_good import Fault
-from orchestration.events import delete_older
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
     JobSeen,
@@ -28,6 +27,7 @@ from orchestration.sessions.decisions import (
     newest_session,
     presumed_dead,
 )
+from orchestration.sessions.events import delete_older
 from orchestration.sessions.fingerprint import fingerprint
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import delete_run, session_runs, tell_queued

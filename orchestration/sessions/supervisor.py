@@ -29,8 +29,8 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.job_yaml import Continuous, Job
-from orchestration.events import not_being_made, report_without_run
 from orchestration.sessions.driver import BoundedLog, Driver
+from orchestration.sessions.events import not_being_made, report_without_run
 from orchestration.sessions.executor import last_word
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
+from streaming_jobs.failures import function_raised
 from streaming_jobs.preflight.rules import primary_has
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
@@ -21,7 +22,6 @@ from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline, BatchReport, Replan
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
-from streaming_jobs.runtime.failures import function_raised
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.state_changes import differences

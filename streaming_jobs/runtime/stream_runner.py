@@ -12,13 +12,13 @@ import structlog
 
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
+from streaming_jobs.failures import classify, named, told
 from streaming_jobs.preflight.rules import check_start, enforce
 from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
 from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.batch import BatchPipeline, BatchReport, Replan
 from streaming_jobs.runtime.code_version import loaded_code
-from streaming_jobs.runtime.failures import classify, named, told
 from streaming_jobs.runtime.lag import EndOffsets, LagClock, position_in
 from streaming_jobs.runtime.query_builder import Connection, QueryBuilder
 from streaming_jobs.runtime.retries import Retries

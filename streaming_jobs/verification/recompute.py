@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streaming_jobs.failures import larger_than_the_driver_takes
 from streaming_jobs.platform import table_rows
 from streaming_jobs.runtime.code_version import code_version
-from streaming_jobs.runtime.failures import larger_than_the_driver_takes
 from streaming_jobs.runtime.query_plan import analysed
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink

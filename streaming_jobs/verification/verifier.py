@@ -21,7 +21,6 @@ from deltalake.exceptions import DeltaError
 
 from streaming_jobs.spelling import counted
 from streaming_jobs.verification.beside_tables import Beside
-from streaming_jobs.verification.chaos.version_reader import assumed
 from streaming_jobs.verification.comparisons import compare_tables
 from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import Entry, commit_file, read_commit, versions
@@ -34,6 +33,7 @@ from streaming_jobs.verification.subject import Comparison, Subject
 from streaming_jobs.verification.table_rules import Covered, Packed, of_spans, packed, shown, unpacked
 from streaming_jobs.verification.topic import TopicContent
 from streaming_jobs.verification.verdict import StreamVerdict, Verdict
+from streaming_jobs.verification.version_reader import assumed
 
 _UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
 

@@ -20,9 +20,9 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from streaming_jobs.column_types import checked_new_partitions, checked_types
 from streaming_jobs.durations import milliseconds
 from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, ForeignWrite, OutputMismatch, RecourseError
+from streaming_jobs.failures import classify
 from streaming_jobs.files import private_folder, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id, walk
-from streaming_jobs.runtime.failures import classify
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
 from streaming_jobs.sinks.delta.durable_commits import sync_commits

@@ -26,12 +26,12 @@ from streaming_jobs.verification.chaos.faults import Phase, Schedule, schedule
 from streaming_jobs.verification.chaos.feeding import Feeding
 from streaming_jobs.verification.chaos.home import STREAMS, SUBJECTS, Home
 from streaming_jobs.verification.chaos.session_runner import ChaosFailed, LaneRunner, Tally, Tell
-from streaming_jobs.verification.chaos.version_reader import ConcurrentReader
 from streaming_jobs.verification.ledger_chain import Fault
 from streaming_jobs.verification.subject import Subject
 from streaming_jobs.verification.topic import TopicContent, read_topic
 from streaming_jobs.verification.verdict import Verdict
 from streaming_jobs.verification.verifier import verify
+from streaming_jobs.verification.version_reader import ConcurrentReader
 
 POINTS_OF: Mapping[str, tuple[str, ...]] = {
     # Where a stream has one table, nothing is committed before that point, and it is the one before it.

@@ -381,7 +381,7 @@ def test_a_sweep_sorts_every_offset(
 def test_the_verifier_knows_nothing_of_the_code_it_judges() -> None:
     program = """
 import sys
-import streaming_jobs.verification.verifier, streaming_jobs.verification.chaos.version_reader
+import streaming_jobs.verification.verifier, streaming_jobs.verification.version_reader
 judged = ("ledger", "preflight", "runtime", "session", "sinks", "state")
 print([name for name in sys.modules if name.startswith(tuple(f"streaming_jobs.{part}" for part in judged))])
 """

@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from streaming_jobs.verification.chaos.subjects import FLIGHTS, SPLIT
-from streaming_jobs.verification.chaos.version_reader import ConcurrentReader, TableReader
 from streaming_jobs.verification.delta_log import commit_file, versions
+from streaming_jobs.verification.version_reader import ConcurrentReader, TableReader
 from tests.support.proofs import (
     BATCHES,
     CLEAN,
@@ -146,7 +146,7 @@ def test_a_version_that_comes_while_the_log_is_listed_is_not_taken_for_a_lost_on
             aside.rename(commit)
         return found
 
-    monkeypatch.setattr("streaming_jobs.verification.chaos.version_reader.versions", listed)
+    monkeypatch.setattr("streaming_jobs.verification.version_reader.versions", listed)
     made = reader(tables, CLEAN)
     assert (made.unseen, made.seen, made.faults) == (0, BATCHES + 1, [])
 
