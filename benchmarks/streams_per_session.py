@@ -26,9 +26,10 @@ from benchmarks.measuring import save, table
 from benchmarks.speed.feed import create_topic, feed_backlog
 from benchmarks.speed.process import Child, clean_environment
 from benchmarks.speed.records import Records, generate
-from streaming_jobs.ledger import Commit, LedgerEntry, walk
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import Commit, walk
 
 BATCH = 50_000
 _PATIENCE = 300.0

@@ -23,8 +23,9 @@ from reprocessing.staging import table_of
 from reprocessing.targets import Resolved, Target, before
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import private_folder
-from streaming_jobs.ledger import CodeVersion, walk
+from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint

@@ -17,8 +17,9 @@ from reprocessing.context import RecoveryContext
 from reprocessing.history import Offsets
 from reprocessing.publish import Content, content_of, contents_of, fence, fenced_by, publish, sinks
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest, walk
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy

@@ -11,9 +11,10 @@ from reprocessing.conditions import refuse_unaskable
 from reprocessing.context import RecoveryContext
 from reprocessing.replay_end import at_the_border, border_of
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
-from streaming_jobs.ledger import LedgerEntry, entries
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import entries
 from streaming_jobs.stream import Stream
 
 

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from orchestration.cli.observed import Observed
-    from streaming_jobs.ledger import Commit, LedgerEntry, OffsetRange
+    from streaming_jobs.ledger import LedgerEntry, OffsetRange
     from streaming_jobs.settings import Settings
+    from streaming_jobs.sinks.delta.log import Commit
     from streaming_jobs.stream import Stream
 
 app = typer.Typer(no_args_is_help=True, help="Look at streams, run and stop them.", rich_markup_mode=None)
@@ -166,8 +167,8 @@ def ledger(
     Reads the table's log, and where that has been shortened the ledger file beside the state, which is kept for days.
     """
     from streaming_jobs.errors import UsageError
-    from streaming_jobs.ledger import entries
     from streaming_jobs.preflight.take_snapshot import ledger_file
+    from streaming_jobs.sinks.delta.log import entries
     from streaming_jobs.state.ledger_history import FROM_FILE, code_changes, newest_entries
 
     call = invocation(context)

@@ -8,7 +8,7 @@ from pathlib import Path
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger import LedgerEntry, Txn, app_id, newest, walk
+from streaming_jobs.ledger import LedgerEntry, Txn, app_id
 from streaming_jobs.preflight.snapshot import (
     CheckpointSnapshot,
     Role,
@@ -20,6 +20,7 @@ from streaming_jobs.preflight.snapshot import (
 )
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, open_sink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import stream_record

@@ -19,9 +19,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger import LedgerEntry, Txn, app_id, newest
+from streaming_jobs.ledger import LedgerEntry, Txn, app_id
 from streaming_jobs.preflight.take_snapshot import all_tables
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream

@@ -18,13 +18,14 @@ import structlog
 
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
 from streaming_jobs.failures import larger_than_the_driver_takes
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 from streaming_jobs.runtime.batch_path import DriverPathAttempts, Route, choose_path
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.dead_letters import stage_dead_letters
+from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write

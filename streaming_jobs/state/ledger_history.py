@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from streaming_jobs.ledger import Commit, LedgerEntry, Txn, entries
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.sinks.delta.log import Commit, entries
 from streaming_jobs.state.ledger_file import LedgerFile, RawLine
 
 FROM_FILE = "LEDGER FILE"

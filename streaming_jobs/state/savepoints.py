@@ -28,8 +28,9 @@ from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
 from streaming_jobs.files import hard_link, private_folder, sync, sync_files, write_json
-from streaming_jobs.ledger import OffsetRange, Txn, walk
+from streaming_jobs.ledger import OffsetRange, Txn
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint_cut import cut

@@ -16,8 +16,9 @@ from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import private_folder, write_json
-from streaming_jobs.ledger import CodeVersion, walk
+from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import checked_name

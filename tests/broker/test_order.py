@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from streaming_jobs.ledger import entries
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import entries
 from tests.conftest import QUICK_START
 from tests.support import ROOT
 from tests.support.changes import PARTITIONS, customers, history

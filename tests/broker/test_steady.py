@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from streaming_jobs.ledger import newest, walk
 from streaming_jobs.sinks.delta import maintenance
+from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.state import stream_record
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, on_topic, produce, rows

@@ -18,10 +18,11 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from streaming_jobs.ledger import LedgerEntry, entries
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.runtime.query_builder import Connection
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import entries
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire

@@ -19,9 +19,10 @@ from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.files import sync_files
-from streaming_jobs.ledger import LedgerEntry, newest
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import column_bounds, orphan_files, remembered_deletes
+from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.log_cleanup import expired, log_files
 from streaming_jobs.sinks.delta.sink import DeltaSink
 

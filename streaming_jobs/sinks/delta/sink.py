@@ -22,10 +22,11 @@ from streaming_jobs.durations import milliseconds
 from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, ForeignWrite, OutputMismatch, RecourseError
 from streaming_jobs.failures import classify
 from streaming_jobs.files import private_folder, sync_tree
-from streaming_jobs.ledger import LedgerEntry, Txn, app_id, walk
+from streaming_jobs.ledger import LedgerEntry, Txn, app_id
 from streaming_jobs.settings import Settings, TableSettings
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
 from streaming_jobs.sinks.delta.durable_commits import sync_commits
+from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.upsert_order import is_position
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import checked_order

@@ -38,10 +38,11 @@ from reprocessing.plan import (
 from reprocessing.publish import Content, content_of, contents_of, fence, misfit, publish, refuse_foreign
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused, UsageError
 from streaming_jobs.files import hard_link
-from streaming_jobs.ledger import CodeVersion, Txn, newest
+from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.sinks.delta import unencoded_paths
+from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.stream_record import Accepted

@@ -10,9 +10,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.ledger import Txn, newest, walk
+from streaming_jobs.ledger import Txn
 from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.sinks.delta import orphan_files
+from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.table_files import table_files

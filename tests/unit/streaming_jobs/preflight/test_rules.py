@@ -12,9 +12,10 @@ from typing import Literal
 import pytest
 
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
-from streaming_jobs.ledger import Commit, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import LedgerEntry, OffsetRange, Txn
 from streaming_jobs.preflight.rules import Finding, check_start, enforce
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot
+from streaming_jobs.sinks.delta.log import Commit
 from streaming_jobs.state.stream_record import Accepted, BoundTable, Generation
 from tests.support.worlds import (
     DEAD_LETTERS,

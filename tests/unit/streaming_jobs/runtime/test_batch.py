@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.errors import CommitRefused, Fenced, LedgerConflict, OffsetsLost, TransientError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, newest, walk
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 from streaming_jobs.runtime import batch as batches
 from streaming_jobs.runtime import crash_points
 from streaming_jobs.runtime.batch import BatchPipeline, StopAtBorder
@@ -28,6 +28,7 @@ from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.delta import writers as staged
+from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ParquetAppend, _parquet
 from streaming_jobs.sources.kafka import Observed

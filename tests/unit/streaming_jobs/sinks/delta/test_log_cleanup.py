@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from deltalake import CommitProperties, DeltaTable
 
-from streaming_jobs.ledger import LedgerEntry, newest, walk
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import TableSettings
+from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, expired, log_files
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink

@@ -14,9 +14,10 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.errors import Fenced
-from streaming_jobs.ledger import LedgerEntry, newest, walk
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import orphan_files
+from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge

@@ -26,10 +26,11 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, OutputMismatch, PermanentError
-from streaming_jobs.ledger import Txn, newest, walk
+from streaming_jobs.ledger import Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import sink as delta
 from streaming_jobs.sinks.delta import unencoded_paths
+from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink, open_sink
 from streaming_jobs.sinks.delta.table_files import table_files

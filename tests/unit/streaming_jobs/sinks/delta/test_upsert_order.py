@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger import LedgerEntry, newest
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import maintenance, remembered_deletes
+from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, POSITION_FIELD, is_position

@@ -1,0 +1,86 @@
+"""A table's log from the newest commit back, with the ledger entries that are in it. Needs no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.platform.delta_log import actions
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of a table as its log tells it; `at` in milliseconds since 1970, `entry` if it is ours."""
+
+    version: int
+    at: int
+    operation: str
+    changes_data: bool
+    entry: LedgerEntry | None
+
+
+def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
+    """The commits of a table's log up to a version (None: all), newest first, as far back as it has no gap.
+
+    Raises PreflightRefused for one that is damaged.
+    """
+    log = table / "_delta_log"
+    if not log.is_dir():
+        return
+    found = (int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20)
+    versions = sorted((each for each in found if version is None or each <= version), reverse=True)
+    for position, number in enumerate(versions):
+        if position and versions[position - 1] != number + 1:
+            return
+        try:
+            commit = _commit(number, log / f"{number:020d}.json")
+        except FileNotFoundError:  # cleaned up since the folder was listed
+            return
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise PreflightRefused(
+                f"version {number} in {log} cannot be read: {error}", "put the table's log back from a copy"
+            ) from error
+        yield commit
+
+
+def entries(table: Path, limit: int) -> list[tuple[Commit, LedgerEntry]]:
+    """The newest ledger entries of a table, newest first; upkeep is left out."""
+    found = []
+    for commit in walk(table):
+        if commit.entry and commit.entry.kind not in ("upkeep", "schema"):
+            found.append((commit, commit.entry))
+            if len(found) == limit:
+                break
+    return found
+
+
+def newest(table: Path, stream: str, version: int | None = None) -> tuple[Commit | None, list[Commit]]:
+    """The stream's newest entry on the table, up to a version, and later commits that change data and are not ours.
+
+    Without an entry in the log, None and every such commit that the log still holds.
+    """
+    foreign: list[Commit] = []
+    for commit in walk(table, version):
+        entry = commit.entry
+        if entry and entry.stream == stream and entry.kind in ("batch", "fence", "publish"):
+            return commit, foreign
+        ours = entry is not None and entry.stream == stream
+        if commit.changes_data and not ours:
+            foreign.append(commit)
+    return None, foreign
+
+
+def _commit(version: int, file: Path) -> Commit:
+    at, operation, changes, entry = 0, "", False, None
+    for line in actions(file):
+        (kind, action), *_ = line.items()
+        if kind == "commitInfo":
+            at = int(action.get("timestamp", 0))
+            operation = str(action.get("operation", ""))
+            entry = LedgerEntry.decode(action.get("userMetadata"))
+        elif kind in ("add", "remove", "cdc"):
+            changes = changes or bool(action.get("dataChange", True))
+    return Commit(version, at, operation, changes, entry)
