@@ -44,6 +44,7 @@ def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Sav
     """Make the workshop anew, whatever a kill has left of it."""
     clear(settings, plan)
     own = settings_of(settings, plan)
+    tables = private_folder(own.tables)  # also where the replay makes the tables: `sync_all` comes before it
     opened = replace(
         record,
         generations=(*record.generations, opened_by(plan)),
@@ -62,7 +63,7 @@ def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Sav
     bound = []
     for saved in savepoint.tables:
         table_id = table_of(
-            private_folder(own.tables) / saved.name,
+            tables / saved.name,
             saved,
             files[saved.name],
             savepoints.links(settings, plan.stream, saved.name, savepoint.id),

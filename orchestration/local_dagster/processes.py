@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -49,6 +49,7 @@ CODE_SERVER, WEBSERVER, DAEMON = "code-server", "webserver", "daemon"
 _LONGEST_DELAY = 30.0
 _HEALTHY_AFTER = 60.0
 _PATIENCE = 2.0
+_IN_PROGRESS = dg.RunsFilter(statuses=[status for status in dg.DagsterRunStatus if status.value in IN_PROGRESS])
 
 
 @dataclass
@@ -110,11 +111,11 @@ class _Child:
         if self.process is None:
             return
         self.ask_to_end()
-        _, alive = psutil.wait_procs(self.family, timeout=patience)
+        alive = _await_end(self.family, patience)
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(alive, timeout=5)
+        _await_end(alive, 5.0)
         self.process.wait()
         self.family = []
 
@@ -125,6 +126,21 @@ def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
         return [top, *top.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _await_end(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that have not ended within `seconds`. One that nobody has reaped yet has ended: its files are closed."""
+    deadline = time.monotonic() + seconds
+    while (alive := [process for process in processes if _lives(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass
@@ -212,16 +228,18 @@ class DagsterProcesses:
         Each of the three is asked as early as it can be spared, and killed when it takes its time: what they know is
         in Dagster's storage.
         """
-        # The daemon first: keepalive would start again what is stopped here.
         for name in (DAEMON, WEBSERVER):
             if name in self._children:
                 self._children[name].ask_to_end()
-        self._end(DAEMON)
         with self._instance() as instance:
-            if instance is not None:
-                self._stop_runs(instance)
+            told = self._stop_runs(instance) if instance is not None else set()
+            self._end(DAEMON, _PATIENCE)
+            if instance is not None:  # keepalive may have started another one before the daemon was gone
+                self._stop_runs(instance, told)
+                self._await_runs(instance)
+        # No run is left in the code server, and a graceful end of it takes seconds.
         for name in (CODE_SERVER, WEBSERVER):
-            self._end(name)
+            self._end(name, 0.0)
 
     def kill(self) -> None:
         """End the three and all below them at once; the next session repeats the batch it was in."""
@@ -230,10 +248,10 @@ class DagsterProcesses:
             if child is not None:
                 child.end(0.0)
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str, patience: float) -> None:
         child = self._children.get(name)
         if child is not None:
-            child.end(_PATIENCE)
+            child.end(patience)
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -274,13 +292,16 @@ class DagsterProcesses:
         with dg.DagsterInstance.from_config(str(self.settings.dagster_home)) as instance:
             yield instance
 
-    def _stop_runs(self, instance: dg.DagsterInstance) -> None:
-        """Cancel each run in progress and wait; tagged, so that the next start goes on with them."""
-        in_progress = dg.RunsFilter(statuses=[status for status in dg.DagsterRunStatus if status.value in IN_PROGRESS])
-        runs = instance.get_runs(in_progress)
+    def _stop_runs(self, instance: dg.DagsterInstance, told: Collection[str] = ()) -> set[str]:
+        """Cancel each run in progress that was not `told`, tagged so that the next start goes on with it; their ids."""
+        runs = [run.run_id for run in instance.get_runs(_IN_PROGRESS) if run.run_id not in told]
         for run in runs:
-            instance.add_run_tags(run.run_id, {STOPPED_BY_TAG: "shutdown"})
-            self._cancel(instance, run.run_id)
+            instance.add_run_tags(run, {STOPPED_BY_TAG: "shutdown"})
+            self._cancel(instance, run)
+        return set(runs)
+
+    def _await_runs(self, instance: dg.DagsterInstance) -> None:
+        runs = instance.get_runs(_IN_PROGRESS)
         names = ["", *self.settings.streams]
         longest = max(self.settings.for_stream(name).stop_deadline.total_seconds() for name in names)
         deadline = time.monotonic() + longest + 2 * GRACE

@@ -384,7 +384,7 @@ class BatchPipeline:
         """Records at or behind the watermark, counted when the stream's state dropped some; and the newest timestamp.
 
         Spark's own figure counts what partial aggregation has left of them. The range is read once more for the count,
-        so it is done only where the earliest event time says that there are any.
+        so it is done only where that figure says that there are any.
         """
         assert self.query is not None
         ranges = {r.topic: r for r in entry.offsets}
@@ -393,12 +393,11 @@ class BatchPipeline:
         newest_record = max((o.newest for _, o in seen if o.newest is not None), default=None)
         if not self.traits.stateful or not seen:
             return {}, newest_record
-        watermark = int(self.checkpoint.metadata(entry.batch).get("batchWatermarkMs", 0))
-        behind = [source for source, o in seen if o.earliest is not None and o.earliest <= watermark * 1000]
-        watermark = (self.query.dropped_behind() or 0) if behind else 0
-        if not watermark:
+        with_records = [source for source, o in seen if o.newest is not None]
+        possible = with_records and int(self.checkpoint.metadata(entry.batch).get("batchWatermarkMs", 0))
+        if not possible or (watermark := self.query.dropped_behind()) is None:
             return {}, newest_record
-        late = sum(source.late_records(spark, ranges[source.topic.name], watermark) for source in behind)
+        late = sum(source.late_records(spark, ranges[source.topic.name], watermark) for source in with_records)
         return ({"late": late} if late else {}), newest_record
 
     def _stage_letters(

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from uuid import uuid4
 
+import dagster as dg
 import psutil
 import pytest
 
 from orchestration.local_dagster.client import DagsterClient
 from orchestration.local_dagster.dagster_home import code_server_port, is_free, prepare
-from orchestration.local_dagster.processes import DagsterProcesses, _Child
+from orchestration.local_dagster.processes import DAEMON, DagsterProcesses, _await_end, _Child
 from orchestration.sessions.parent_death_signal import tethered
 from orchestration.sessions.tags import STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError
@@ -109,6 +112,46 @@ def test_sigterm_ends_a_tethered_process_under_a_shell_that_ignores_signals() ->
     wait_for(lambda: psutil.Process(child.pid).name() == "sleep", "the command")
     child.terminate()
     assert child.wait(10) == -15
+
+
+def test_a_process_that_nobody_has_reaped_yet_has_ended() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as child:
+        process = psutil.Process(child.pid)
+        assert _await_end([process], 0.0) == [process]
+        child.kill()
+        started = time.monotonic()
+        assert _await_end([process], 30.0) == []
+        assert time.monotonic() - started < 5
+
+
+def test_a_run_that_keepalive_starts_while_all_is_ended_is_ended_too(
+    shop: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sessions are told before the daemon is gone, since they take seconds."""
+    processes, told = DagsterProcesses(shop), []
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def launch(run_id: str) -> None:
+            instance.add_run(dg.DagsterRun(job_name="shop", run_id=run_id, status=dg.DagsterRunStatus.STARTED))
+
+        def cancel(_: object, __: object, run_id: str) -> None:
+            told.append(run_id)
+            run = instance.get_run_by_id(run_id)
+            assert run is not None
+            instance.report_run_canceled(run)
+
+        def end(_: object, name: str, patience: float) -> None:
+            if name == DAEMON:
+                launch(late)
+
+        early, late = str(uuid4()), str(uuid4())
+        launch(early)
+        monkeypatch.setattr(DagsterProcesses, "_instance", lambda _: nullcontext(instance))
+        monkeypatch.setattr(DagsterProcesses, "_cancel", cancel)
+        monkeypatch.setattr(DagsterProcesses, "_end", end)
+        processes.stop()
+        assert told == [early, late]
+        assert all(run.tags[STOPPED_BY_TAG] == "shutdown" for run in instance.get_runs())
 
 
 def test_a_process_that_dies_is_started_again_later_each_time(shop: Settings) -> None:

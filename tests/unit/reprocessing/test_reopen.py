@@ -330,6 +330,7 @@ def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> No
     assert plan.base.savepoint is None and plan.base.ends == {TOPIC: {0: 35}} and plan.records == 85
     assert any("the tables begin empty at the target" in note for note in plan.notes)
     workshop.prepare(life.settings, plan, life.record, None)
+    workshop.sync_all(life.settings, plan)
     record = stream_record.load(workshop.settings_of(life.settings, plan), STREAM.name)
     assert record is not None and record.topics[0].start == {"0": 35}
 

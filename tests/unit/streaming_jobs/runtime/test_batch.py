@@ -172,7 +172,7 @@ class Driver:
     def __init__(self, disk: Disk, monkeypatch: pytest.MonkeyPatch, code: CodeVersion = CODE) -> None:
         self.disk, self.log, self.reports = disk, [], []  # type: tuple[Disk, list[str], list[BatchReport]]
         self.bad = 0
-        self.earliest: int | None = 5_000_000
+        self.newest: int | None = 7_000_000
         self.watermark: int | None = None
         self.null_keys: pa.Table | None = None
         self.null_keys_of = PRIMARY
@@ -206,7 +206,7 @@ class Driver:
 
     def observed(self, observation: str) -> Observed:
         assert observation == "recourse_things"
-        return Observed(self.bad, self.earliest, 7_000_000)
+        return Observed(self.bad, self.newest)
 
     def dropped_behind(self) -> int | None:
         self.log.append("ask for dropped rows")
@@ -763,21 +763,21 @@ def test_a_test_can_kill_at_one_point_of_one_batch_and_nothing_else_dies(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("earliest", "watermark_ms", "dropped_behind", "late"),
+    ("newest", "watermark_ms", "dropped_behind", "late"),
     [
-        (5_000_000, 6_000, 6_000, 6),
-        (5_000_000, 6_000, 4_000, 4),  # Spark judges late rows by the watermark of the batch before
-        (5_000_000, 6_000, None, 0),  # behind the watermark, and nothing was dropped: their windows are open
-        (5_000_000, 4_999, 4_999, 0),
-        (None, 6_000, 6_000, 0),  # no event time at all
+        (7_000_000, 6_000, 6_000, 6),
+        (7_000_000, 6_000, 4_000, 4),  # Spark judges late rows by the watermark of the batch before
+        (7_000_000, 6_000, None, 0),  # behind the watermark, and nothing was dropped: their windows are open
+        (7_000_000, 0, 0, 0),  # no watermark yet
+        (None, 6_000, 6_000, 0),  # no good record
     ],
 )
 def test_records_behind_the_watermark_are_counted_when_state_dropped_some(
-    disk: Disk, start: Start, earliest: int | None, watermark_ms: int, dropped_behind: int | None, late: int
+    disk: Disk, start: Start, newest: int | None, watermark_ms: int, dropped_behind: int | None, late: int
 ) -> None:
     driver = start()
     driver.pipeline.traits = STATE
-    driver.earliest, driver.watermark = earliest, dropped_behind
+    driver.newest, driver.watermark = newest, dropped_behind
     disk.plan(0)
     path = disk.folder / "offsets" / "0"
     path.write_text(path.read_text().replace('"batchWatermarkMs": 0', f'"batchWatermarkMs": {watermark_ms}'))
@@ -785,9 +785,9 @@ def test_records_behind_the_watermark_are_counted_when_state_dropped_some(
     assert driver.reports[-1].late == newest_entry(disk, PRIMARY).rows.get("late", 0) == late
     kept = disk.ledger_file.newest(STREAM)
     assert kept is not None and kept[0].rows.get("late", 0) == late
-    assert driver.reports[-1].newest_record == 7_000_000
-    behind = earliest is not None and earliest <= watermark_ms * 1000
-    assert ("ask for dropped rows" in driver.log) == behind, "the plan is looked through only if there may be some"
+    assert driver.reports[-1].newest_record == newest
+    possible = newest is not None and watermark_ms > 0
+    assert ("ask for dropped rows" in driver.log) == possible, "the plan is looked through only if there may be some"
 
 
 def after_the_first(longest: float) -> Pace:

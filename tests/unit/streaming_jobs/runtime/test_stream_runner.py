@@ -318,7 +318,7 @@ def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
         def get(self, name: str | None = None) -> Any:
             if name is not None:
                 return Metrics({"recourse_things": 4}.get(name))
-            return SimpleNamespace(mkString=lambda _: f"{self.found},null,7")
+            return SimpleNamespace(mkString=lambda _: f"{self.found},7")
 
     execution = SimpleNamespace(observedMetrics=lambda: Metrics(0))
     java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
@@ -328,7 +328,7 @@ def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
     assert not found
     handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
     asking.join(5)
-    assert found == [Observed(4, None, 7)]
+    assert found == [Observed(4, 7)]
     assert handle.observed("recourse_others") == Observed()
 
 
