@@ -1,4 +1,4 @@
-"""How a stream is put right: choose where to rewind to, plan it, rebuild beside the old output, check, publish.
+"""How a stream is put right: plan, rebuild beside the old output, check, publish. Read `plan.py` first.
 
 history.py    what the stream has done, batch by batch, over all of its generations
 targets.py    where to rewind to: from a time, offsets, a savepoint, a bad row ... to the end of one batch

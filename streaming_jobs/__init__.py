@@ -1,4 +1,6 @@
-"""Kafka -> PySpark Structured Streaming -> Delta Lake streams, exactly once. What a stream's author needs is here.
+"""Kafka -> PySpark Structured Streaming -> Delta Lake streams, exactly once. Read `stream.py` first.
+
+What a stream's author needs is here:
 
     from streaming_jobs import DeltaTable, Json, KafkaTopic, stream
 

@@ -16,8 +16,7 @@ from types import ModuleType
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.spelling import instead, nearest
-from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
-from streaming_jobs.stream import stream as stream_decorator
+from streaming_jobs.stream import KafkaTopic, Stream
 
 _UNKNOWN_ARGUMENT = re.compile(
     r"(?P<declaration>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<argument>\w+)'"
@@ -156,11 +155,10 @@ def _unusable(name: str, error: Exception) -> UsageError:
 
 def _instead_of_argument(message: str) -> str:
     """What to write instead of an argument that a declaration does not have; empty for any other message."""
-    from streaming_jobs.formats import Json
+    import streaming_jobs
 
     if (found := _UNKNOWN_ARGUMENT.search(message)) is None:
         return ""
-    declared = {each.__name__: each for each in (stream_decorator, KafkaTopic, DeltaTable, Json)}.get(
-        found["declaration"]
-    )
+    name = found["declaration"]
+    declared = getattr(streaming_jobs, name) if name in ("stream", "KafkaTopic", "DeltaTable", "Json") else None
     return instead(found["argument"], inspect.signature(declared).parameters) if declared else ""

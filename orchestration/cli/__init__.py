@@ -1,4 +1,4 @@
-"""The command line: `recourse up | doctor | config | streams | feed`.
+"""The command line: one module per group of commands. Read `app.py` first.
 
 Rules that hold for every command:
 - data goes to stdout, talk and progress to stderr; `-o json` prints one JSON document with stable keys;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +21,26 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_every_link_to_a_file_of_the_project_leads_to_one() -> None:
+    root = DOCS.parent
+    dead = [
+        f"{page.name}: {target}"
+        for page in (root / "README.md", *sorted(DOCS.glob("*.md")), root / "benchmarks" / "README.md")
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert not dead
+
+
+def test_the_picture_and_the_page_of_rooms_are_what_the_imports_say() -> None:
+    """Also that rooms do not import each other in a circle, and that each step of the walks is in the code."""
+    rooms = script("architecture")
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    assert rooms.page(text) == text, "run: python docs/architecture.py"
+    assert rooms.picture() == rooms.PICTURE.read_text(encoding="utf-8"), "run: python docs/architecture.py"
+    assert all(rooms.sentence(room) and rooms.first_file(room) for room in rooms.arrows())
 
 
 def test_the_page_of_settings_is_what_the_model_says() -> None:

@@ -1,0 +1,247 @@
+"""Draws docs/images/rooms.svg from the code's own imports, and writes the table of rooms into docs/architecture.md.
+
+    python docs/architecture.py
+
+A room is a package with modules in it; `streaming_jobs.session` stands for the modules at the root that use the rooms.
+A test compares picture and table with the code. The steps of the two walks are checked too: each names a function or
+class that is there, and every step's module is imported by one of the steps before it, or imports one of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from html import escape
+from pathlib import Path
+from textwrap import wrap
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = Path(__file__).with_suffix(".md")
+PICTURE = PAGE.with_name("images") / "rooms.svg"
+PACKAGES = ("streaming_jobs", "reprocessing", "quality", "orchestration")
+SESSION = "streaming_jobs.session"
+_AT_THE_TOP = (SESSION, "streaming_jobs.warm_up", "streaming_jobs.entry")
+
+RECORD = (
+    ("streaming_jobs.session", "Session", "takes the leases, starts Spark, starts a stream, looks after it"),
+    ("streaming_jobs.runtime.stream_runner", "StreamRunner", "one stream: checks, starts, tries again"),
+    ("streaming_jobs.preflight.rules", "check_start", "do checkpoint, tables and topics tell the same story?"),
+    ("streaming_jobs.runtime.query_builder", "QueryBuilder", "topics, the stream's function and tables become a query"),
+    ("streaming_jobs.sources.kafka", "KafkaSource", "records of a range of offsets, decoded; bad ones are counted"),
+    ("streaming_jobs.runtime.batch", "BatchPipeline", "called by Spark for each batch, with the range already fixed"),
+    ("streaming_jobs.sinks.delta.writers", "prepare_write", "the rows are computed; nobody sees them yet"),
+    ("streaming_jobs.sinks.delta.sink", "DeltaSink", "one commit: rows and ledger entry together, once"),
+    ("streaming_jobs.state.ledger_file", "LedgerFile", "a line of the batch, kept beside the state"),
+)
+RECOVERY = (
+    ("orchestration.cli.recover", "plan", "the command"),
+    ("reprocessing.planner", "make_plan", "where the replay starts, what it costs: a frozen plan"),
+    ("reprocessing.snapshot", "planning_snapshot", "what it looks at: record, tables, topics, history as they are now"),
+    ("reprocessing.targets", "resolve", "the target becomes offsets and the end of a batch"),
+    ("reprocessing.executor", "apply", "walks the stages; a journal says how far it came"),
+    ("reprocessing.stages", "TakeSavepoint", "the stream as it is, so that abort and undo can bring it back"),
+    ("reprocessing.publish", "fence", "from here on only this plan may start the stream"),
+    ("reprocessing.staging", "prepare", "tables and state of the savepoint, beside the published ones"),
+    ("reprocessing.replay", "replay", "an ordinary session on them, with the corrected code"),
+    ("reprocessing.audit", "compare", "rebuilt rows against published ones, and the rules"),
+    ("reprocessing.publish", "publish", "one commit per table: old files out, rebuilt files in"),
+)
+
+
+@cache
+def modules() -> Mapping[str, ast.Module]:
+    """Every module of the four packages, parsed, by its name."""
+    found = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found[name] = ast.parse(file.read_text(encoding="utf-8"))
+    return found
+
+
+def is_package(module: str) -> bool:
+    """Whether the module is a package."""
+    return (ROOT / Path(*module.split(".")) / "__init__.py").is_file()
+
+
+def room_of(module: str) -> str:
+    """The room that a module lies in."""
+    if module in _AT_THE_TOP:
+        return SESSION
+    return module if is_package(module) else module.rpartition(".")[0]
+
+
+def imports(module: str) -> Iterator[str]:
+    """The modules of ours that a module imports, also inside functions."""
+    for node in ast.walk(modules()[module]):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield from [name for name in (full, node.module) if name in modules()][:1]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules())
+
+
+@cache
+def arrows() -> Mapping[str, frozenset[str]]:
+    """The rooms that each room imports. A package's own `__init__`, which only passes names on, does not count."""
+    found: dict[str, set[str]] = {room_of(module): set() for module in modules() if not is_package(module)}
+    for module in modules():
+        if is_package(module):
+            continue
+        here = room_of(module)
+        found[here] |= {there for name in imports(module) if (there := room_of(name)) != here and there in found}
+    return {room: frozenset(found[room]) for room in sorted(found)}
+
+
+def level(room: str, above: tuple[str, ...] = ()) -> int:
+    """How many rooms lie below it, one on another; raises ValueError for a cycle."""
+    if room in above:
+        raise ValueError(f"rooms import each other: {' -> '.join((*above, room))}")
+    return 1 + max((level(below, (*above, room)) for below in arrows()[room]), default=-1)
+
+
+def needed(room: str) -> list[str]:
+    """The arrows that are drawn: those that no chain of others already tells."""
+    below = arrows()[room]
+    return [each for each in sorted(below) if not any(each in reach(other) for other in below if other != each)]
+
+
+@cache
+def reach(room: str) -> frozenset[str]:
+    """Every room below."""
+    return frozenset().union(*({below} | reach(below) for below in arrows()[room]))
+
+
+def sentence(room: str) -> str:
+    """What the room is for: the first line of its docstring, as far as it goes without naming a file to read."""
+    text = (ast.get_docstring(modules()[room]) or "").split("\n\n")[0].replace("\n", " ")
+    if room == SESSION:
+        return "The driver: one process that runs one or more streams in one Spark session."
+    return re.split(r" (?:Read|Open) `", text)[0]
+
+
+def first_file(room: str) -> str:
+    """The file to read first, as the room's docstring says."""
+    if room == SESSION:
+        return "session.py"
+    found = re.search(r"(?:Read|Open) `([^`]+)`", ast.get_docstring(modules()[room]) or "")
+    return found.group(1) if found else ""
+
+
+def table() -> str:
+    """The rooms, from the top down."""
+    lines = ["| room | what it is for | read first | modules |", "|---|---|---|---|"]
+    counts = {room: sum(room_of(m) == room and not is_package(m) for m in modules()) for room in arrows()}
+    for room in sorted(arrows(), key=lambda each: (-level(each), each)):
+        words = sentence(room).replace("|", "\\|")
+        lines.append(f"| `{room}` | {words} | `{first_file(room)}` | {counts[room]} |")
+    return "\n".join(lines)
+
+
+def walk(steps: Iterable[tuple[str, str, str]]) -> str:
+    """A walk as a numbered list; raises ValueError for a step that is not in the code."""
+    lines, seen = [], []
+    for number, (module, symbol, words) in enumerate(steps, 1):
+        if symbol not in {getattr(node, "name", "") for node in modules()[module].body}:
+            raise ValueError(f"{module} has no {symbol}")
+        linked = any(module in imports(other) or other in imports(module) for other in seen)
+        if seen and not linked and module not in seen:
+            raise ValueError(f"{module} has nothing to do with the steps before it")
+        seen.append(module)
+        path = module.replace(".", "/") + ".py"
+        lines.append(f"{number}. [`{symbol}`](../{path}) in `{module}`: {words}")
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """The page with its generated parts made anew; each stands between two comments that name it."""
+    for name, made in (("rooms", table()), ("record", walk(RECORD)), ("recovery", walk(RECOVERY))):
+        text, count = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text, flags=re.S
+        )
+        if count != 1:
+            raise ValueError(f"the page has {count} places for {name}")
+    return text
+
+
+_COLUMNS = {
+    "orchestration.cli": 0,
+    "orchestration.local_dagster": 0,
+    "orchestration": 0,
+    "orchestration.sessions": 0,
+    "orchestration.bundle": 0,
+    "reprocessing": 1,
+    "streaming_jobs.session": 2,
+    "streaming_jobs.runtime": 2,
+    "streaming_jobs.preflight": 2,
+    "streaming_jobs.state": 2,
+    "streaming_jobs.sinks": 1,
+    "streaming_jobs.sinks.delta": 1,
+    "streaming_jobs.platform": 2,
+    "streaming_jobs.sources": 3,
+    "streaming_jobs.formats": 4,
+    "streaming_jobs.verification.chaos": 3,
+    "streaming_jobs.verification": 3,
+    "streaming_jobs.examples.flights": 4,
+    "streaming_jobs.examples.stock": 4,
+    "streaming_jobs": 2,
+}
+"""Where a room stands from left to right; how high follows from the arrows. A new room has to be given a place."""
+_COLOURS = {"streaming_jobs": "#e8f1fb", "reprocessing": "#fdeee0", "orchestration": "#eaf6e9"}
+_WIDE, _HIGH, _GAP, _ROW = 210, 78, 34, 122
+
+
+def picture() -> str:
+    """The rooms as boxes, each below those that use it, and the arrows that no others already tell, as SVG."""
+    if missing := set(arrows()) ^ set(_COLUMNS):
+        raise ValueError(f"rooms without a place, or places without a room: {', '.join(sorted(missing))}")
+    top = max(map(level, arrows()))
+    place = {
+        room: (_COLUMNS[room] * (_WIDE + _GAP) + _GAP + _WIDE / 2, 20 + (top - level(room)) * _ROW) for room in arrows()
+    }
+    if len(set(place.values())) < len(place):
+        raise ValueError("two rooms stand in one place: give one of them another column")
+    width, height = 5 * (_WIDE + _GAP) + _GAP, (top + 1) * _ROW
+    lines = [
+        '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11"',
+        f'viewBox="0 0 {width} {height}">',
+        '<defs><marker id="to" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">',
+        '<path d="M0 0 L8 4 L0 8 z" fill="#777"/></marker></defs>',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for room, (x, y) in place.items():
+        below = sorted(needed(room), key=lambda each: place[each])
+        for number, other in enumerate(below):
+            bx, by = place[other]
+            start = x + 24 * (number - (len(below) - 1) / 2)
+            end = bx + max(-60, min(60, (x - bx) / 8))
+            lines.append(
+                f'<path d="M{start:.0f} {y + _HIGH:.0f} C{start:.0f} {y + _HIGH + 50:.0f} {end:.0f} {by - 50:.0f} '
+                f'{end:.0f} {by:.0f}" fill="none" stroke="#777" marker-end="url(#to)"/>'
+            )
+    for room, (x, y) in place.items():
+        lines += list(_box(room, x - _WIDE / 2, y))
+    return "\n".join([*lines, "</svg>\n"])
+
+
+def _box(room: str, x: float, y: float) -> Iterator[str]:
+    colour = {"streaming_jobs": "#e8f1fb", "reprocessing": "#fdeee0", "orchestration": "#eaf6e9"}[
+        room.split(".", maxsplit=1)[0]
+    ]
+    yield f'<rect x="{x:.0f}" y="{y:.0f}" width="{_WIDE}" height="{_HIGH}" rx="6" fill="{colour}" stroke="#999"/>'
+    yield f'<text x="{x + 8:.0f}" y="{y + 16:.0f}" font-weight="bold">{escape(room)}</text>'
+    for number, line in enumerate(wrap(sentence(room).replace("`", ""), 36)[:4]):
+        yield f'<text x="{x + 8:.0f}" y="{y + 32 + 13 * number:.0f}">{escape(line)}</text>'
+
+
+def main() -> None:
+    """Write the picture and the page."""
+    PICTURE.write_text(picture(), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
