@@ -51,7 +51,11 @@ Found = Mapping[str, Any]
 
 
 class AuditRefused(PermanentError):
-    """The rebuilt rows break a rule, or differ by more than the plan allows; nothing was published."""
+    """The rebuilt rows break a rule, or differ by more than the plan allows; nothing was published.
+
+    Look at the differences: `recourse recover show PLAN`. Then correct the code and plan anew, or take the rule back
+    with `--allow-bad`. `recourse recover abort PLAN` lets the stream go on as it was.
+    """
 
     code = "REC-030"
 

@@ -15,7 +15,8 @@
         ├── OutputMismatch    the rows do not fit the table
         └── CommitImpossible  the table refuses a commit by what it is
 
-Each error carries a stable code (`REC-0xx`), what was found, and what to do next.
+Each error carries a stable code (`REC-0xx`), what was found, and what to do next. The docstring of a class is its
+section in docs/errors.md: what it means, then what to do. `python docs/errors.py` writes the page.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from typing import ClassVar
 
 
 class RecourseError(Exception):
-    """Base of all errors raised on purpose: ``code``, what was ``found``, what to do ``next``."""
+    """Base of all errors raised on purpose. Printed as a code, it is an exception that nobody expected (exit code 3).
+
+    That is a bug in Recourse. The message names the file with the traceback: please report it, with that file.
+    """
 
     code: ClassVar[str] = "REC-000"
     exit_code: ClassVar[int] = 1
@@ -40,88 +44,132 @@ class RecourseError(Exception):
 
 
 class UsageError(RecourseError):
-    """The request itself is wrong: an unknown name, a bad option, a declaration that cannot hold."""
+    """The request itself is wrong: an unknown name, a bad option, a declaration that cannot hold.
+
+    Nothing was touched. Correct the command or the declaration; the message has the nearest known name.
+    """
 
     code = "REC-001"
     exit_code = 2
 
 
 class ConfigurationError(UsageError):
-    """A setting has a value that cannot be used; the text names the setting and where it came from."""
+    """A setting has a value that cannot be used; the text names the setting and where it came from.
+
+    Correct it there. `recourse config show` prints every setting with its origin.
+    """
 
     code = "REC-002"
 
 
 class SetupError(RecourseError):
-    """Something this machine needs is missing or damaged: Java, a jar, a free port, disk."""
+    """Something this machine needs is missing or damaged: Java, a jar, a free port, disk.
+
+    `recourse doctor` checks all of them and says what to do about each.
+    """
 
     code = "REC-003"
 
 
 class TransientError(RecourseError):
-    """Something outside failed and may come back; the session tries again with a delay."""
+    """Something outside failed and may come back; the session tries again with a delay.
+
+    Nothing, unless it lasts: `recourse streams status` shows how often it was tried and when the next try is.
+    """
 
     code = "REC-010"
 
 
 class LeaseBusy(TransientError):
-    """Another driver, or the JVM of one just killed, still holds the stream."""
+    """Another driver, or the JVM of one just killed, still holds the stream.
+
+    Wait a few seconds after a kill. If another session runs the stream, stop that one: `recourse streams stop NAME`.
+    """
 
     code = "REC-011"
     exit_code = 75
 
 
 class PermanentError(RecourseError):
-    """Trying again would meet the same thing; a person has to act first."""
+    """Trying again would meet the same thing; a person has to act first.
+
+    Do what the message names, then start the stream again.
+    """
 
     code = "REC-020"
     exit_code = 78
 
 
 class PreflightRefused(PermanentError):
-    """Checkpoint, tables and topics do not agree, so the stream was not started."""
+    """Checkpoint, tables and topics do not agree, so the stream was not started.
+
+    The message says which of them and what to run. docs/exactly-once.md has the rules, docs/operate.md the messages.
+    """
 
     code = "REC-021"
 
 
 class OffsetsLost(PermanentError):
-    """Records between the stream's position and the topic's first offset are gone."""
+    """Records between the stream's position and the topic's first offset are gone.
+
+    Bring them back from a copy of the topic, or go on without them with the command that the message names. Then give
+    the topic a longer retention.
+    """
 
     code = "REC-022"
 
 
 class Fenced(PermanentError):
-    """The table carries a newer generation: this driver was replaced and must not write."""
+    """The table carries a newer generation: this driver was replaced and must not write.
+
+    Nothing to repair. End this process: a recovery or another session owns the stream now.
+    """
 
     code = "REC-023"
 
 
 class LedgerConflict(PermanentError):
-    """The ledger holds this batch with another offset range than the checkpoint."""
+    """The ledger holds this batch with another offset range than the checkpoint.
+
+    Checkpoint and table come from two copies, or two drivers with two state folders write one table. Put both back from
+    one copy, or end the other driver.
+    """
 
     code = "REC-024"
 
 
 class OutputMismatch(PermanentError):
-    """The rows of a batch do not fit the table: schema, keys or owner."""
+    """The rows of a batch do not fit the table: schema, keys or owner.
+
+    Change the stream's function back, or give the new output a table of its own.
+    """
 
     code = "REC-025"
 
 
 class ForeignWrite(PermanentError):
-    """Somebody else changed the rows of a table while the stream was writing it."""
+    """Somebody else changed the rows of a table while the stream was writing it.
+
+    If the change is right, `recourse streams accept NAME` records it. If not, take it back with the tool that made it.
+    """
 
     code = "REC-026"
 
 
 class FunctionFailed(PermanentError):
-    """The stream's own function raised the same exception twice in the same place."""
+    """The stream's own function raised the same exception twice in the same place.
+
+    Correct the function; the message has its file and line. A supervised session takes up the new code by itself.
+    """
 
     code = "REC-027"
 
 
 class FunctionRaised(TransientError):
-    """The stream's own function raised an exception; it may be something that the function asks elsewhere."""
+    """The stream's own function raised an exception; it may be something that the function asks elsewhere.
+
+    It is tried once more. The second time in a row it becomes REC-027.
+    """
 
     code = "REC-014"
 
@@ -132,18 +180,27 @@ class FunctionRaised(TransientError):
 
 
 class CommitImpossible(PermanentError):
-    """A table refuses a commit by what it is, not because another one came first."""
+    """A table refuses a commit by what it is, not because another one came first.
+
+    The message names the property or feature of the table. Remove it, or give the stream another table.
+    """
 
     code = "REC-028"
 
 
 class BrokerUnreachable(TransientError):
-    """No broker answered at the configured address within the deadline."""
+    """No broker answered at the configured address within the deadline.
+
+    Start the broker, or correct `kafka.bootstrap_servers`. Streams that run go on when it is back.
+    """
 
     code = "REC-012"
 
 
 class CommitRefused(TransientError):
-    """The table's log kept moving under the commit; the batch is repeated."""
+    """The table's log kept moving under the commit; the batch is repeated.
+
+    Nothing, unless it comes often: then something else commits to the table all the time, and should not.
+    """
 
     code = "REC-013"

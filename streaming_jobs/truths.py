@@ -25,7 +25,10 @@ from streaming_jobs.stream import Stream
 
 
 class NotComparable(RecourseError):
-    """Raised by a truth that can say nothing of these records; the reason is told, and the table is not compared."""
+    """Raised by a truth that can say nothing of these records; the table is then not compared.
+
+    Nothing, if that is what the truth's author meant: the message has the author's reason.
+    """
 
     code = "REC-032"
 

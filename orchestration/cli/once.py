@@ -106,9 +106,12 @@ def _smaller_batches(call: Invocation) -> dict[str, str]:
 
 
 class SessionFailed(RecourseError):
-    """The session did not get to the end of its topics."""
+    """The session of `recourse up --once` did not get to the end of its topics.
 
-    code = "REC-030"
+    The lines before it say which stream failed and why. Correct that, and run the command again: it goes on from there.
+    """
+
+    code = "REC-033"
 
 
 def share_of(records: int, total: int) -> str:

@@ -43,6 +43,13 @@ def test_the_picture_and_the_page_of_rooms_are_what_the_imports_say() -> None:
     assert all(rooms.sentence(room) and rooms.first_file(room) for room in rooms.arrows())
 
 
+def test_the_page_of_errors_is_what_the_classes_say() -> None:
+    """Each with a code of its own, a meaning, and what to do."""
+    errors = script("errors")
+    assert errors.page() == (DOCS / "errors.md").read_text(encoding="utf-8"), "run: python docs/errors.py"
+    assert all(kind.meaning and kind.what_to_do for kind in errors.kinds())
+
+
 def test_the_page_of_settings_is_what_the_model_says() -> None:
     made = script("settings").page()
     assert made == (DOCS / "settings.md").read_text(encoding="utf-8"), "run: python docs/settings.py"

@@ -24,7 +24,10 @@ _LOOK_EVERY = 0.2
 
 
 class ChaosFailed(RecourseError):
-    """A run of chaos cannot go on: a driver refused to start, or did not do what it was started for."""
+    """A run of chaos cannot go on: a driver refused to start, or did not do what it was started for.
+
+    The logs lie in the home that the message names. The seed makes the same run again.
+    """
 
     code = "REC-031"
 
