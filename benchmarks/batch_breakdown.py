@@ -128,7 +128,7 @@ def measured(shop: Workshop, work: str, size: int, batches: int) -> list[dict[st
         watch.take()
         call(self, frame, batch)
         parts[batch] = {"whole": (time.perf_counter() - began) * 1000, **watch.take()}
-        _split_write(parts[batch], self.primary.path, watch.began.get(WRITE, 0.0))
+        _split_write(parts[batch], settings.tables / self.sinks.primary.name, watch.began.get(WRITE, 0.0))
 
     with timed(watch):
         BatchPipeline.__call__ = one_batch  # type: ignore[method-assign]

@@ -74,14 +74,15 @@ def _watch(session: Session, context: RecoveryContext, over: threading.Event, re
             if pipeline is not None and not asked:
                 asked = True
                 try:
-                    refuse_unaskable(pipeline.primary.path, context.plan.checks.rules)
+                    table = running.settings.tables / running.stream.primary.name
+                    refuse_unaskable(table, context.plan.checks.rules)
                 except UsageError as error:
                     refused.append(error)
                     session.stop_all.set()
             if pipeline is None or running.status.batch is None:
                 continue
             try:
-                reached = pipeline.checkpoint.end(running.status.batch)
+                reached = pipeline.files.checkpoint.end(running.status.batch)
             except RecourseError:  # Spark is writing it
                 continue
             done = sum(

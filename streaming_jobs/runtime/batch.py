@@ -24,11 +24,8 @@ from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.dead_letters import stage_dead_letters
-from streaming_jobs.sinks.delta.log import newest
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.checkpoint_sync import CheckpointSync
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -37,7 +34,7 @@ from streaming_jobs.stream import Stream
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from streaming_jobs.sources.kafka import KafkaSource, Observed
+    from streaming_jobs.sources.base import Observed, Source
 
 log = structlog.get_logger()
 
@@ -102,57 +99,70 @@ class BatchReport:
         return self.entry.rows.get("late", 0)
 
 
-@dataclass
-class BatchPipeline:
-    """The function that Spark calls for each batch of one stream (`foreachBatch`).
+@dataclass(frozen=True)
+class BatchFiles:
+    """What a stream's batches leave in its state folder beside their tables."""
 
-    `deletes` are the tables that remember deletes, by the table whose deletes they are.
+    checkpoint: Checkpoint
+    ledger: LedgerFile
+    attempts: DriverPathAttempts
+
+
+@dataclass(frozen=True)
+class BatchHooks:
+    """What the session wants to do, or to know, around each batch.
+
+    `stop` ends the query at the next border. `between` is called with the batch that is done, `before_commit` when the
+    rows of one are ready, `report` when it is in the tables. `at` names the points at which a test can kill.
     """
 
-    stream: Stream
-    generation: int
-    checkpoint: Checkpoint
-    topic_ids: Mapping[str, str]
-    sources: Sequence[KafkaSource]
-    primary: DeltaSink
-    secondary: Sequence[DeltaSink]
-    dead_letters: DeltaSink
-    code: CodeVersion
-    settings: StreamSettings
-    traits: PlanTraits
-    upkeep: Sequence[TableMaintenance]
-    ledger_file: LedgerFile
-    attempts: DriverPathAttempts
     stop: threading.Event
     before_commit: Callable[[], None]
     report: Callable[[BatchReport], None]
     between: Callable[[int], None]
-    deletes: Mapping[str, DeltaSink] = field(default_factory=dict)
     replan: Replan | None = None
+    at: Callable[[str, str, int], None] = crash_point
+
+
+@dataclass
+class BatchPipeline:
+    """The function that Spark calls for each batch of one stream (`foreachBatch`)."""
+
+    stream: Stream
+    generation: int
+    topic_ids: Mapping[str, str]
+    sources: Sequence[Source]
+    sinks: SinkSet
+    files: BatchFiles
+    hooks: BatchHooks
+    code: CodeVersion
+    settings: StreamSettings
+    traits: PlanTraits
+    upkeep: Sequence[TableMaintenance] = ()
     query: Query | None = None
     pace: Pace | None = None
-    failure: BaseException | None = None
-    stopped_at_border: bool = False
-    replanned: bool = False
-    in_batch: bool = False
-    unfinished: LedgerEntry | None = None
+    failure: BaseException | None = field(default=None, init=False)
+    stopped_at_border: bool = field(default=False, init=False)
+    replanned: bool = field(default=False, init=False)
+    in_batch: bool = field(default=False, init=False)
+    unfinished: LedgerEntry | None = field(default=None, init=False)
     """What the batch at work, or the one that failed, reads."""
-    _bytes_per_record: float = field(default=512.0)
-    _seen: dict[str, Observed] = field(default_factory=dict)
+    _bytes_per_record: float = field(default=512.0, init=False)
+    _seen: dict[str, Observed] = field(default_factory=dict, init=False)
     _on_disk: CheckpointSync = field(init=False)
 
     def __post_init__(self) -> None:
-        self._on_disk = CheckpointSync(self.checkpoint)
+        self._on_disk = CheckpointSync(self.files.checkpoint)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one batch. Whatever is raised is kept in `failure`, since Spark passes on its text only."""
         self.in_batch = True
         try:
-            crash_point("batch_committed", self.stream.name, batch - 1)
-            if self.stop.is_set():
+            self.hooks.at("batch_committed", self.stream.name, batch - 1)
+            if self.hooks.stop.is_set():
                 raise StopAtBorder
             self._replan(batch)
-            self.between(batch - 1)
+            self.hooks.between(batch - 1)
             started = time.monotonic()
             self._run(frame, batch)
             self.unfinished = None
@@ -169,21 +179,27 @@ class BatchPipeline:
     def _replan(self, batch: int) -> None:
         """Ask whether the batch is to end elsewhere, unless a table has it already; end the query if so."""
         txn = Txn(self.generation, batch)
-        tables = (self.primary, *self.secondary, self.dead_letters, *self.deletes.values())
-        if self.replan is None or any((at := table.position) is not None and at >= txn for table in tables):
+        replan = self.hooks.replan
+        if replan is None or any((at := sink.position) is not None and at >= txn for sink in self.sinks):
             return
-        if self.replan(self.checkpoint, batch):
+        if replan(self.files.checkpoint, batch):
             self.replanned = True
             raise StopAtBorder
 
     def _run(self, frame: DataFrame, batch: int) -> None:
         began = time.monotonic()
-        crash_point("batch_started", self.stream.name, batch)
+        self.hooks.at("batch_started", self.stream.name, batch)
         entry = LedgerEntry(
-            "batch", self.stream.name, self.primary.name, self.generation, batch, self._ranges(batch), code=self.code
+            "batch",
+            self.stream.name,
+            self.sinks.primary.name,
+            self.generation,
+            batch,
+            self._ranges(batch),
+            code=self.code,
         )
         self.unfinished = entry
-        if (done := self._done(self.primary, entry)) is not None:
+        if (done := self._done(self.sinks.primary, entry)) is not None:
             self._repeat_state(frame, entry, done)
             self._on_disk.state()
             self._finish(done, began, "driver", "direct", None, skipped=True)
@@ -194,29 +210,29 @@ class BatchPipeline:
             self.traits,
             records=records,
             bytes_per_record=self._bytes_per_record,
-            died_before=self.attempts.died(entry.txn),
+            died_before=self.files.attempts.died(entry.txn),
         )
         if path == "driver":
-            self.attempts.begin(entry.txn)
+            self.files.attempts.begin(entry.txn)
         with ExitStack() as held:
             staged = self._stage_all(frame, entry, path, held)
-            primary = staged[self.primary.name]
+            primary = staged[self.sinks.primary.name]
             self._learn(primary, records)
             self._look_at_sources(entry)
-            crash_point("staged", self.stream.name, batch)
+            self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
-            self.before_commit()
+            self.hooks.before_commit()
             entry = self._commit_secondary(frame.sparkSession, entry, staged, path, held)
-            crash_point("secondary_committed", self.stream.name, batch)
+            self.hooks.at("secondary_committed", self.stream.name, batch)
             late, newest_record = self._late(frame.sparkSession, entry)
             entry = replace(entry, rows={**entry.rows, "written": primary.rows, **late})
             version = primary.commit(entry)
         if version is None:  # the primary was asked at the top: somebody else has written this batch since
             raise LedgerConflict(
-                f"{entry.txn} appeared in table {self.primary.name} while this driver was writing it",
+                f"{entry.txn} appeared in table {self.sinks.primary.name} while this driver was writing it",
                 "look for a second driver with another state folder on the same tables",
             )
-        crash_point("primary_committed", self.stream.name, batch)
+        self.hooks.at("primary_committed", self.stream.name, batch)
         self._on_disk.state()
         self._finish(entry, began, path, primary.committer, version, newest_record=newest_record)
         for upkeep in self.upkeep:
@@ -229,14 +245,14 @@ class BatchPipeline:
         meanwhile. Were it planned before, a record that comes in the wait would wait for a second one. A kill in the
         wait costs a look at the ledger, which says that the batch is done.
         """
-        if self.pace is not None and not self.stop.is_set():
+        if self.pace is not None and not self.hooks.stop.is_set():
             ranges = self._ranges(batch)
             share = self.settings.max_offsets_per_trigger // len(ranges)
             seconds = self.pace.after(sum(r.records for r in ranges), started)
             # Spark shares the most that a batch may read out among partitions and rounds each part down: from there on
             # more is waiting, however small the batch is.
             if not any(r.records >= max(share - len(r.end), 1) for r in ranges):
-                self.stop.wait(seconds)
+                self.hooks.stop.wait(seconds)
 
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:
         """The rows of this batch are in the tables; its state may not be in the checkpoint, so it is computed again."""
@@ -251,20 +267,19 @@ class BatchPipeline:
                 )
 
     def _ranges(self, batch: int) -> tuple[OffsetRange, ...]:
-        start, end = self.checkpoint.start(batch), self.checkpoint.end(batch)
+        start, end = self.files.checkpoint.start(batch), self.files.checkpoint.end(batch)
         return tuple(
             OffsetRange(topic, self.topic_ids[topic], dict(start.get(topic, {})), dict(ends))
             for topic, ends in end.items()
         )
 
-    def _done(self, sink: DeltaSink, entry: LedgerEntry) -> LedgerEntry | None:
+    def _done(self, sink: Sink, entry: LedgerEntry) -> LedgerEntry | None:
         """The batch's entry in a table, if it is there; raises LedgerConflict if it read other offsets."""
         sink.refresh()
         at = sink.position
         if at is None or at < entry.txn or at.generation > entry.generation:
             return None
-        commit, _ = newest(sink.path, self.stream.name)
-        found = commit.entry if commit else None
+        found = sink.newest_entry()
         if found is None or found.txn != entry.txn:
             raise LedgerConflict(
                 f"table {sink.name} is at {at}, but its log does not show what {entry.txn} read",
@@ -283,35 +298,28 @@ class BatchPipeline:
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
         """The rows of every table that has not got this batch yet. One sink's function is in the plan already."""
-        if self.traits.stateful and path == "executor" and self.primary.declared.mode == "append":
+        if self.traits.stateful and path == "executor" and self.stream.primary.mode == "append":
             # Rows that no table can hold take a second pass, and the state may not be computed twice.
             held.callback(frame.unpersist)
             frame = frame.persist()
-        frames = {self.primary.name: frame}
+        frames = {self.sinks.primary.name: frame}
         if len(self.stream.sinks) > 1:
             held.callback(frame.unpersist)
             outputs = self.stream.outputs(**{next(iter(self.stream.sources)): frame.persist()})
             frames = {self.stream.sinks[name].name: output for name, output in outputs.items()}
-        waiting = [sink for sink in self.secondary if self._done(sink, replace(entry, table=sink.name)) is None]
+        waiting = [sink for sink in self.sinks.secondary if self._done(sink, replace(entry, table=sink.name)) is None]
         staged = {}
-        for sink in (self.primary, *waiting):
+        for sink in (self.sinks.primary, *waiting):
             staged[sink.name] = self._stage(sink, frames[sink.name], path, entry.batch)
             held.callback(staged[sink.name].close)
         return staged
 
-    def _stage(self, sink: DeltaSink, frame: DataFrame, path: Route, batch: int) -> PendingWrite:
-        spark_commits = self.settings.committer == "spark" or not sink.direct
-        large = sink.declared.mode == "upsert" and sink.megabytes > self.settings.direct_merge_max_mb
+    def _stage(self, sink: Sink, frame: DataFrame, path: Route, batch: int) -> PendingWrite:
         with self._fits_the_driver(batch):
-            return prepare_write(
-                sink,
-                frame,
-                driver=path == "driver" and not large,
-                spark_commits=spark_commits,
-                batch=(self.generation, batch),
-                topics=[source.topic.name for source in self.sources],
-                kept=self.deletes.get(sink.name),
-            )
+            return sink.prepare(frame, self._rows(path, batch, [source.name for source in self.sources]))
+
+    def _rows(self, path: Route, batch: int, topics: Sequence[str] = ()) -> BatchOfRows:
+        return BatchOfRows(self.generation, batch, path == "driver", topics)
 
     @contextmanager
     def _fits_the_driver(self, batch: int) -> Iterator[None]:
@@ -341,14 +349,14 @@ class BatchPipeline:
         """
         rows: dict[str, int] = {}
         mixed = []
-        own = replace(entry, table=self.dead_letters.name)
-        if (found := self._done(self.dead_letters, own)) is not None:
+        own = replace(entry, table=self.sinks.dead_letters.name)
+        if (found := self._done(self.sinks.dead_letters, own)) is not None:
             rows["dead_letters"] = found.rows.get("written", 0)
-            mixed += [self.dead_letters.name] if found.code != entry.code else []
+            mixed += [self.sinks.dead_letters.name] if found.code != entry.code else []
         elif (letters := self._stage_letters(spark, entry, staged, path, held)) is not None:
             letters.commit(replace(own, rows={"written": letters.rows}))
             rows["dead_letters"] = letters.rows
-        for table, sink in self.deletes.items():
+        for table, sink in self.sinks.deletes.items():
             own, noted = replace(entry, table=sink.name), staged[table].deletes if table in staged else None
             if (found := self._done(sink, own)) is not None:
                 rows[sink.name] = found.rows.get("written", 0)
@@ -356,7 +364,7 @@ class BatchPipeline:
             elif noted is not None and noted.rows:
                 rows[sink.name] = noted.rows
                 noted.commit(replace(own, rows={"written": noted.rows}))
-        for sink in self.secondary:
+        for sink in self.sinks.secondary:
             own = replace(entry, table=sink.name)
             if sink.name in staged:
                 rows[sink.name] = staged[sink.name].rows
@@ -369,8 +377,7 @@ class BatchPipeline:
         if mixed:
             note = f"mixed batch: {', '.join(mixed)} was written by an earlier version of the code"
             log.warning(note, stream=self.stream.name, batch=entry.batch)
-        others = (*self.secondary, *self.deletes.values(), self.dead_letters)
-        txns = {s.name: p.version for s in others if (p := s.position) is not None}
+        txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         return replace(entry, rows=rows, txns=txns, note=note)
 
     def _look_at_sources(self, entry: LedgerEntry) -> None:
@@ -378,7 +385,7 @@ class BatchPipeline:
         assert self.query is not None
         read = {r.topic for r in entry.offsets if r.records}
         observed = self.query.observed
-        self._seen = {s.observation: observed(s.observation) for s in self.sources if s.topic.name in read}
+        self._seen = {s.observation: observed(s.observation) for s in self.sources if s.name in read}
 
     def _late(self, spark: SparkSession, entry: LedgerEntry) -> tuple[dict[str, int], int | None]:
         """Records at or behind the watermark, counted when the stream's state dropped some; and the newest timestamp.
@@ -394,10 +401,10 @@ class BatchPipeline:
         if not self.traits.stateful or not seen:
             return {}, newest_record
         with_records = [source for source, o in seen if o.newest is not None]
-        possible = with_records and int(self.checkpoint.metadata(entry.batch).get("batchWatermarkMs", 0))
+        possible = with_records and int(self.files.checkpoint.metadata(entry.batch).get("batchWatermarkMs", 0))
         if not possible or (watermark := self.query.dropped_behind()) is None:
             return {}, newest_record
-        late = sum(source.late_records(spark, ranges[source.topic.name], watermark) for source in with_records)
+        late = sum(source.late_records(spark, ranges[source.name], watermark) for source in with_records)
         return ({"late": late} if late else {}), newest_record
 
     def _stage_letters(
@@ -406,7 +413,7 @@ class BatchPipeline:
         """The batch's dead letters: records refused while decoding, and output rows without their key."""
         ranges = {r.topic: r for r in entry.offsets}
         refused = [
-            (source, ranges[source.topic.name], seen.bad)
+            (source, ranges[source.name], seen.bad)
             for source in self.sources
             if (seen := self._seen.get(source.observation)) is not None and seen.bad
         ]
@@ -414,14 +421,7 @@ class BatchPipeline:
         if not refused and not null_keys:
             return None
         with self._fits_the_driver(entry.batch):
-            letters = stage_dead_letters(
-                self.dead_letters,
-                spark,
-                refused,
-                null_keys,
-                driver=path == "driver",
-                batch=(self.generation, entry.batch),
-            )
+            letters = self.sinks.dead_letters.prepare_letters(spark, refused, null_keys, self._rows(path, entry.batch))
         held.callback(letters.close)
         return letters
 
@@ -441,9 +441,8 @@ class BatchPipeline:
         skipped: bool = False,
         newest_record: int | None = None,
     ) -> None:
-        tables = (self.primary, *self.secondary, *self.deletes.values(), self.dead_letters)
-        self.ledger_file.append(entry, {t.name: t.handle.version() for t in tables}, time.monotonic() - began)
-        self.report(
+        self.files.ledger.append(entry, {sink.name: sink.version for sink in self.sinks}, time.monotonic() - began)
+        self.hooks.report(
             BatchReport(
                 entry=entry,
                 path=path,

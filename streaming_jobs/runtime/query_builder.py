@@ -19,7 +19,7 @@ from streaming_jobs.preflight.rules import primary_has
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.runtime.batch import BatchPipeline, BatchReport, Replan
+from streaming_jobs.runtime.batch import BatchFiles, BatchHooks, BatchPipeline, BatchReport, Replan
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.pace import Pace
@@ -27,11 +27,14 @@ from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, tra
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.delta import remembered_deletes
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import POSITION_FIELD, TOPICS
-from streaming_jobs.sources.kafka import KafkaSource, Observed
+from streaming_jobs.sources.base import Observed
+from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import PeriodicSavepoints
@@ -164,7 +167,7 @@ class QueryBuilder:
         writer: DataStreamWriter = (
             frame.writeStream.queryName(name)
             .outputMode("update" if updates else "append")
-            .option("checkpointLocation", str(pipeline.checkpoint.folder))
+            .option("checkpointLocation", str(pipeline.files.checkpoint.folder))
             .foreachBatch(pipeline)
         )
         return BuiltQuery(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
@@ -303,18 +306,39 @@ class QueryBuilder:
         handle: QueryHandle,
     ) -> BatchPipeline:
         name = self.stream.name
-        primary, *secondary = (tables[sink.name] for sink in self.stream.sinks.values())
         remember = {kept.name: parse_duration(kept.deletes_kept) for kept in self.stream.deletes}
+        outputs = {
+            sink.name: DeltaOutput(tables[sink.name], self.own, tables[sink.deletes.name] if sink.deletes else None)
+            for sink in self.stream.sinks.values()
+        }
+        primary, *secondary = outputs.values()
         return BatchPipeline(
             stream=self.stream,
             generation=record.generation,
-            checkpoint=stream_record.checkpoint(self.settings, name, record.generation),
             topic_ids={t.name: t.topic_id for t in record.topics},
             sources=sources,
-            primary=primary,
-            secondary=secondary,
-            dead_letters=tables[self.stream.dead_letters],
-            deletes={s.name: tables[s.deletes.name] for s in self.stream.sinks.values() if s.deletes is not None},
+            sinks=SinkSet(
+                primary,
+                secondary,
+                dead_letters.DeadLetterTable(tables[self.stream.dead_letters], self.own),
+                {
+                    sink.name: DeltaOutput(tables[sink.deletes.name], self.own)
+                    for sink in self.stream.sinks.values()
+                    if sink.deletes is not None
+                },
+            ),
+            files=BatchFiles(
+                stream_record.checkpoint(self.settings, name, record.generation),
+                ledger_file(self.settings, name),
+                DriverPathAttempts(stream_record.folder(self.settings, name) / "attempt"),
+            ),
+            hooks=BatchHooks(
+                stop=self.stop,
+                before_commit=lambda: self.before_commit(record),
+                report=self.report,
+                between=PeriodicSavepoints(self.settings, record).after,
+                replan=self.replan,
+            ),
             code=loaded_code(self.stream, self.settings.flows),
             settings=self.own,
             traits=plan_traits,
@@ -322,13 +346,6 @@ class QueryBuilder:
                 TableMaintenance(sink, self.settings.table, record.generation, forgets=remember.get(sink.name))
                 for sink in tables.values()
             ],
-            ledger_file=ledger_file(self.settings, name),
-            attempts=DriverPathAttempts(stream_record.folder(self.settings, name) / "attempt"),
-            stop=self.stop,
-            before_commit=lambda: self.before_commit(record),
-            report=self.report,
-            between=PeriodicSavepoints(self.settings, record).after,
-            replan=self.replan,
             query=handle,
             pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
         )

@@ -25,17 +25,17 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.ledger import OffsetRange
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.refused_rows import DETAILS, REASON_COLUMN, with_bytes
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.time_range import without_outside
-from streaming_jobs.sinks.delta.writers import ArrowAppend, PendingWrite, prepare_write
-from streaming_jobs.sources.kafka import AHEAD
+from streaming_jobs.sinks.delta.writers import ArrowAppend, prepare_write
+from streaming_jobs.sources.base import AHEAD, Source
 from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from streaming_jobs.sources.kafka import KafkaSource
 
 
 def _column(name: str, kind: object, comment: str) -> StructField:
@@ -69,27 +69,36 @@ def declared(name: str, stream: str) -> DeltaTable:
     return DeltaTable(name, schema=SCHEMA, description=f"Records that the stream {stream} refused, and why")
 
 
-def stage_dead_letters(
+class DeadLetterTable(DeltaOutput):
+    """The table of a stream's dead letters, as a sink of its batches."""
+
+    def prepare_letters(
+        self,
+        spark: SparkSession,
+        refused: Sequence[tuple[Source, OffsetRange, int]],
+        null_keys: Sequence[pa.Table],
+        rows: BatchOfRows,
+    ) -> PendingWrite:
+        """Read the refused records of a batch again and prepare them with their reasons."""
+        return _prepared(self.sink, spark, refused, null_keys, rows)
+
+
+def _prepared(
     sink: DeltaSink,
     spark: SparkSession,
-    refused: Sequence[tuple[KafkaSource, OffsetRange, int]],
+    refused: Sequence[tuple[Source, OffsetRange, int]],
     null_keys: Sequence[pa.Table],
-    *,
-    driver: bool,
-    batch: tuple[int, int],
+    batch: BatchOfRows,
 ) -> PendingWrite:
-    """Read the refused records of a batch again and stage them with their reasons.
-
-    `refused` is (source, the batch's range, how many were counted). Large numbers stay on the executors, and all do
-    without `driver`.
-    """
-    if not driver or sum(count for _, _, count in refused) > _DRIVER_ROWS or not sink.direct:
+    """Large numbers of refused records stay on the executors, and all do if the driver is not for them."""
+    if not batch.driver or sum(count for _, _, count in refused) > _DRIVER_ROWS or not sink.direct:
         frames = [source.bad_records(spark, r).mapInArrow(_judge(source), SCHEMA) for source, r, _ in refused]
         frames += [spark.createDataFrame(_from_rows(rows), SCHEMA) for rows in null_keys]
         whole = frames[0]
         for frame in frames[1:]:
             whole = whole.unionByName(frame)
-        return prepare_write(sink, whole, driver=False, spark_commits=not sink.direct, batch=batch)
+        number = (batch.generation, batch.batch)
+        return prepare_write(sink, whole, driver=False, spark_commits=not sink.direct, batch=number)
     schema = _arrow_schema()
     tables = []
     for source, offsets, _ in refused:
@@ -99,7 +108,7 @@ def stage_dead_letters(
     return ArrowAppend(sink, pa.concat_tables(tables))
 
 
-def _judge(source: KafkaSource) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _judge(source: Source) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     diagnose = source.diagnose
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -20,27 +20,14 @@ from pyspark.sql import functions as F
 
 from streaming_jobs.durations import milliseconds
 from streaming_jobs.ledger import OffsetRange
+from streaming_jobs.sources.base import AHEAD
 from streaming_jobs.stream import SOURCE_COLUMN, KafkaTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-AHEAD = "_ahead"
-"""Column of a refused record: what is wrong with its event time, or null where something else is."""
 _LONGEST_MS = 100_000 * 365 * 86_400_000
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What was counted of one source in the batch whose plan ran last; times in microseconds since 1970.
-
-    `newest` is the largest record timestamp of the good records, where these have an event time; None without one.
-    Each further figure costs a few percent of a backlog's rate.
-    """
-
-    bad: int = 0
-    newest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +38,11 @@ class KafkaSource:
     topic: KafkaTopic
     connection: Mapping[str, str]
     lateness: timedelta | None
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.topic.name
 
     @property
     def observation(self) -> str:

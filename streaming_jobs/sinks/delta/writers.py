@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.sinks.base import Committer, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds, refused_rows, upsert_order_frames
 from streaming_jobs.sinks.delta import remembered_deletes as deletes
 from streaming_jobs.sinks.delta.fitting import ORDER, PLACE, as_returned, fitted, named, without_place
@@ -53,35 +54,11 @@ if TYPE_CHECKING:
 _FLAGS = (DELETE_COLUMN, RESET_COLUMN)
 
 
-class PendingWrite(Protocol):
-    """Rows of one batch for one table, computed and not yet visible."""
-
-    committer: ClassVar[Literal["direct", "spark"]]
-
-    @property
-    def rows(self) -> int:
-        """How many rows are staged."""
-
-    @property
-    def null_keys(self) -> pa.Table | None:
-        """Rows that are not written but dead letters: those the table cannot hold (`refused`), and null keys."""
-
-    @property
-    def deletes(self) -> PendingWrite | None:
-        """What the table that remembers the deletes takes, to be committed before this is."""
-
-    def commit(self, entry: LedgerEntry) -> int | None:
-        """Make them visible once, with the entry; the table's version, or None if the batch is in it already."""
-
-    def close(self) -> None:
-        """Free what staging holds."""
-
-
 @dataclass
 class ArrowAppend:
     """Rows in the driver's memory, appended by deltalake."""
 
-    committer: ClassVar[Literal["direct", "spark"]] = "direct"
+    committer: ClassVar[Committer] = "direct"
     sink: DeltaSink
     table: pa.Table
     null_keys: pa.Table | None = None
@@ -112,7 +89,7 @@ class ArrowAppend:
 class ParquetAppend:
     """Parquet files below the table's folder that no version lists yet, committed by deltalake."""
 
-    committer: ClassVar[Literal["direct", "spark"]] = "direct"
+    committer: ClassVar[Committer] = "direct"
     sink: DeltaSink
     actions: Sequence[AddAction]
     rows: int
@@ -131,7 +108,7 @@ class ParquetAppend:
 class ArrowMerge:
     """Rows in the driver's memory, one a key, merged by deltalake."""
 
-    committer: ClassVar[Literal["direct", "spark"]] = "direct"
+    committer: ClassVar[Committer] = "direct"
     sink: DeltaSink
     table: pa.Table
     null_keys: pa.Table | None
@@ -174,7 +151,7 @@ class ArrowMerge:
 class SparkAppend:
     """Rows of a cached frame, appended by delta-spark."""
 
-    committer: ClassVar[Literal["direct", "spark"]] = "spark"
+    committer: ClassVar[Committer] = "spark"
     sink: DeltaSink
     frame: DataFrame
     cached: DataFrame
@@ -195,7 +172,7 @@ class SparkAppend:
 class SparkMerge:
     """A cached frame with one row a key, merged by delta-spark."""
 
-    committer: ClassVar[Literal["direct", "spark"]] = "spark"
+    committer: ClassVar[Committer] = "spark"
     sink: DeltaSink
     frame: DataFrame
     cached: Sequence[DataFrame]

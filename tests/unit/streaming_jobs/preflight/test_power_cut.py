@@ -181,7 +181,7 @@ class Night:
         """Mend, preflight, and the tables opened; raises PreflightRefused."""
         mend(self.disk.settings, parity)
         enforce(self.disk.findings())
-        return Driver(self.disk, self.monkeypatch)
+        return Driver(self.disk)
 
     def batches(self, driver: Driver, last: int, step: Callable[[str], None] = lambda _: None) -> None:
         """As Spark does: repeat the planned batch if it is not committed, then go on."""
@@ -212,8 +212,8 @@ def test_after_a_power_cut_a_stream_goes_on_exactly_once(
     """Cut at each sync and each step of two batches; what was not synced is lost (seed 0), or survives by chance."""
     night = Night(tmp_path / "home", monkeypatch)
     night.disk.open()
-    night.batches(Driver(night.disk, monkeypatch), 1)
-    driver = Driver(night.disk, monkeypatch)
+    night.batches(Driver(night.disk), 1)
+    driver = Driver(night.disk)
     chance = random.Random(seed)
     power = Power(night.disk.settings.home, monkeypatch)
     cuts: list[tuple[str, Path]] = []
@@ -260,9 +260,9 @@ def test_a_commit_whose_file_was_cut_off_goes_if_nothing_relies_on_it(
 ) -> None:
     night = Night(tmp_path / "home", monkeypatch)
     night.disk.open()
-    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.batches(Driver(night.disk), 1)
     night.disk.plan(2)
-    Driver(night.disk, monkeypatch).run(2, [20, 21])
+    Driver(night.disk).run(2, [20, 21])
     newest_file(night).write_bytes(b"")
     night.batches(night.start(), 2)
     assert sorted(night.rows(PRIMARY) + night.rows(SECONDARY)) == [0, 1, 10, 11, 20, 21]
@@ -274,7 +274,7 @@ def test_a_commit_whose_file_was_cut_off_goes_if_nothing_relies_on_it(
 def test_what_was_being_written_beside_the_log_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     night = Night(tmp_path / "home", monkeypatch)
     night.disk.open()
-    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.batches(Driver(night.disk), 1)
     log = night.disk.table(PRIMARY) / "_delta_log"
     torn = [log / f"{2:020d}.checkpoint.parquet", log / "_last_checkpoint", log / f"{9:020d}.json"]
     torn[2] = log / f"{DeltaTable(night.disk.table(PRIMARY)).version() + 1:020d}.json"
@@ -301,7 +301,7 @@ def test_a_first_start_that_was_cut_off_begins_again(tmp_path: Path, monkeypatch
 def test_a_foreign_commit_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     night = Night(tmp_path / "home", monkeypatch)
     night.disk.open()
-    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.batches(Driver(night.disk), 1)
     write_deltalake(night.disk.table(PRIMARY), pa.table({"k": ["y"], "n": [7]}), mode="append")
     newest_file(night).unlink()
     with pytest.raises(PreflightRefused, match="is gone or cut off"):
@@ -311,9 +311,9 @@ def test_a_foreign_commit_is_not_judged(tmp_path: Path, monkeypatch: pytest.Monk
 def compacted(night: Night) -> Path:
     """Two batches, and a compaction of the primary table after them; the file that it has made."""
     night.disk.open()
-    driver = Driver(night.disk, night.monkeypatch)
+    driver = Driver(night.disk)
     night.batches(driver, 1)
-    TableMaintenance(driver.pipeline.primary, TableSettings(), 1).compact()
+    TableMaintenance(driver.sinks[PRIMARY], TableSettings(), 1).compact()
     assert len(DeltaTable(night.disk.table(PRIMARY)).file_uris()) == 1
     return newest_file(night)
 
@@ -394,7 +394,7 @@ def test_a_commit_of_others_without_commit_info_is_whole(
     """Delta's protocol leaves it to the writer."""
     night = Night(tmp_path / "home", monkeypatch)
     night.disk.open()
-    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.batches(Driver(night.disk), 1)
     table = night.disk.table(PRIMARY)
     write_deltalake(table, pa.table({"k": ["y"], "n": [7]}), mode="append")
     commit = max((table / "_delta_log").glob("*.json"))
@@ -413,9 +413,9 @@ def test_a_commit_of_ours_that_was_cut_off_between_two_lines_goes(
 ) -> None:
     night = Night(tmp_path / "home", monkeypatch)
     night.disk.open()
-    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.batches(Driver(night.disk), 1)
     night.disk.plan(2)
-    Driver(night.disk, monkeypatch).run(2, [20, 21])
+    Driver(night.disk).run(2, [20, 21])
     commit = max((night.disk.table(PRIMARY) / "_delta_log").glob("*.json"))
     commit.write_bytes(commit.read_bytes().split(b"\n")[0] + b"\n")
     assert mend(night.disk.settings, parity) == [commit]
@@ -430,9 +430,9 @@ def test_what_repeats_a_torn_commit_goes_before_it(
     """A checkpoint of a version whose commit is gone is loaded as that version, with its torn files."""
     night = Night(tmp_path / "home", monkeypatch)
     night.disk.open()
-    night.batches(Driver(night.disk, monkeypatch), 1)
+    night.batches(Driver(night.disk), 1)
     night.disk.plan(2)
-    Driver(night.disk, monkeypatch).run(2, [20, 21])
+    Driver(night.disk).run(2, [20, 21])
     table = DeltaTable(night.disk.table(PRIMARY))
     table.create_checkpoint()
     log = night.disk.table(PRIMARY) / "_delta_log"
@@ -455,7 +455,7 @@ def test_a_lost_note_on_the_very_first_batch_takes_the_plan_of_the_second_with_i
 ) -> None:
     night = Night(tmp_path / "home", monkeypatch)
     night.disk.open()
-    night.batches(Driver(night.disk, monkeypatch), 0)
+    night.batches(Driver(night.disk), 0)
     night.disk.plan(1)
     note = night.disk.folder / "commits" / "0"
     note.write_bytes(b"") if lost == "empty" else note.unlink()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,18 +20,19 @@ from deltalake import DeltaTable
 
 from streaming_jobs.errors import CommitRefused, Fenced, LedgerConflict, OffsetsLost, TransientError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
-from streaming_jobs.runtime import batch as batches
 from streaming_jobs.runtime import crash_points
-from streaming_jobs.runtime.batch import BatchPipeline, StopAtBorder
+from streaming_jobs.runtime.batch import BatchFiles, BatchHooks, BatchPipeline, BatchReport, StopAtBorder
 from streaming_jobs.runtime.batch_path import DriverPathAttempts, choose_path
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, SinkSet
 from streaming_jobs.sinks.delta import writers as staged
 from streaming_jobs.sinks.delta.log import newest, walk
+from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ParquetAppend, _parquet
-from streaming_jobs.sources.kafka import Observed
+from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.stream_record import checkpoint
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
@@ -42,7 +43,6 @@ from tests.support.worlds import (
     PRIMARY,
     SECONDARY,
     STREAM,
-    THINGS,
     TOPIC,
     TOPIC_ID,
     Disk,
@@ -156,20 +156,50 @@ class Recorded(ArrowAppend):
 class Source:
     """What the pipeline asks of a Kafka source."""
 
-    topic: Any = THINGS
+    name: str = TOPIC
     observation: str = "recourse_things"
     lateness: timedelta | None = timedelta(seconds=10)
 
-    def late_records(self, spark: None, offsets: OffsetRange, watermark_ms: int) -> int:
+    def late_records(self, spark: object, offsets: OffsetRange, watermark_ms: int) -> int:
         """Reads the batch's own range again."""
         assert offsets.records == 15
         return watermark_ms // 1000
 
+    def bad_records(self, spark: object, offsets: OffsetRange) -> Any:
+        """The table of dead letters reads them, which is in memory here."""
+        raise NotImplementedError
+
+    def diagnose(self, value: bytes | None) -> tuple[str, str]:
+        """As `bad_records`."""
+        raise NotImplementedError
+
+
+class Output(DeltaOutput):
+    """A table whose rows are in memory already; it says what is asked of it."""
+
+    def __init__(self, sink: DeltaSink, driver: Driver) -> None:
+        super().__init__(sink, StreamSettings())
+        self.driver = driver
+
+    def prepare(self, frame: Frame, rows: BatchOfRows) -> PendingWrite:  # type: ignore[override]
+        self.own = self.driver.pipeline.settings
+        return self.driver.prepare(self, frame, rows)
+
+
+class Letters(Output):
+    """The table of dead letters; how many there are is what the driver's source counts."""
+
+    def prepare_letters(self, spark: None, refused: Any, null_keys: Any, rows: BatchOfRows) -> PendingWrite:
+        return self.driver.prepare_letters(self, refused, null_keys, rows)
+
 
 class Driver:
-    """A driver's pipeline over a stream on disk; a new one over the same disk is a restart."""
+    """A driver's pipeline over a stream on disk; a new one over the same disk is a restart.
 
-    def __init__(self, disk: Disk, monkeypatch: pytest.MonkeyPatch, code: CodeVersion = CODE) -> None:
+    What a test wants to happen around a batch it puts into `before_commit`, `report`, `replan`, `at` or `prepare`.
+    """
+
+    def __init__(self, disk: Disk, code: CodeVersion = CODE) -> None:
         self.disk, self.log, self.reports = disk, [], []  # type: tuple[Disk, list[str], list[BatchReport]]
         self.bad = 0
         self.newest: int | None = 7_000_000
@@ -178,31 +208,50 @@ class Driver:
         self.null_keys_of = PRIMARY
         self.noted = 0
         self.ways: list[tuple[bool, bool]] = []
-        sinks = Disk(disk.settings).open().sinks
+        self.before_commit: Callable[[], object] = lambda: self.log.append("before_commit")
+        self.report: Callable[[BatchReport], object] = self.reports.append
+        self.replan: Callable[[Any, int], bool] = lambda *_: False
+        self.at: Callable[[str, str, int], object] = lambda name, _, number: self.log.append(f"{name} {number}")
+        self.prepare: Callable[[Output, Frame, BatchOfRows], PendingWrite] = self.in_memory
+        self.prepare_letters: Callable[[Output, Any, Any, BatchOfRows], PendingWrite] = self.letters_in_memory
+        self.sinks = Disk(disk.settings).open().sinks
+        self.stop = threading.Event()
         self.pipeline = BatchPipeline(
             stream=parity,
             generation=1,
-            checkpoint=checkpoint(disk.settings, STREAM, 1),
             topic_ids={TOPIC: TOPIC_ID},
-            sources=[Source()],  # type: ignore[list-item]
-            primary=sinks[PRIMARY],
-            secondary=[sinks[SECONDARY]],
-            dead_letters=sinks[DEAD_LETTERS],
+            sources=[Source()],
+            sinks=self.sink_set(),
+            files=BatchFiles(
+                checkpoint(disk.settings, STREAM, 1),
+                disk.ledger_file,
+                DriverPathAttempts(disk.settings.state / STREAM / "attempt"),
+            ),
+            hooks=BatchHooks(
+                stop=self.stop,
+                before_commit=lambda: self.before_commit() and None,
+                report=lambda made: self.report(made) and None,
+                between=lambda batch: self.log.append(f"between {batch}"),
+                replan=lambda files, batch: bool(self.replan(files, batch)),
+                at=lambda name, stream, number: self.at(name, stream, number) and None,
+            ),
             code=code,
             settings=StreamSettings(),
             traits=PLAIN,
-            upkeep=[type("Upkeep", (), {"after_commit": lambda _: self.log.append("upkeep")})()],
-            ledger_file=disk.ledger_file,
-            attempts=DriverPathAttempts(disk.settings.state / STREAM / "attempt"),
-            stop=threading.Event(),
-            before_commit=lambda: self.log.append("before_commit"),
-            report=self.reports.append,
-            between=lambda batch: self.log.append(f"between {batch}"),
+            upkeep=[type("TableMaintenance", (), {"after_commit": lambda _: self.log.append("upkeep")})()],
             query=self,
         )
-        monkeypatch.setattr(batches, "prepare_write", self.stage)
-        monkeypatch.setattr(batches, "stage_dead_letters", self.stage_dead_letters)
-        monkeypatch.setattr(batches, "crash_point", lambda name, _, number: self.log.append(f"{name} {number}"))
+
+    def sink_set(
+        self, secondary: Sequence[str] = (SECONDARY,), deletes: Mapping[str, DeltaSink] | None = None
+    ) -> SinkSet:
+        """The tables of the stream."""
+        return SinkSet(
+            Output(self.sinks[PRIMARY], self),
+            [Output(self.sinks[name], self) for name in secondary],
+            Letters(self.sinks[DEAD_LETTERS], self),
+            {table: Output(sink, self) for table, sink in (deletes or {}).items()},
+        )
 
     def observed(self, observation: str) -> Observed:
         assert observation == "recourse_things"
@@ -212,23 +261,22 @@ class Driver:
         self.log.append("ask for dropped rows")
         return self.watermark
 
-    def stage(self, sink: DeltaSink, frame: Frame, *, driver: bool, spark_commits: bool, **_: Any) -> Recorded:
-        self.log.append(f"stage {sink.name}")
-        self.ways.append((driver, spark_commits))
-        null_keys = self.null_keys if sink.name == self.null_keys_of else None
-        staged = Recorded(sink, frame.rows, null_keys, log=self.log)
-        if sink.name in self.pipeline.deletes:
-            noted = Recorded(self.pipeline.deletes[sink.name], frame.rows.slice(0, self.noted), log=self.log)
-            staged.deletes = noted  # type: ignore[misc]
+    def in_memory(self, output: Output, frame: Frame, rows: BatchOfRows) -> Recorded:
+        self.log.append(f"stage {output.name}")
+        self.ways.append(output.way(rows))
+        null_keys = self.null_keys if output.name == self.null_keys_of else None
+        staged = Recorded(output.sink, frame.rows, null_keys, log=self.log)
+        deletes = self.pipeline.sinks.deletes.get(output.name)
+        if isinstance(deletes, Output):
+            staged.deletes = Recorded(deletes.sink, frame.rows.slice(0, self.noted), log=self.log)  # type: ignore[misc]
         return staged
 
-    def stage_dead_letters(
-        self, sink: DeltaSink, spark: None, refused: Any, null_keys: Any, *, driver: bool, batch: Any
-    ) -> Recorded:
+    def letters_in_memory(self, output: Output, refused: Any, null_keys: Any, rows: BatchOfRows) -> Recorded:
         count = sum(count for _, _, count in refused) + sum(rows.num_rows for rows in null_keys)
-        self.log.append(f"stage {sink.name}")
+        self.log.append(f"stage {output.name}")
         letters = [{"topic": TOPIC, "offset": number, "reason": "not_json"} for number in range(count)]
-        return Recorded(sink, pa.Table.from_pylist(letters, pa.schema(sink.handle.schema().to_arrow())), log=self.log)
+        schema = pa.schema(output.sink.handle.schema().to_arrow())
+        return Recorded(output.sink, pa.Table.from_pylist(letters, schema), log=self.log)
 
     def run(self, batch: int, numbers: list[int] | None = None) -> None:
         """Spark plans the batch and calls the pipeline."""
@@ -252,8 +300,8 @@ def disk(settings: SettingsFactory) -> Disk:
 
 
 @pytest.fixture
-def start(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Start:
-    return lambda **options: Driver(disk, monkeypatch, **options)
+def start(disk: Disk) -> Start:
+    return lambda **options: Driver(disk, **options)
 
 
 def numbers(disk: Disk, table: str) -> list[int]:
@@ -348,7 +396,7 @@ def test_what_is_remembered_of_deletes_is_committed_before_its_table_and_once(
 
     def remembering(noted: int) -> Driver:
         driver = start()
-        driver.pipeline.deletes, driver.noted = {table: kept}, noted
+        driver.pipeline.sinks, driver.noted = driver.sink_set(deletes={table: kept}), noted
         return driver
 
     driver = remembering(1)
@@ -357,7 +405,7 @@ def test_what_is_remembered_of_deletes_is_committed_before_its_table_and_once(
         if name == "secondary_committed":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(batches, "crash_point", dies)
+    driver.at = dies
     with pytest.raises(KeyboardInterrupt):
         driver.run(0)
     assert driver.commits == [kept.name, SECONDARY]
@@ -432,7 +480,7 @@ def test_a_batch_killed_anywhere_is_repeated_and_every_row_is_there_once(
 
     driver = start()
     driver.bad = 2
-    monkeypatch.setattr(batches, "crash_point", kill)
+    driver.at = kill
     with pytest.raises(Killed):
         driver.run(0)
     assert (numbers(disk, PRIMARY), numbers(disk, SECONDARY)) == KILLED[point]
@@ -457,12 +505,11 @@ def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_commit
     disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_executors(driver: Driver) -> Driver:
-        in_memory = driver.stage_dead_letters
+        def staged_files(output: Output, refused: Any, null_keys: Any, rows: BatchOfRows) -> ParquetAppend:
+            table = driver.letters_in_memory(output, refused, null_keys, rows).table
+            return _parquet(output.sink, table, (rows.generation, rows.batch))  # type: ignore[arg-type]
 
-        def staged_files(sink: DeltaSink, *args: Any, batch: tuple[int, int], **options: Any) -> ParquetAppend:
-            return _parquet(sink, in_memory(sink, *args, batch=batch, **options).table, batch)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(batches, "stage_dead_letters", staged_files)
+        driver.prepare_letters = staged_files
         driver.bad = 2
         return driver
 
@@ -530,7 +577,7 @@ def test_dead_letters_written_by_earlier_code_are_kept_counted_and_told(disk: Di
 def test_a_batch_in_the_primary_with_other_offsets_stops_the_stream(disk: Disk, start: Start) -> None:
     driver = start()
     wider = replace(offsets(0), end={0: 99, 1: 5})
-    append(driver.pipeline.primary, entry(0, offsets=(wider,)), pa.table({"k": ["x"], "n": [2]}))
+    append(driver.sinks[PRIMARY], entry(0, offsets=(wider,)), pa.table({"k": ["x"], "n": [2]}))
     with pytest.raises(LedgerConflict, match=r"is in table evens with offsets things .*99.* the checkpoint has things"):
         driver.run(0)
     assert driver.commits == []
@@ -541,7 +588,7 @@ def test_a_batch_in_a_secondary_table_with_other_offsets_stops_the_stream_before
 ) -> None:
     driver = start()
     narrower = replace(offsets(0), end={0: 9, 1: 5})
-    append(driver.pipeline.secondary[0], entry(0, SECONDARY, offsets=(narrower,)), pa.table({"k": ["x"], "n": [1]}))
+    append(driver.sinks[SECONDARY], entry(0, SECONDARY, offsets=(narrower,)), pa.table({"k": ["x"], "n": [1]}))
     with pytest.raises(LedgerConflict, match=f"table {SECONDARY}"):
         driver.run(0)
     assert numbers(disk, PRIMARY) == []
@@ -550,7 +597,7 @@ def test_a_batch_in_a_secondary_table_with_other_offsets_stops_the_stream_before
 
 def test_a_table_that_is_ahead_of_the_checkpoint_stops_the_stream(start: Start) -> None:
     driver = start()
-    append(driver.pipeline.primary, entry(5), pa.table({"k": ["x"], "n": [2]}))
+    append(driver.sinks[PRIMARY], entry(5), pa.table({"k": ["x"], "n": [2]}))
     with pytest.raises(LedgerConflict, match="its log does not show what g0001 batch 0 read"):
         driver.run(0)
 
@@ -558,7 +605,7 @@ def test_a_table_that_is_ahead_of_the_checkpoint_stops_the_stream(start: Start) 
 def test_a_driver_of_an_older_generation_writes_nothing(disk: Disk, start: Start) -> None:
     driver = start()
     fence = entry(-1, kind="fence", generation=2, plan="r1")
-    for sink in (driver.pipeline.primary, *driver.pipeline.secondary, driver.pipeline.dead_letters):
+    for sink in driver.sinks.values():
         sink.commit(replace(fence, table=sink.name), lambda *_: None)
     with pytest.raises(Fenced):
         driver.run(0)
@@ -582,7 +629,7 @@ def test_a_second_driver_that_writes_the_same_batch_meanwhile_is_told(
     driver = start()
     other = Disk(disk.settings).open().sinks[PRIMARY]
     rows = pa.table({"k": ["x"], "n": [2]})
-    driver.pipeline.before_commit = lambda: append(other, entry(0), rows)  # type: ignore[assignment, return-value]
+    driver.before_commit = lambda: append(other, entry(0), rows)
     with pytest.raises(LedgerConflict, match="appeared in table evens while this driver was writing it"):
         driver.run(0)
     assert numbers(disk, PRIMARY) == [2]
@@ -594,7 +641,7 @@ def test_a_second_driver_that_writes_the_same_batch_meanwhile_is_told(
 
 def test_a_stop_is_obeyed_before_any_side_effect(disk: Disk, start: Start) -> None:
     driver = start()
-    driver.pipeline.stop.set()
+    driver.stop.set()
     with pytest.raises(StopAtBorder):
         driver.run(0)
     assert driver.log == ["batch_committed -1"]
@@ -605,7 +652,7 @@ def test_a_stop_is_obeyed_before_any_side_effect(disk: Disk, start: Start) -> No
 
 def test_a_batch_that_is_to_end_elsewhere_is_not_begun(disk: Disk, start: Start) -> None:
     driver, asked = start(), []
-    driver.pipeline.replan = lambda _, batch: asked.append(batch) or len(asked) == 1
+    driver.replan = lambda _, batch: asked.append(batch) or len(asked) == 1
     with pytest.raises(StopAtBorder):
         driver.run(0)
     assert driver.pipeline.replanned and driver.pipeline.failure is None and commits_of(disk, PRIMARY) == 0
@@ -616,14 +663,14 @@ def test_a_batch_that_is_to_end_elsewhere_is_not_begun(disk: Disk, start: Start)
 def test_a_batch_that_a_table_has_already_ends_where_it_ended(disk: Disk, start: Start) -> None:
     start().run(0)
     again = start()
-    again.pipeline.replan = lambda *_: pytest.fail("it was asked")
+    again.replan = lambda *_: pytest.fail("it was asked")
     again.run(0)
     assert numbers(disk, PRIMARY) == [2, 4]
 
 
 def test_a_stop_that_comes_inside_a_batch_lets_it_end(disk: Disk, start: Start) -> None:
     driver = start()
-    driver.pipeline.before_commit = driver.pipeline.stop.set
+    driver.before_commit = driver.stop.set
     driver.run(0)
     assert numbers(disk, PRIMARY) == [2, 4]
     with pytest.raises(StopAtBorder):
@@ -635,7 +682,7 @@ def test_a_failure_is_kept_for_the_session_and_the_batch_can_come_again(disk: Di
         raise OffsetsLost("topic things was deleted")
 
     driver = start()
-    driver.pipeline.before_commit = topic_gone
+    driver.before_commit = topic_gone
     with pytest.raises(OffsetsLost):
         driver.run(0)
     assert isinstance(driver.pipeline.failure, OffsetsLost)
@@ -648,7 +695,7 @@ def test_a_failure_is_kept_for_the_session_and_the_batch_can_come_again(disk: Di
 def test_whether_a_batch_is_under_way_is_known_outside(start: Start) -> None:
     driver = start()
     seen = []
-    driver.pipeline.before_commit = lambda: seen.append(driver.pipeline.in_batch)
+    driver.before_commit = lambda: seen.append(driver.pipeline.in_batch)
     assert not driver.pipeline.in_batch
     driver.run(0)
     assert seen == [True]
@@ -661,7 +708,7 @@ def test_a_table_that_others_keep_committing_to_is_tried_again(start: Start, mon
     def refuse(*_: object) -> None:
         raise CommitRefused("by others")
 
-    monkeypatch.setattr(driver.pipeline.primary, "commit", refuse)
+    monkeypatch.setattr(driver.sinks[PRIMARY], "commit", refuse)
     with pytest.raises(TransientError):
         driver.run(0)
 
@@ -678,13 +725,13 @@ def large(start: Start) -> Driver:
 def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_executors(
     large: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_large(*_: object, **__: object) -> None:
+    def too_large(*_: object) -> PendingWrite:
         raise RuntimeError("Total size of serialized results is bigger than spark.driver.maxResultSize (768.0 MiB)")
 
-    monkeypatch.setattr(batches, "prepare_write", too_large)
+    large.prepare = too_large
     with pytest.raises(TransientError, match="batch 0 did not fit the driver"):
         large.run(0)
-    monkeypatch.setattr(batches, "prepare_write", large.stage)
+    large.prepare = large.in_memory
     large.run(0)
     assert large.ways == [(False, False)] * 2
     assert large.reports[-1].path == "executor"
@@ -696,7 +743,7 @@ def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_exec
 
 def test_the_state_of_a_batch_on_the_executors_is_computed_once(start: Start) -> None:
     driver = start()
-    driver.pipeline.stream, driver.pipeline.secondary = plain, []
+    driver.pipeline.stream, driver.pipeline.sinks = plain, driver.sink_set(secondary=())
     driver.pipeline.settings = StreamSettings(path="executor")
     driver.run(0)
     assert "persist" not in driver.log
@@ -707,10 +754,10 @@ def test_the_state_of_a_batch_on_the_executors_is_computed_once(start: Start) ->
 
 
 def test_any_other_failure_of_staging_goes_up_as_it_is(large: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
+    def broken(*_: object) -> PendingWrite:
         raise ZeroDivisionError("in the stream's function")
 
-    monkeypatch.setattr(batches, "prepare_write", broken)
+    large.prepare = broken
     with pytest.raises(ZeroDivisionError):
         large.run(0)
     assert large.log[-2:] == ["persist", "unpersist"]
@@ -724,7 +771,7 @@ def test_a_table_outside_the_profile_or_a_setting_sends_commits_through_spark(
     driver.run(0)
     assert driver.ways == [(True, True)] * 2
     driver.pipeline.settings = StreamSettings()
-    driver.pipeline.primary.handle.alter.add_constraint({"positive": "n > 0"})
+    driver.sinks[PRIMARY].handle.alter.add_constraint({"positive": "n > 0"})
     driver.ways.clear()
     driver.run(1)
     assert driver.ways == [(True, True), (True, False)]
@@ -800,7 +847,7 @@ def after_the_first(longest: float) -> Pace:
 def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: Start) -> None:
     driver = start()
     waits: list[float] = []
-    driver.pipeline.stop.wait = waits.append  # type: ignore[method-assign,assignment]
+    driver.stop.wait = waits.append  # type: ignore[method-assign,assignment]
     driver.run(0)
     assert waits == [], "no pace, no pause: a replay goes on at once"
     driver.pipeline.pace = after_the_first(0.001)
@@ -818,7 +865,7 @@ def test_a_batch_of_few_records_is_followed_by_a_pause_that_a_stop_ends(start: S
     assert len(waits) == 2
     driver = start()
     driver.pipeline.pace = after_the_first(60)
-    driver.pipeline.report = lambda _: driver.pipeline.stop.set()
+    driver.report = lambda _: driver.stop.set()
     began = time.monotonic()
     driver.run(5)
     assert time.monotonic() - began < 30

@@ -40,7 +40,7 @@ from streaming_jobs.runtime.query_builder import (
 )
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings, StreamSettings
-from streaming_jobs.sources.kafka import Observed
+from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.first_status import first_status
 from streaming_jobs.state.status import Status, late_rows, read_status, update, write_status
 from streaming_jobs.state.stream_record import BoundTopic
