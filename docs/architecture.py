@@ -22,7 +22,7 @@ PAGE = Path(__file__).with_suffix(".md")
 PICTURE = PAGE.with_name("images") / "rooms.svg"
 PACKAGES = ("streaming_jobs", "reprocessing", "quality", "orchestration")
 SESSION = "streaming_jobs.session"
-_AT_THE_TOP = (SESSION, "streaming_jobs.warm_up", "streaming_jobs.entry")
+_AT_THE_TOP = (SESSION, *(f"streaming_jobs.{name}" for name in ("entry", "testing", "warm_up")))
 
 RECORD = (
     ("streaming_jobs.session", "Session", "takes the leases, starts Spark, starts a stream, looks after it"),
@@ -31,7 +31,12 @@ RECORD = (
     ("streaming_jobs.runtime.query_builder", "QueryBuilder", "topics, the stream's function and tables become a query"),
     ("streaming_jobs.sources.kafka", "KafkaSource", "records of a range of offsets, decoded; bad ones are counted"),
     ("streaming_jobs.runtime.batch", "BatchPipeline", "called by Spark for each batch, with the range already fixed"),
-    ("streaming_jobs.sinks.delta.writers", "prepare_write", "the rows are computed; nobody sees them yet"),
+    ("streaming_jobs.sinks.base", "Sink", "what a batch asks of whatever it writes to"),
+    (
+        "streaming_jobs.sinks.delta.writers",
+        "prepare_write",
+        "a Delta table: rows are computed; nobody sees them",
+    ),
     ("streaming_jobs.sinks.delta.sink", "DeltaSink", "one commit: rows and ledger entry together, once"),
     ("streaming_jobs.state.ledger_file", "LedgerFile", "a line of the batch, kept beside the state"),
 )

@@ -76,7 +76,7 @@ def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[Se
 
 def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.AssetSpec]:
     """The stream's tables, that of its dead letters last, which is in a group of its own."""
-    from streaming_jobs.sinks.dead_letters import SCHEMA
+    from streaming_jobs.sinks.delta.dead_letters import SCHEMA
 
     letters = DeltaTable(
         stream.dead_letters,

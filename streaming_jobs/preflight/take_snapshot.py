@@ -19,7 +19,7 @@ from streaming_jobs.preflight.snapshot import (
     start_over,
 )
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta import dead_letters
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, open_sink
 from streaming_jobs.sources.topics import Topics

@@ -26,9 +26,8 @@ from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings, StreamSettings
-from streaming_jobs.sinks import dead_letters
 from streaming_jobs.sinks.base import SinkSet
-from streaming_jobs.sinks.delta import remembered_deletes
+from streaming_jobs.sinks.delta import dead_letters, remembered_deletes
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink

@@ -1,1 +1,1 @@
-"""Where rows go. Read `delta/sink.py` first."""
+"""Where rows go: what a batch asks of every sink. Read `base.py` first."""

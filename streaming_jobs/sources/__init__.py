@@ -1,1 +1,1 @@
-"""Where records come from. Read `kafka.py` first."""
+"""Where records come from. Read `base.py` first, then `kafka.py`."""

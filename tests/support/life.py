@@ -15,7 +15,7 @@ from streaming_jobs.formats import Json
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta import dead_letters
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink, open_sink
 from streaming_jobs.sources.topics import Offsets, TopicInfo
 from streaming_jobs.state import stream_record

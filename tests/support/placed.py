@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.sinks import dead_letters
+from streaming_jobs.sinks.delta import dead_letters
 from streaming_jobs.verification.subject import Subject, Table
 from streaming_jobs.verification.verdict import StreamVerdict
 from streaming_jobs.verification.verifier import verify

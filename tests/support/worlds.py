@@ -21,7 +21,7 @@ from streaming_jobs.preflight.rules import Finding, check_start
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.dead_letters import SCHEMA as LETTERS
+from streaming_jobs.sinks.delta.dead_letters import SCHEMA as LETTERS
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sources.topics import Offsets, TopicInfo
 from streaming_jobs.state import stream_record

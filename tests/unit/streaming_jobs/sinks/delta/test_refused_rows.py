@@ -29,8 +29,7 @@ from pyspark.sql.types import (
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks import dead_letters
-from streaming_jobs.sinks.delta import refused_rows
+from streaming_jobs.sinks.delta import dead_letters, refused_rows
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
