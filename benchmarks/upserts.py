@@ -84,7 +84,7 @@ class Contestant:
 
 
 def rows(keys: Sequence[int] | np.ndarray[Any, Any], round_: int) -> pa.Table:
-    """A row a key; which round wrote it can be seen."""
+    """One row per key; which round wrote it can be seen."""
     return pa.table(
         {
             "k": pa.array(keys, pa.int64()),

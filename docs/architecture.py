@@ -67,7 +67,7 @@ def modules() -> Mapping[str, ast.Module]:
 
 
 def is_package(module: str) -> bool:
-    """Whether the module is a package."""
+    """True if the module is a package."""
     return (ROOT / Path(*module.split(".")) / "__init__.py").is_file()
 
 

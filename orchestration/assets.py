@@ -45,7 +45,7 @@ def sessions(
             if name in owner:
                 raise ConfigurationError(
                     f"{place(job.file, where)}: {where}: stream {name} is run by job {owner[name].key} too",
-                    "one driver a stream: leave it to one of the two",
+                    "one driver per stream: leave it to one of the two",
                 )
             owner[name] = job
         found.append(SessionSpec(job, tuple(topology[name] for name in job.streams), settings, command))

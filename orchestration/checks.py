@@ -190,7 +190,7 @@ def _continuous(session: SessionSpec) -> bool:
 
 
 def left_behind(runs: Sequence[RunSeen], status: Status | None, now: float, *, patience: float) -> bool:
-    """Whether a stream ended more than `patience` seconds ago while a session of its continuous job is at work."""
+    """True if a stream ended more than `patience` seconds ago while a session of its continuous job is at work."""
     session = next((run for run in runs if run.status == "STARTED"), None)
     if session is None or session.started is None or status is None or status.trigger == "available-now":
         return False

@@ -218,7 +218,7 @@ def _presumed_dead(session: SessionSpec, run: RunSeen) -> str | None:
 
 
 def _may_be_of(run: RunSeen, status: Status | None, owner: Owner | None) -> bool:
-    """Whether who holds a stream may be the run's driver: not a recovery, and no session that says it is another's."""
+    """True if who holds a stream may be the run's driver: not a recovery, and no session that says it is another's."""
     if owner is None or owner.purpose != "session":
         return False
     return status is None or status.pid != owner.pid or status.run_id == run.run_id

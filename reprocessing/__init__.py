@@ -9,12 +9,12 @@ offline.py    the same where no broker answers
 plan.py       the frozen plan and what it saw
 planner.py    from a target to a plan
 explainer.py  the plan in words, read off the stages
-stages.py     what applying a plan does, one small class a stage; executor and explainer walk the same list
+stages.py     what applying a plan does, one small class per stage; executor and explainer walk the same list
 staging.py    the folders and staging tables that a replay works on
 replay.py     an ordinary session on them
 replay_end.py the moment of the replay that is compared: where the published tables end
 audit.py      rules, and the difference between rebuilt and published rows
-publish.py    fence, and the one commit a table that replaces the rows
+publish.py    fence, and the one commit per table that replaces the rows
 reopen.py     going on without a replay: abort, and skipping ahead
 executor.py   apply, resume, abort, undo; the journal says how far it came
 report.py     what became of it, as a page

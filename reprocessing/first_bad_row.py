@@ -117,7 +117,7 @@ def _first(found: PlanningSnapshot, table: Path, condition: str, notes: list[str
 
 
 def _readable(table: Path, version: int | None, kept: set[int]) -> bool:
-    """Whether a version is in the log and all of its files are still there."""
+    """True if a version is in the log and all of its files are still there."""
     if version is None or version not in kept:
         return False
     try:

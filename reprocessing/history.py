@@ -225,7 +225,7 @@ def generation_spans(generations: Sequence[Generation]) -> Iterator[tuple[int, i
 
 
 def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
-    """Whether a position is on the path; the end of one generation's span counts, where the next one goes on."""
+    """True if a position is on the path; the end of one generation's span counts, where the next one goes on."""
     return any(
         number == txn.generation and first - 1 <= txn.batch <= last
         for number, first, last in generation_spans(generations)
@@ -233,5 +233,5 @@ def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
 
 
 def within(ends: Offsets, wanted: Offsets) -> bool:
-    """Whether what ended there has read nothing from `wanted` on."""
+    """True if what ended there has read nothing from `wanted` on."""
     return all(end <= wanted[topic].get(p, end) for topic, offsets in ends.items() for p, end in offsets.items())

@@ -74,7 +74,7 @@ class Journal:
         return next((x.found for x in reversed(self.lines()) if x.stage == stage and x.state == "done"), None)
 
     def begun(self, stage: str) -> bool:
-        """Whether a stage was ever begun."""
+        """True if a stage was ever begun."""
         return any(line.stage == stage for line in self.lines())
 
     @property

@@ -100,9 +100,9 @@ def _words(target: Target, resolved: Resolved) -> str:
 
 
 def _unknown_yet(found: PlanningSnapshot, checks: Checks) -> list[str]:
-    """Ask each rule now, so that one that cannot be asked is told now; a column that new code may add is noted.
+    """Report an invalid rule now, not after the replay; note a column that only the new code may add.
 
-    Raises UsageError for any other rule that cannot be asked.
+    Raises UsageError for any other rule that the table cannot answer.
     """
     notes = []
     last = found.history.last

@@ -79,7 +79,7 @@ def fence(settings: Settings, stream: Stream, plan: str, generation: int, *, pas
 
 
 def fenced_by(settings: Settings, stream: Stream, plan: str) -> bool:
-    """Whether the plan has fenced a table, or come further there."""
+    """True if the plan has fenced a table, or come further there."""
     found = (newest(sink.path, stream.name)[0] for sink in sinks(settings, stream))
     return any(commit is not None and commit.entry is not None and commit.entry.plan == plan for commit in found)
 
@@ -174,7 +174,7 @@ def contents_of(settings: Settings, savepoint: Savepoint) -> dict[str, Content]:
 
 
 def same_content(table: Path, content: Content, version: int | None = None) -> bool:
-    """Whether a version of a table (None: the newest) holds just these files, told by what they are on disk.
+    """True if a version of a table (None: the newest) holds just these files, told by what they are on disk.
 
     A hard link is the same file.
     """
@@ -236,7 +236,7 @@ def _refuse_other_content(sink: DeltaSink, content: Content, version: int | None
 
 
 def has_published(settings: Settings, stream: Stream, plan: str) -> bool:
-    """Whether the plan's commit is in the primary table, which is the last one: from there on there is no way back."""
+    """True if the plan's commit is in the primary table, which is the last one: from there on there is no way back."""
     commit, _ = newest(settings.tables / stream.primary.name, stream.name)
     entry = commit.entry if commit else None
     return entry is not None and entry.kind == "publish" and entry.plan == plan

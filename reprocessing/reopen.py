@@ -1,8 +1,8 @@
 """Going on without a replay: what abort does, and a plan that goes forward.
 
-The fence has opened a generation that the old checkpoint is not of. So the stream goes on from the savepoint of stage
-`keep`: a checkpoint like it, a publish of just the files that the tables have, and a generation that says where it
-comes from. Going forward is the same with a checkpoint whose last batch ends further on.
+After the fence the tables are one generation ahead of the checkpoint. So the stream continues from the savepoint of
+stage `keep`: the same checkpoint, a publish of the files that the tables already have, and a generation that names its
+origin. Going forward is the same with a checkpoint whose last batch ends further on.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _as_they_are(context: RecoveryContext, kept: Savepoint, doing: str) -> dict[
 
 
 def _further(sink: DeltaSink, kept: Savepoint) -> bool:
-    """Whether the table has a batch after the savepoint's: a crash came before the primary table had it too."""
+    """True if the table has a batch after the savepoint's: a crash came before the primary table had it too."""
     entries = (commit.entry for commit in walk(sink.path) if commit.entry is not None)
     newest_batch = next((e for e in entries if e.stream == kept.stream and e.kind == "batch"), None)
     return newest_batch is not None and newest_batch.txn > kept.txn

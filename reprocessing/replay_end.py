@@ -69,7 +69,7 @@ class Border:
         return self._rewrite(checkpoint, batch, self._share(start, target))
 
     def _ended_here_before(self, checkpoint: Checkpoint, batch: int) -> bool:
-        """Whether the batch before, which ended at the border, had no records."""
+        """True if the batch before, which ended at the border, had no records."""
         try:
             return batch > 0 and _flat(checkpoint.start(batch - 1)) == _flat(self.steps[-1])
         except PreflightRefused:  # the checkpoint begins with the batch before: a savepoint at the border

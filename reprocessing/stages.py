@@ -1,4 +1,4 @@
-"""What applying a plan does: one small class a stage, in order. The executor runs them, the explainer reads them.
+"""What applying a plan does: one small class per stage, in order. The executor runs them, the explainer reads them.
 
 Each stage may be run again from its beginning after a kill; what it found goes into the journal.
 
@@ -9,7 +9,7 @@ Each stage may be run again from its beginning after a kill; what it found goes 
 | prepare  | the new generation's checkpoint and staging tables                  | old            |
 | replay   | an ordinary session of the stream, into the staging tables          | old            |
 | audit    | rules, and the difference to the published tables                   | old            |
-| publish  | one commit a table                                                  | new            |
+| publish  | one commit per table                                                  | new            |
 | switch   | the stream's record moves to the new generation                     | new            |
 | finish   | staging goes, the stream may start                                  | new            |
 
@@ -227,7 +227,7 @@ class Publish:
 
     def explain(self, plan: Plan) -> str:
         """What it will do."""
-        return f"one commit a table makes the rebuilt rows the published ones: {_tables(plan)}"
+        return f"one commit per table makes the rebuilt rows the published ones: {_tables(plan)}"
 
     def run(self, context: RecoveryContext) -> Found:
         """Publish the staging tables' files."""

@@ -248,7 +248,7 @@ def _clamped(wanted: dict[str, dict[int, int]], view: View) -> dict[str, dict[in
 
 
 def _behind(wanted: dict[str, dict[int, int]], view: View) -> bool:
-    """Whether this goes back; a partition that is ahead of the stream then stays where the stream is, which is noted.
+    """True if this goes back; a partition that is ahead of the stream then stays where the stream is, which is noted.
 
     Raises UsageError for the stream's own position.
     """

@@ -51,7 +51,7 @@ _NAMED = 4
 
 
 def larger_than_the_driver_takes(error: BaseException) -> bool:
-    """Whether Spark refused to hand rows to the driver, by the session's cap on the size of results."""
+    """True if Spark refused to hand rows to the driver, by the session's cap on the size of results."""
     return "spark.driver.maxResultSize" in str(error)
 
 

@@ -66,7 +66,7 @@ class OffsetRange:
         return sum(end - self.start.get(partition, 0) for partition, end in self.end.items())
 
     def same_offsets(self, other: OffsetRange) -> bool:
-        """Whether both cover the same offsets of the same topic."""
+        """True if both cover the same offsets of the same topic."""
         return (self.topic, dict(self.start), dict(self.end)) == (other.topic, dict(other.start), dict(other.end))
 
 

@@ -137,7 +137,7 @@ class Session:
 
     @property
     def in_batch(self) -> bool:
-        """Whether a batch is still at work in this process, which may commit until the process has ended."""
+        """True if a batch is still at work in this process, which may commit until the process has ended."""
         return any(running.in_batch for running in self.running)
 
     def _take_leases(self) -> list[Lease]:
@@ -330,7 +330,7 @@ class Session:
                 self._write_status(running.status)
 
     def _write_status(self, status: Status) -> bool:
-        """Whether it was written: if not (the disk is full), it stops nothing and is told once until it works again."""
+        """True if it was written: if not (the disk is full), it stops nothing and is told once until it works again."""
         try:
             write_status(self.settings, status)
             self._status_unwritten = False

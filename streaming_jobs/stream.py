@@ -126,7 +126,7 @@ class KafkaTopic:
 
 @dataclass(frozen=True)
 class DeltaTable:
-    """A Delta table as a sink: append, or with `keys` upsert (one row a key).
+    """A Delta table as a sink: append, or with `keys` upsert (one row per key).
 
     With `order_by` the row with the greatest values in these columns wins over the table's whole life, in whatever
     order rows arrive; without it the last record read wins. Rows for which the SQL condition `delete_when` holds delete

@@ -25,7 +25,7 @@ _UNKNOWN_ARGUMENT = re.compile(
 
 @dataclass(frozen=True)
 class Topology:
-    """The streams by name, checked against each other: one name, and one writer a table."""
+    """The streams by name, checked against each other: one name, and one writer per table."""
 
     streams: dict[str, Stream]
 
@@ -90,7 +90,7 @@ class Topology:
         return [s.name for s in self.streams.values() if any(t.name == topic for t in s.sources.values())]
 
     def describe(self, names: Iterable[str] = ()) -> str:
-        """The topology as text: sources, stream, sinks, one block a stream."""
+        """The topology as text: sources, stream, sinks, one block per stream."""
         return "\n".join(_block(stream) for stream in self.select(names))
 
 

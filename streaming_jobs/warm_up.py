@@ -39,7 +39,7 @@ def archives(settings: Settings) -> tuple[Path, Path]:
 
 
 def needed(settings: Settings) -> bool:
-    """Whether an archive is missing."""
+    """True if an archive is missing."""
     return not all(file.is_file() for file in archives(settings))
 
 

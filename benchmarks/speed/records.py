@@ -75,7 +75,7 @@ def account_name(number: int) -> str:
 
 
 def generate(count: int, seed: int, *, began_ms: float = BACKLOG_BEGAN_MS, rate: int = RATE) -> Records:
-    """`count` records, `rate` a second from `began_ms` on, and after them one a partition that closes the windows."""
+    """`count` records, `rate` a second from `began_ms` on, and after them one per partition that closes the windows."""
     random = np.random.default_rng(seed)
     sent = began_ms + np.arange(count) * (1000.0 / rate)
     late = np.where(random.random(count) < LATE_SHARE, random.integers(0, LATE_MS, count), 0)

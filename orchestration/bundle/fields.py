@@ -113,7 +113,7 @@ class Section:
         return ConfigurationError(f"{where}{found}", next_step)
 
     def has(self, key: str) -> bool:
-        """Whether the field is written."""
+        """True if the field is written."""
         return key in self.values
 
     def section(self, key: str, *, allowed: Sequence[str] = (), required: bool = False) -> Section:

@@ -131,7 +131,7 @@ def find(settings: Settings) -> Path:
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether a bundle file is the one that comes with the package, for the shipped streams."""
+    """True if a bundle file is the one that comes with the package, for the shipped streams."""
     here = Path(__file__).parent
     return path in (here / FILE_NAME, here.parents[1] / FILE_NAME)
 
@@ -186,7 +186,7 @@ def _job(key: str, entry: Section) -> Job:
     if key in TAKEN:
         raise entry.error(f"'{key}' cannot be a job key: Dagster or Python keeps the name", "rename the job")
     if entry.number("max_concurrent_runs", 1) != 1:
-        raise entry.error("max_concurrent_runs is not 1", "one driver a stream: leave it out, or write 1")
+        raise entry.error("max_concurrent_runs is not 1", "one driver per stream: leave it out, or write 1")
     parameters = _parameters(entry)
     trigger = _trigger(entry)
     task = _task(entry, trigger)

@@ -31,7 +31,7 @@ def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
 
 
 def check_jobs(settings: Settings) -> Check:
-    """Whether Dagster can use the job YAML and the streams that it names."""
+    """True if Dagster can use the job YAML and the streams that it names."""
     from orchestration.bundle import last_good
     from orchestration.location import location
     from streaming_jobs.errors import RecourseError

@@ -54,12 +54,12 @@ class Observed:
 
     @property
     def live(self) -> bool:
-        """Whether a session works on the stream."""
+        """True if a session works on the stream."""
         return self.owner is not None and self.state not in ("dead", *ENDED)
 
     @property
     def asked_to_stop(self) -> bool:
-        """Whether somebody asked the stream to stop, or to stay stopped."""
+        """True if somebody asked the stream to stop, or to stay stopped."""
         return self.health.asked_to_stop
 
     @property

@@ -36,7 +36,7 @@ class DagsterClient:
         return data
 
     def answers(self) -> bool:
-        """Whether the webserver is up."""
+        """True if the webserver is up."""
         try:
             self._request("/server_info", None)
         except TransientError:
@@ -44,7 +44,7 @@ class DagsterClient:
         return True
 
     def location_state(self) -> tuple[bool, str]:
-        """Whether the code location is loaded, and, if it cannot be, why."""
+        """True if the code location is loaded, and, if it cannot be, why."""
         data = self.query(_WORKSPACE)["workspaceOrError"]
         entries = data.get("locationEntries", [])
         if not entries or entries[0]["loadStatus"] != "LOADED":

@@ -51,7 +51,7 @@ def code_server_port(home: Path) -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there."""
+    """True if a server could listen there."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

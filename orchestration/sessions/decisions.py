@@ -59,7 +59,7 @@ class Wait:
 
 
 def keepalive(seen: JobSeen, now: float) -> Start | Wait:
-    """Whether a continuous job's session is to be started now."""
+    """True if a continuous job's session is to be started now."""
     runs = without_duplicates(seen.runs)
     newest = newest_session(seen.runs)
     if in_progress := [run for run in runs if run.status in IN_PROGRESS]:
@@ -121,7 +121,7 @@ def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
 
 
 def should_run(runs: Sequence[RunSeen], now: float, *, patience: float) -> bool:
-    """Whether a driver ought to run a continuous job's streams and had `patience` seconds to begin.
+    """True if a driver ought to run a continuous job's streams and had `patience` seconds to begin.
 
     False while a session is in progress, which says by itself what is wrong, after an operator's stop, and before the
     first session.
@@ -136,7 +136,7 @@ def should_run(runs: Sequence[RunSeen], now: float, *, patience: float) -> bool:
 
 
 def gave_up(newest: RunSeen, fingerprint: str) -> bool:
-    """Whether the newest run failed for good and nothing has changed since."""
+    """True if the newest run failed for good and nothing has changed since."""
     return (
         newest.status == "FAILURE"
         and newest.tags.get(FAILURE_TAG) == "permanent"
@@ -170,9 +170,9 @@ class SessionSeen:
 
 
 def presumed_dead(seen: SessionSeen, now: float, *, stale_after: float, patience: float) -> str | None:
-    """Why a run that Dagster believes to be in progress is none; None if it may be one.
+    """The reason why a run in progress is dead, or None if it may still be alive.
 
-    Never while its worker or a driver lives: they notice by themselves what is wrong.
+    It is alive while its worker or a driver lives: these notice themselves what is wrong.
     """
     if seen.worker_lives or seen.held:
         return None

@@ -139,7 +139,7 @@ class Driver:
 
 
 def _group_lives(group: int) -> bool:
-    """Whether a process of the group runs; one that has ended and only waits to be collected does not."""
+    """True if a process of the group runs; one that has ended and only waits to be collected does not."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):

@@ -180,7 +180,7 @@ class Reporter:
 
 
 def _committed(status: Status, told: _Told) -> bool:
-    """Whether this session has committed a batch that no materialisation has told of."""
+    """True if this session has committed a batch that no materialisation has told of."""
     committed = status.committed_at is not None and status.committed_at >= status.started_at
     return committed and status.batch != told.materialized_batch
 

@@ -275,7 +275,7 @@ def _metadata(context: Context, session: SessionSpec, code: int | None) -> dict[
 
 
 def by_itself(tags: Mapping[str, str]) -> bool:
-    """Whether a sensor or a schedule launched the run, not a person; then streams stopped on purpose stay stopped."""
+    """True if a sensor or a schedule launched the run, not a person; then streams stopped on purpose stay stopped."""
     return "dagster/sensor_name" in tags or "dagster/schedule_name" in tags
 
 
@@ -285,7 +285,7 @@ def identity(pid: int | None = None) -> str:
 
 
 def is_running(worker: str) -> bool | None:
-    """Whether the process that `identity` described runs on this host; None if that cannot be told from here."""
+    """True if the process that `identity` described runs on this host; None if that cannot be told from here."""
     try:
         host, pid, started = worker.rsplit(":", 2)
     except ValueError:
@@ -296,7 +296,7 @@ def is_running(worker: str) -> bool | None:
 
 
 def parent_lives(parent: str) -> bool:
-    """Whether the `recourse up` above us runs; true when there is none."""
+    """True if the `recourse up` above us runs; true when there is none."""
     return not parent or is_running(parent) is not False
 
 

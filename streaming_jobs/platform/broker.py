@@ -64,7 +64,7 @@ class Running:
         return int(self.bootstrap_servers.rpartition(":")[2])
 
     def lives(self) -> bool:
-        """Whether that very process runs; another one with its pid does not count."""
+        """True if that very process runs; another one with its pid does not count."""
         return is_alive(self.pid, self.mark)
 
     @classmethod
@@ -119,11 +119,11 @@ class Broker:
 
     @property
     def attached(self) -> bool:
-        """Whether another process started the broker, and will stop it."""
+        """True if another process started the broker, and will stop it."""
         return self._running is not None and self._process is None
 
     def running(self) -> bool:
-        """Whether the broker's process lives."""
+        """True if the broker's process lives."""
         if self._process is not None:
             return self._process.poll() is None
         return self._running is not None and self._running.lives()

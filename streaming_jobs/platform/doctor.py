@@ -193,7 +193,7 @@ def _serves(process: psutil.Process, settings: Settings) -> bool:
 
 
 def check_folder(name: str, path: Path, room_mb: int) -> Check:
-    """Whether a folder can be written, and the room on its disk, MB."""
+    """True if a folder can be written, and the room on its disk, MB."""
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         return Check(name, False, f"{there} cannot be written", f"give this user rights on {there}, or set another one")

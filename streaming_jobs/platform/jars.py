@@ -68,7 +68,7 @@ class Jar:
         return Path(*self.group.split("."), self.artifact, self.version, self.file)
 
     def matches(self, path: Path) -> bool:
-        """Whether the file at `path` is exactly this jar; False if there is none or it cannot be read."""
+        """True if the file at `path` is exactly this jar; False if there is none or it cannot be read."""
         try:
             if path.stat().st_size != self.size:
                 return False

@@ -22,7 +22,7 @@ _TRIES = 200
 
 
 def is_free(port: int, host: str = HOST) -> bool:
-    """Whether a server could listen there now."""
+    """True if a server could listen there now."""
     with socket.socket() as probe:
         # As servers do: connections of the previous one that linger do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -62,7 +62,7 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        # No chmod process a file; only safe with state files that carry unique ids (format 2).
+        # No chmod process per file; only safe with state files that carry unique ids (format 2).
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         "spark.sql.streaming.numRecentProgressUpdates": "20",

@@ -318,7 +318,7 @@ def _other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 
 def primary_has(snapshot: StreamSnapshot, batch: int) -> bool:
-    """Whether the primary table has the batch, so that its repetition reads nothing."""
+    """True if the primary table has the batch, so that its repetition reads nothing."""
     primary = next(t for t in snapshot.tables if t.role == "primary")
     return snapshot.record is not None and primary.txn == Txn(snapshot.record.generation, batch)
 

@@ -123,7 +123,7 @@ def _newest(folder: Path) -> int | None:
 
 
 def _whole_entry(path: Path) -> bool:
-    """Whether Spark's entry has all its lines; one in a format that is not known here is not judged."""
+    """True if Spark's entry has all its lines; one in a format that is not known here is not judged."""
     version, _, rest = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").partition("\n")
     if rest and version not in ("v1", "v2"):
         return True

@@ -47,7 +47,7 @@ class Replan(Protocol):
     """Asked before each batch, once Spark has planned it and nothing of it is done."""
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
-        """Whether the batch's entry was written anew: the query then begins again, with the batch as it says now."""
+        """True if the batch's entry was written anew: the query then begins again, with the batch as it says now."""
 
 
 class Query(Protocol):

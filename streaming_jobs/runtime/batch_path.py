@@ -20,7 +20,7 @@ class DriverPathAttempts:
     file: Path
 
     def died(self, txn: Txn) -> bool:
-        """Whether this batch was begun on the driver path before and never finished."""
+        """True if this batch was begun on the driver path before and never finished."""
         try:
             return self.file.read_text() == str(txn.version)
         except FileNotFoundError:

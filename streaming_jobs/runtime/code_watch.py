@@ -61,11 +61,11 @@ class CodeWatch:
         self._found: Mapping[str, str] = self._running
 
     def untouched(self) -> bool:
-        """Whether no file has changed since the session began: of any module it had loaded, or of the configuration."""
+        """True if no file has changed since the session began: of any module it had loaded, or of the configuration."""
         return _stamps(self._loaded) == self._loaded
 
     def newer(self, streams: Iterable[str]) -> bool:
-        """Whether these streams, or the settings, would be others in a session started now. Does not wait."""
+        """True if these streams, or the settings, would be others in a session started now. Does not wait."""
         if self._asked is not None:
             self._collect()
         elif time.monotonic() - self._looked_at >= _LOOK_EVERY:

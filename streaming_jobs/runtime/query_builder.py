@@ -73,7 +73,7 @@ class QueryHandle:
         found = self._execution().observedMetrics().get(observation)
         if not found.isDefined():
             return Observed()
-        # One call over the gateway, not one a field: a batch may take no more than 20 ms.
+        # One call over the gateway, not one per field: a batch may take no more than 20 ms.
         counts = str(found.get().mkString(",")).split(",")
         return Observed(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
 

@@ -29,7 +29,7 @@ class Retries:
     max_restarts: int
     failures: int = 0
     lasting: bool = False
-    """Whether the quick tries are used up."""
+    """True if the quick tries are used up."""
     _good_batches: int = 0
     _healthy_since: float = 0.0
     _origin: str = ""

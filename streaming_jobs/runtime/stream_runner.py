@@ -47,7 +47,7 @@ LINGERING = 300.0
 class StreamRunner:
     """A stream of this session. All methods are called from the session's main thread.
 
-    Once it is `left`, its lease is free: its files are no longer this session's.
+    After `left`, the session has released its lease, and its files are no longer this session's.
     """
 
     stream: Stream
@@ -73,7 +73,7 @@ class StreamRunner:
     _topics_checked: float = 0.0
     _seen_batch: int = -1
     _has_run: bool = False
-    """Whether a batch was done in this session; the status knows of batches before it too."""
+    """True if a batch was done in this session; the status knows of batches before it too."""
     _newest_record: int | None = None
     _warned: dict[str, str] = field(default_factory=dict)
 
@@ -86,12 +86,12 @@ class StreamRunner:
 
     @property
     def ended(self) -> bool:
-        """Whether the stream is over in this session."""
+        """True if the stream is over in this session."""
         return self.status.state in ("stopped", "failed")
 
     @property
     def gave_up(self) -> bool:
-        """Whether the quick tries are used up and the next one is minutes away."""
+        """True if the quick tries are used up and the next one is minutes away."""
         return self._restart_at is not None and self.retries.lasting
 
     @property
@@ -141,12 +141,12 @@ class StreamRunner:
 
     @property
     def in_batch(self) -> bool:
-        """Whether a batch is being written, be it that of a query which Spark calls terminated."""
+        """True if a batch is being written, be it that of a query which Spark calls terminated."""
         return self.pipeline is not None and self.pipeline.in_batch
 
     @property
     def stuck(self) -> bool:
-        """Whether a batch has outlived the end of its query for too long: only the end of this process ends it."""
+        """True if a batch has outlived the end of its query for too long: only the end of this process ends it."""
         return self._ending_since is not None and time.monotonic() - self._ending_since > LINGERING
 
     def request_stop(self) -> None:
@@ -325,7 +325,7 @@ class StreamRunner:
                 log.warning("the query has not stopped yet", stream=self.stream.name, reason=str(error)[:200])
 
     def _is_out(self, query: StreamingQuery) -> bool:
-        """Whether nothing of a query that is not active is at work any more.
+        """True if nothing of a query that is not active is at work any more.
 
         Spark calls a query terminated as soon as a stop is asked for (MicroBatchExecution.stop), and waits for its
         thread afterwards, `stopTimeout` at most. A batch that it interrupts goes on in Python to the end of its commit.
@@ -411,7 +411,7 @@ class StreamRunner:
 
 
 def _thread_ended(query: StreamingQuery) -> bool:
-    """Whether Spark's thread for the query has ended; its failure is asked for by `exception`."""
+    """True if Spark's thread for the query has ended; its failure is asked for by `exception`."""
     from pyspark.errors import StreamingQueryException
 
     try:

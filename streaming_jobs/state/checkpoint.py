@@ -46,7 +46,7 @@ class Checkpoint:
 
     @property
     def exists(self) -> bool:
-        """Whether Spark has ever started here."""
+        """True if Spark has ever started here."""
         return (self.folder / "metadata").is_file()
 
     def end(self, batch: int) -> TopicOffsets:

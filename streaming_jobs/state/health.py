@@ -112,7 +112,7 @@ class Health:
 
     @property
     def red(self) -> bool:
-        """Whether somebody should look at the stream now."""
+        """True if somebody should look at the stream now."""
         return bool(self.reasons)
 
     @property

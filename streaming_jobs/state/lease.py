@@ -1,4 +1,4 @@
-"""The lease: one driver a stream.
+"""The lease: one driver per stream.
 
 An exclusive `flock` on `<state>/<stream>/lease`. The descriptor is inherited by the driver's JVM, which
 lives on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the

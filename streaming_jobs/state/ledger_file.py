@@ -1,4 +1,4 @@
-"""The ledger beside the state: one short line a batch, kept for days when the tables' own logs are kept for hours.
+"""The ledger beside the state: one short line per batch, kept for days when the tables' own logs are kept for hours.
 
 `<state>/<stream>/ledger/2026-11-21.jsonl`; the files of past days are compressed. The tables are the truth; a line that
 a crash lost is simply missing. Preflight uses the newest line for tables whose log no longer shows the stream's last

@@ -44,7 +44,7 @@ def marker(settings: Settings, stream: str) -> Path:
 
 
 def asked(settings: Settings, stream: str) -> bool:
-    """Whether the stream is to stop, or to stay stopped."""
+    """True if the stream is to stop, or to stay stopped."""
     return marker(settings, stream).exists()
 
 
@@ -79,7 +79,7 @@ def clear(settings: Settings, stream: str, only: Request) -> None:
 
 
 def for_recovery(settings: Settings, stream: str) -> bool:
-    """Whether it is a recovery that has asked."""
+    """True if it is a recovery that has asked."""
     return _who(settings, stream).startswith(_RECOVERY)
 
 

@@ -1,6 +1,6 @@
 """What lies beside the tables and says what their logs no longer say: the ledger's file, and the stream's record.
 
-    <state>/<stream>/ledger/2026-11-21.jsonl[.gz]   a line a batch, kept for days
+    <state>/<stream>/ledger/2026-11-21.jsonl[.gz]   a line per batch, kept for days
     <state>/<stream>/stream.json                    generations and where each began, topics, what was skipped
     <state>/<stream>/outputs.json                   what the plans of the stream's code make of a record
 
@@ -110,7 +110,7 @@ class Beside:
             raise ValueError(f"{folder / 'stream.json'} has no {error}") from error
 
     def changed(self, table: str) -> bool:
-        """Whether a change of somebody else to that table was accepted."""
+        """True if a change of somebody else to that table was accepted."""
         return bool(self.accepted.get(table))
 
     def life(self, number: int) -> Life | None:

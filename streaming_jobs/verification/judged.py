@@ -36,7 +36,7 @@ class Judged:
         self.found.append(Comparison(table, what, verdict, text))
 
     def accepted(self, table: str) -> bool:
-        """Whether somebody else has changed the rows of that table, and that was accepted."""
+        """True if somebody else has changed the rows of that table, and that was accepted."""
         return self.beside is not None and self.beside.changed(table)
 
     def version_of(self, table: str) -> int | None:

@@ -4,8 +4,8 @@ The rules that an entry has to keep: it names its own stream and table; it carri
 version that its generation and batch make; generations never fall, batches rise by one; each topic and partition goes
 on exactly where the batch before ended. A commit that changes rows and is no batch of the stream is a fault.
 
-The publish of a recovery begins anew: its rows were written elsewhere, so all up to its offsets is believed, unproved.
-One that changes no rows went forward instead: what lies between is skipped, which is neither lost nor read.
+The chain begins anew at the publish of a recovery: its rows were written elsewhere, so offsets up to there are trusted,
+not verified. A publish that changes no rows skipped forward: the offsets between are neither lost nor read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Chain:
     batches: int = 0
     written: int = 0
     cut: bool = False
-    """Whether the log no longer has the table's first versions."""
+    """True if the log no longer has the table's first versions."""
 
     def take(self, commit: Commit) -> list[Fault]:
         """Fold one commit in and say what is wrong with it."""

@@ -143,7 +143,7 @@ def _rest(value: Any) -> Any:
 
 
 def _nearly(one: Any, other: Any, tolerance: float) -> bool:
-    """Whether the floats of two values, of which the rest is equal, agree."""
+    """True if the floats of two values, of which the rest is equal, agree."""
     if isinstance(one, tuple):
         return all(_nearly(a, b, tolerance) for a, b in zip(one, other, strict=True))
     if isinstance(one, float):

@@ -103,7 +103,7 @@ class Ranges:
         return cls(starts, ends)
 
     def has(self, topic: str, partition: int, offset: int) -> bool:
-        """Whether the offset lies in one of them."""
+        """True if the offset lies in one of them."""
         at = bisect_right(self.starts.get((topic, partition), []), offset) - 1
         return at >= 0 and offset < self.ends[topic, partition][at]
 

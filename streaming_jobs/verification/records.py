@@ -79,7 +79,7 @@ def compare_records(judged: Judged, table: Table, made: Made, rows: pa.Table, co
     if topic is None:
         judged.tell(table.name, "records", "not compared", "the topic does not exist")
     elif not at_most:
-        text = f"the plan makes other rows than one a record ({made.nodes})"
+        text = f"the plan makes other rows than one per record ({made.nodes})"
         judged.tell(table.name, "records", "not compared", text)
     elif judged.accepted(table.name):
         _accepted(judged, table, made, rows, at_most)
@@ -236,5 +236,5 @@ def _held(topic: TopicContent, spans: list[Span]) -> Packed:
 
 
 def _expired(topic: TopicContent, spans: list[Span]) -> bool:
-    """Whether the topic no longer holds some of the ranges."""
+    """True if the topic no longer holds some of the ranges."""
     return any(span.start < topic.low.get(span.partition, 0) for span in spans if span.topic == topic.name)

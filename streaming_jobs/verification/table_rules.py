@@ -2,9 +2,9 @@
 
 | rule      | for a table with                    | says                                                             |
 |-----------|-------------------------------------|------------------------------------------------------------------|
-| `Places`  | a row a record, with its place      | every covered record is one row, and its key is the record's     |
-| `Total`   | a running count a key               | the counts add up to the covered records                         |
-| `Windows` | a row a window, once it is over     | no window twice, none counts more than there is, none ever lost  |
+| `Places`  | one row per record, with its place  | every covered record is one row, and its key is the record's     |
+| `Total`   | a running count per key             | the counts add up to the covered records                         |
+| `Windows` | a row per window, once it is over   | no window twice, none counts more than there is, none ever lost  |
 
 A record may have its row elsewhere: in the dead letters, or in another table of its stream. Those tables commit before
 the primary one, so for what the primary covers they are there already.

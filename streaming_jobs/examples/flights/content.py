@@ -47,7 +47,7 @@ class TopicContent:
 
 
 def content(kafka: KafkaSettings, topics: Topics, total: int) -> TopicContent:
-    """Compare the topic with the first `total` flights; reads one record a partition and writes nothing."""
+    """Compare the topic with the first `total` flights; reads one record per partition and writes nothing."""
     offsets = topics.offsets(TOPIC) if topics.describe(TOPIC) else Offsets({}, {})
     if not any(offsets.latest.values()):
         return TopicContent(0, total, np.arange(total))

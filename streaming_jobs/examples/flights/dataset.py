@@ -49,7 +49,7 @@ class Records:
 
 
 def departures(share: float = 1.0) -> pd.DataFrame:
-    """The first `share` of the flights in order of departure, one column a field of the records.
+    """The first `share` of the flights in order of departure, one column per field of the records.
 
     Further columns: `departs_at`, the time a flight is sorted by. `share` is above 0 and at most 1.
     """

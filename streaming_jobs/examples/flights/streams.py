@@ -1,8 +1,8 @@
 """Three streams over one topic: rows as they come, windows that close, and running totals.
 
-    topic flights -> flights_clean    append, one row a flight
-                  -> airport_hours    append, one row an airport and hour, once the hour is over
-                  -> carrier_totals   upsert, one row a carrier
+    topic flights -> flights_clean    append, one row per flight
+                  -> airport_hours    append, one row per airport and hour, once the hour is over
+                  -> carrier_totals   upsert, one row per carrier
 
 Times are UTC. docs/flights.md has the data, and how the lateness was measured.
 """

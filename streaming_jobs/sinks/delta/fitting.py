@@ -70,6 +70,6 @@ def as_returned(sink: DeltaSink, rows: pa.Table) -> pa.Table:
 
 
 def _is_place(frame: DataFrame) -> bool:
-    """Whether the column is the one that the function was given; a table that is appended to may have any other."""
+    """True if the column is the one that the function was given; a table that is appended to may have any other."""
     kind = frame.schema[SOURCE_COLUMN].dataType
     return isinstance(kind, StructType) and {name.strip("_") for name in PLACE} <= set(kind.fieldNames())

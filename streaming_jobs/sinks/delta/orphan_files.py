@@ -82,7 +82,7 @@ def remove_empty_folders(table: Path, *, before: float) -> None:
 
 
 def _hidden(name: str) -> bool:
-    """Whether Delta's readers and VACUUM pass over it; a partition column's name may begin with `_`."""
+    """True if Delta's readers and VACUUM pass over it; a partition column's name may begin with `_`."""
     return name.startswith(("_", ".")) and "=" not in name
 
 

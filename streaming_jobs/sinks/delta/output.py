@@ -65,7 +65,7 @@ class DeltaOutput:
         )
 
     def way(self, rows: BatchOfRows) -> tuple[bool, bool]:
-        """Whether rows pass through the driver, and whether delta-spark commits them.
+        """Two answers: rows pass through the driver; delta-spark makes the commit.
 
         A table too large to be merged by the driver takes the executors, one outside our profile delta-spark.
         """

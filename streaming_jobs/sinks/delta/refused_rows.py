@@ -159,7 +159,7 @@ def _is_utf8(value: Column, kind: DataType) -> Column | None:
 
 
 def _fine(value: Column, kind: DataType, judge: Callable[[Column, DataType], Column | None]) -> Column | None:
-    """Whether every value inside of a value is fine, never null; None for a type without any that is judged.
+    """True if every value inside of a value is fine, never null; None for a type without any that is judged.
 
     `judge` tells it of one value, with None for a type that it does not judge and null for a null.
     """

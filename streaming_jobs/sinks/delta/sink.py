@@ -96,7 +96,7 @@ class DeltaSink:
 
     @property
     def direct(self) -> bool:
-        """Whether deltalake may write this table; False sends every write through delta-spark."""
+        """True if deltalake may write this table; False sends every write through delta-spark."""
         protocol = self.handle.protocol()
         features = set(protocol.writer_features or ())
         constrained = any(key.startswith("delta.constraints.") for key in self.handle.metadata().configuration)
@@ -150,7 +150,7 @@ class DeltaSink:
         return classify(error)
 
     def holds(self, entry: LedgerEntry) -> bool:
-        """Whether the table, as it is now, has the entry's batch; raises Fenced and ForeignWrite."""
+        """True if the table, as it is now, has the entry's batch; raises Fenced and ForeignWrite."""
         self.refresh()
         at = self.position
         if at is not None and at.generation > entry.generation:

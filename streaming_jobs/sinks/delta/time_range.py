@@ -27,7 +27,7 @@ _LITERALS: dict[type[DataType], tuple[str, str]] = {
 
 
 def in_range(value: Column, kind: DataType) -> Column | None:
-    """Whether a date or time is one of these years, null for a null; None for a value of another type."""
+    """True if a date or time is one of these years, null for a null; None for a value of another type."""
     if type(kind) not in _LITERALS:
         return None
     first, last = _LITERALS[type(kind)]

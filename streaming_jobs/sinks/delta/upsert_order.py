@@ -8,7 +8,7 @@ table's row and the remembered delete (`deletes.py`) take part. Events of equal 
 A delete without any order value, such as a Kafka tombstone, counts by its position alone: it takes away what was read
 of its key before it, the remembered delete too, and what is read after it counts anew.
 
-So a batch is reduced to one event a key, the greatest of those after the key's last tombstone, or that tombstone
+So a batch is reduced to one event per key, the greatest of those after the key's last tombstone, or that tombstone
 itself where nothing came after it; `__reset` says that there was one. `clauses` is what the merge then does.
 """
 
@@ -67,7 +67,7 @@ class Clauses:
 
 
 def is_position(field: T.StructField) -> bool:
-    """Whether a table's column is the `_position` that Recourse has added."""
+    """True if a table's column is the `_position` that Recourse has added."""
     return field.name == POSITION_COLUMN and field.metadata.get(OWN_COLUMN) == "position"
 
 
@@ -130,7 +130,7 @@ def clauses(order: Order, columns: Sequence[str]) -> Clauses:
 
 
 def last_events(rows: pa.Table, keys: Sequence[str], order: Order) -> pa.Table:
-    """One event a key, in Arrow; with the column `__delete`, the column `__reset` is added."""
+    """One event per key, in Arrow; with the column `__delete`, the column `__reset` is added."""
     reset = None
     if DELETE_COLUMN in rows.column_names:
         reset, rows = _resets(rows, keys, order)
@@ -169,7 +169,7 @@ def without_order(rows: pa.Table, order_by: Sequence[str]) -> np.ndarray[Any, An
 
 
 def _resets(rows: pa.Table, keys: Sequence[str], order: Order) -> tuple[np.ndarray[Any, Any], pa.Table]:
-    """Whether each row's key was reset, and the rows from each key's last reset on, that one included."""
+    """True if each row's key was reset, and the rows from each key's last reset on, that one included."""
     resets = without_order(rows, order.columns)
     if not resets.any():
         return resets, rows

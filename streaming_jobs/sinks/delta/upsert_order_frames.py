@@ -37,7 +37,7 @@ def last_per_key(rows: DataFrame, sink: DeltaSink, place: Sequence[str]) -> tupl
 
 
 def last_events(rows: DataFrame, keys: Sequence[str], order: Order) -> DataFrame:
-    """One event a key; with the column `__delete`, the column `__reset` is added. `rows` are numbered."""
+    """One event per key; with the column `__delete`, the column `__reset` is added. `rows` are numbered."""
     if DELETE_COLUMN in rows.columns:
         place = F.struct(*map(_column, [*([POSITION_COLUMN] if order.by_position else []), ROW_COLUMN]))
         resets = F.max(F.when(_without_order(order), place)).over(Window.partitionBy(*map(_column, keys)))

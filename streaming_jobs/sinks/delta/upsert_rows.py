@@ -1,4 +1,4 @@
-"""Rows of an upsert, in Arrow: null keys aside, and one row a key."""
+"""Rows of an upsert, in Arrow: null keys aside, and one row per key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def split_null_keys(rows: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, pa.T
 
 
 def last_per_key(rows: pa.Table, keys: Sequence[str], order_by: Sequence[str]) -> pa.Table:
-    """One row a key: the greatest by `order_by` (columns that are all there; nulls lose).
+    """One row per key: the greatest by `order_by` (columns that are all there; nulls lose).
 
     With no order, rows must be unique already: OutputMismatch names a doubled key, because a merge would
     insert both.

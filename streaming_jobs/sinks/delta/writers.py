@@ -106,7 +106,7 @@ class ParquetAppend:
 
 @dataclass
 class ArrowMerge:
-    """Rows in the driver's memory, one a key, merged by deltalake."""
+    """Rows in the driver's memory, one per key, merged by deltalake."""
 
     committer: ClassVar[Committer] = "direct"
     sink: DeltaSink
@@ -170,7 +170,7 @@ class SparkAppend:
 
 @dataclass
 class SparkMerge:
-    """A cached frame with one row a key, merged by delta-spark."""
+    """A cached frame with one row per key, merged by delta-spark."""
 
     committer: ClassVar[Committer] = "spark"
     sink: DeltaSink
@@ -251,7 +251,7 @@ def prepare_write(
 
 
 def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by_position: bool) -> ArrowMerge:
-    """Stage an upsert's rows that are in the driver's memory: those it cannot hold aside, one event a key."""
+    """Stage an upsert's rows that are in the driver's memory: those it cannot hold aside, one event per key."""
     keys = sink.declared.keys
     rows, unheld = refused_rows.split(sink.declared, sink.schema, rows)
     table, null_keys = split_null_keys(rows, keys)

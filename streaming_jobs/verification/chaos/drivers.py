@@ -66,7 +66,7 @@ class DriverProcess:
 
     @property
     def gone(self) -> bool:
-        """Whether Python, JVM and whatever they started have ended."""
+        """True if Python, JVM and whatever they started have ended."""
         return self.process.poll() is not None and not _group_lives(self.process.pid)
 
     def kill(self, victim: Victim) -> bool:
@@ -114,12 +114,12 @@ class DriverProcess:
 
 
 def _is_session(process: psutil.Process) -> bool:
-    """Whether it is the session's JVM, and not the short-lived one that works out how to start it."""
+    """True if it is the session's JVM, and not the short-lived one that works out how to start it."""
     return process.name() == "java" and "org.apache.spark.launcher.Main" not in process.cmdline()
 
 
 def _group_lives(group: int) -> bool:
-    """Whether a process of the group runs; one that only waits to be collected does not."""
+    """True if a process of the group runs; one that only waits to be collected does not."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):

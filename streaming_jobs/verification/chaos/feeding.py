@@ -38,7 +38,7 @@ class Feeding:
 
     @property
     def dry(self) -> bool:
-        """Whether all records it may send are sent."""
+        """True if all records it may send are sent."""
         return self.held >= self._most
 
     def stop(self) -> None:

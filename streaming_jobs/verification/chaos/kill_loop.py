@@ -82,7 +82,7 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """Whether every table equals the truth."""
+        """True if every table equals the truth."""
         return all(check.ok for check in self.truth)
 
     @property

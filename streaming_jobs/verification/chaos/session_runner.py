@@ -74,7 +74,7 @@ class LaneRunner:
 
     @property
     def done(self) -> bool:
-        """Whether all faults have happened and nothing is left of the drivers."""
+        """True if all faults have happened and nothing is left of the drivers."""
         return not self._queue and self.driver is None and self.dying is None
 
     def step(self) -> None:

@@ -1,4 +1,4 @@
-"""All streams together: one name, one writer a table, and the whole as text."""
+"""All streams together: one name, one writer per table, and the whole as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One driver a stream: a second one is refused while the first, or anything it left behind, still lives."""
+"""One driver per stream: a second one is refused while the first, or anything it left behind, still lives."""
 
 from __future__ import annotations
 

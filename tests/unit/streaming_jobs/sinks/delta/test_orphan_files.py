@@ -207,7 +207,7 @@ def test_which_files_are_due(files: list[Unlisted], max_bytes: int, gone: list[f
     [
         ({"a": [1000] * 100}, MB),
         ({"a": [1000] * 99}, None),
-        ({f"{n}": [1000] for n in range(200)}, None),  # one file a partition cannot become fewer
+        ({f"{n}": [1000] for n in range(200)}, None),  # one file per partition cannot become fewer
         ({f"{n}": [1000, 1000] for n in range(50)}, MB),
         ({"a": [MB] * 8}, 8 * MB),
         ({"a": [MB] * 4, "b": [MB] * 4}, None),

@@ -1,4 +1,4 @@
-"""Rows of an upsert: none without a key, one a key, and the one that is last."""
+"""Rows of an upsert: none without a key, one per key, and the one that is last."""
 
 from __future__ import annotations
 
