@@ -144,7 +144,7 @@ def plan_undo(settings: Settings, stream: Stream, topics: Topics, plan: Plan) ->
     situation = planning_snapshot(settings, stream, topics)
     lives = {g.number: g for g in situation.record.generations}
     number: int | None = situation.record.generation
-    while number is not None and lives[number].reason.startswith("abort of "):
+    while number is not None and lives[number].aborts:
         number = lives[number].from_generation
     if number != plan.generation:
         raise UsageError(

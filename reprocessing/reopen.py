@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from reprocessing import staging
 from reprocessing.context import RecoveryContext
@@ -25,6 +25,8 @@ from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import Generation
+
+Doing = Literal["abort", "skip"]
 
 
 def abort(context: RecoveryContext) -> Mapping[str, Any]:
@@ -65,7 +67,7 @@ def position(context: RecoveryContext) -> Offsets:
     }
 
 
-def _as_they_are(context: RecoveryContext, kept: Savepoint, doing: str) -> dict[str, Content]:
+def _as_they_are(context: RecoveryContext, kept: Savepoint, doing: Doing) -> dict[str, Content]:
     """What the tables hold after the savepoint's batch; where a person has accepted a change since, with that change.
 
     A batch that the tables have and the checkpoint does not know as done comes again after an abort, so its rows go; a
@@ -94,7 +96,7 @@ def _further(sink: DeltaSink, kept: Savepoint) -> bool:
     return newest_batch is not None and newest_batch.txn > kept.txn
 
 
-def reopen(context: RecoveryContext, kept: Savepoint, ends: Offsets, *, number: int, doing: str) -> None:
+def reopen(context: RecoveryContext, kept: Savepoint, ends: Offsets, *, number: int, doing: Doing) -> None:
     """Open generation `number` on what the savepoint holds; the next batch begins at `ends`."""
     settings, record = context.settings, context.record
     target = stream_record.checkpoint(settings, context.stream.name, number).folder
@@ -112,7 +114,8 @@ def reopen(context: RecoveryContext, kept: Savepoint, ends: Offsets, *, number: 
         between=lambda _: context.crash_point(f"recover_{doing}_between"),
     )
     context.crash_point(f"recover_{doing}_published")
-    opened = Generation(number, time.time(), f"{doing} of {context.plan.id}", kept.generation, kept.batch)
+    reason, aborts = f"{doing} of {context.plan.id}", doing == "abort"
+    opened = Generation(number, time.time(), reason, kept.generation, kept.batch, aborts=aborts)
     void = []
     if doing == "skip":
         void = list(_void(context, ends, number))

@@ -3,14 +3,18 @@
 While it is there, nothing that works by itself starts the stream. It says who has asked. A start with intent removes a
 request that was there when the start was made, once preflight has let the stream start: one that is made later is the
 newer word. A recovery's own is removed by the recovery alone, when it is over.
+
+The file holds JSON: `who`, in words, and `plan` for a recovery. Plain text, written by hand or by an earlier version,
+names who.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +23,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.stream import checked_name
 
 _RECOVERY = "stopped for recovery plan "
+"""Before the plan's id, in the words for people; and in a request of an earlier version."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,7 @@ class Request:
     who: str
     since: float
     file: tuple[int, int] = (0, 0)
-
-    @property
-    def plan(self) -> str | None:
-        """The recovery that has asked, if it was one."""
-        return self.who.removeprefix(_RECOVERY) if self.who.startswith(_RECOVERY) else None
+    plan: str | None = None
 
 
 def marker(settings: Settings, stream: str) -> Path:
@@ -53,7 +54,8 @@ def request(settings: Settings, stream: str) -> Request | None:
     try:
         with marker(settings, stream).open(encoding="utf-8") as file:
             stat = os.fstat(file.fileno())
-            return Request(file.read().strip(), stat.st_mtime, (stat.st_ino, stat.st_mtime_ns))
+            who, plan = _said(file.read().strip())
+            return Request(who, stat.st_mtime, (stat.st_ino, stat.st_mtime_ns), plan)
     except FileNotFoundError:
         return None
 
@@ -67,7 +69,7 @@ def requests(settings: Settings) -> dict[str, Request]:
 def ask(settings: Settings, stream: str, who: str) -> None:
     """Ask for a stop; it is on disk when this returns."""
     with _alone(settings, stream) as path:
-        write_atomic(path, f"{who}\n")
+        write_atomic(path, f"{json.dumps({'who': who})}\n")
 
 
 def clear(settings: Settings, stream: str, only: Request) -> None:
@@ -80,14 +82,15 @@ def clear(settings: Settings, stream: str, only: Request) -> None:
 
 def for_recovery(settings: Settings, stream: str) -> bool:
     """True if it is a recovery that has asked."""
-    return _who(settings, stream).startswith(_RECOVERY)
+    found = request(settings, stream)
+    return found is not None and found.plan is not None
 
 
 def ask_for(settings: Settings, stream: str, plan: str) -> None:
     """Ask for a recovery; a request that is there already, whosever it is, stays as it is."""
     with _alone(settings, stream) as path:
         if not path.exists():
-            write_atomic(path, f"{_RECOVERY}{plan}\n")
+            write_atomic(path, f"{json.dumps({'who': f'{_RECOVERY}{plan}', 'plan': plan})}\n")
 
 
 def clear_for(settings: Settings, stream: str, plan: str) -> None:
@@ -109,7 +112,12 @@ def _alone(settings: Settings, stream: str) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _who(settings: Settings, stream: str) -> str:
-    with suppress(OSError):
-        return marker(settings, stream).read_text(encoding="utf-8").strip()
-    return ""
+def _said(text: str) -> tuple[str, str | None]:
+    """Who asked, and for which plan, as the file says."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        return str(value.get("who", "")), value.get("plan")
+    return text, text.removeprefix(_RECOVERY) if text.startswith(_RECOVERY) else None

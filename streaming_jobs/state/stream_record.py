@@ -31,7 +31,8 @@ class Generation:
     """One life of the checkpoint; `opened_at` in seconds since 1970, `reason` in words.
 
     One that a recovery opened begins after `from_batch` (-1: from the very start) of generation `from_generation`.
-    Its batches count on from there; where it `restarts`, with empty state, they count from 0 again.
+    Its batches count on from there; where it `restarts`, with empty state, they count from 0 again. One that `aborts`
+    goes on with the rows and the state from before a recovery that was given up.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Generation:
     from_generation: int | None = None
     from_batch: int = -1
     restarts: bool = False
+    aborts: bool = False
 
     @property
     def first_batch(self) -> int:
@@ -142,7 +144,7 @@ def load(settings: Settings, stream: str) -> StreamRecord | None:
             raise PreflightRefused(f"{path} was written by a newer version", "use the newer recourse-streams")
         return StreamRecord(
             stream=value["stream"],
-            generations=tuple(Generation(**g) for g in value["generations"]),
+            generations=tuple(_generation(g) for g in value["generations"]),
             tables=tuple(BoundTable(**t) for t in value["tables"]),
             topics=tuple(BoundTopic(**t) for t in value["topics"]),
             accepted=tuple(Accepted(**a) for a in value["accepted"]),
@@ -154,6 +156,11 @@ def load(settings: Settings, stream: str) -> StreamRecord | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"{path} cannot be read: {error}") from error
+
+
+def _generation(value: dict[str, Any]) -> Generation:
+    """A generation as the record has it; one of before `aborts` says so in its reason."""
+    return Generation(**{"aborts": value["reason"].startswith("abort of "), **value})
 
 
 def save(settings: Settings, record: StreamRecord) -> None:

@@ -15,6 +15,7 @@ from reprocessing.planner import make_plan
 from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
 from streaming_jobs.errors import LeaseBusy, UsageError
+from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import take
 from tests.support.life import STREAM, Life, Topics
 
@@ -65,7 +66,8 @@ def test_a_stream_that_a_plan_under_way_has_stopped_stays_stopped(life: Life, pl
     executor.journal_of(life.settings, plan.id).write("keep", "begun")
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
-    assert stop_of(life).read_text().strip() == f"stopped for recovery plan {plan.id}"
+    asked = stop_request.request(life.settings, STREAM.name)
+    assert asked is not None and asked.plan == plan.id
 
 
 def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: Plan) -> None:
@@ -93,13 +95,13 @@ def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(
             return "look"
 
         def run(self, _: object) -> dict[str, str]:
-            seen.append(stop_of(life).read_text())
+            seen.append(stop_request.request(life.settings, STREAM.name))
             raise RuntimeError("enough")
 
     monkeypatch.setattr(executor, "stages_of", lambda _: (Look(),))
     with pytest.raises(RuntimeError):
         act(life, plan, "resume")
-    assert seen == [f"stopped for recovery plan {plan.id}\n"] and stop_of(life).exists(), "it is under way"
+    assert [asked.plan for asked in seen] == [plan.id] and stop_of(life).exists(), "it is under way"
     act(life, plan, "give_up")
     assert not stop_of(life).exists()
 

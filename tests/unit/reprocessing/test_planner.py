@@ -172,7 +172,7 @@ def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(l
     lives = (
         *life.record.generations,
         Generation(2, 1.0, f"recovery {plan.id}", 1, 3),
-        Generation(4, 2.0, "abort of things-0002", 2, 8),
+        Generation(4, 2.0, "abort of things-0002", 2, 8, aborts=True),
     )
     copy(savepoints.checkpoint_of(life.settings, kept), stream_record.checkpoint(life.settings, STREAM.name, 4).folder)
     life.save(replace(life.record, generations=lives))
