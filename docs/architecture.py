@@ -32,10 +32,11 @@ RECORD = (
     ("streaming_jobs.sources.kafka", "KafkaSource", "records of a range of offsets, decoded; bad ones are counted"),
     ("streaming_jobs.runtime.batch", "BatchPipeline", "called by Spark for each batch, with the range already fixed"),
     ("streaming_jobs.sinks.base", "Sink", "what a batch asks of whatever it writes to"),
+    ("streaming_jobs.sinks.delta.output", "DeltaOutput", "a Delta table seen that way"),
     (
         "streaming_jobs.sinks.delta.writers",
         "prepare_write",
-        "a Delta table: rows are computed; nobody sees them",
+        "its rows are computed; nobody sees them yet",
     ),
     ("streaming_jobs.sinks.delta.sink", "DeltaSink", "one commit: rows and ledger entry together, once"),
     ("streaming_jobs.state.ledger_file", "LedgerFile", "a line of the batch, kept beside the state"),

@@ -1,4 +1,4 @@
-"""Every error Recourse raises on purpose, as one tree.
+"""The errors that Recourse raises on purpose, as one tree; docs/errors.md has all of them.
 
     RecourseError
     ├── UsageError            what was asked for makes no sense; nothing was touched
@@ -74,7 +74,7 @@ class SetupError(RecourseError):
 class TransientError(RecourseError):
     """Something outside failed and may come back; the session tries again with a delay.
 
-    Nothing, unless it lasts: `recourse streams status` shows how often it was tried and when the next try is.
+    Nothing, unless it persists: `recourse streams status` shows how often it was tried and when the next try is.
     """
 
     code = "REC-010"
@@ -141,7 +141,8 @@ class LedgerConflict(PermanentError):
 class OutputMismatch(PermanentError):
     """The rows of a batch do not fit the table: schema, keys or owner.
 
-    Change the stream's function back, or give the new output a table of its own.
+    Declare the new column in the table's `schema`, change the stream's function back, or give the new output a table of
+    its own.
     """
 
     code = "REC-025"

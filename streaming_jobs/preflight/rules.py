@@ -1,8 +1,8 @@
 """Before every start: do checkpoint, tables and topics tell the same story?
 
 `check_start` is pure: it looks at a `StreamSnapshot` (`snapshot.py`) and returns findings. A finding of severity
-`refuse` means that starting would lose, double or mix rows; the stream stays where it is until a person has acted.
-The rules, in the order they are looked at:
+`refuse` or `lost` keeps the stream where it is until a person has acted: starting would lose, double or mix rows.
+The rules:
 
 1. The generation in stream.json is the one the tables carry, and no table is behind a fence.
 2. The primary table's last batch is the checkpoint's last committed batch, or its last planned one

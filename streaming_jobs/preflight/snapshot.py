@@ -57,7 +57,7 @@ class CheckpointSnapshot:
 
 @dataclass(frozen=True)
 class StreamSnapshot:
-    """Everything that `verdicts` looks at; `folders` are the stream's state folder and its tables."""
+    """Everything that `check_start` looks at; `folders` are the stream's state folder and its tables."""
 
     stream: str
     record: StreamRecord | None

@@ -1,6 +1,6 @@
 """What a power cut leaves half written, put right before a start: the newest file of a log, never one before it.
 
-Everything is on disk before what relies on it is written (`sinks/durable.py`, `checkpoint_sync.py`), so only what was
+Everything is on disk before what relies on it is written (`durable_commits.py`, `checkpoint_sync.py`), so only what was
 being written at that moment can be torn: empty, cut off, or naming files that are not there. Nothing relies on it yet.
 It is removed, and the batch is repeated. What more than that is damaged was damaged otherwise, and is refused.
 """

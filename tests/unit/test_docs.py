@@ -34,6 +34,20 @@ def test_every_link_to_a_file_of_the_project_leads_to_one() -> None:
     assert not dead
 
 
+def test_every_module_that_docs_and_docstrings_name_is_there() -> None:
+    root = DOCS.parent
+    packages = ("streaming_jobs", "reprocessing", "orchestration", "benchmarks", "docs", "tests")
+    there = {str(path.relative_to(root)) for package in packages for path in (root / package).rglob("*.py")}
+    own = {"docs/streams.md": {"my_flows.py"}}
+    gone = []
+    for path in (root / "README.md", *DOCS.glob("*.md"), *(root / file for file in there if file[:5] != "tests")):
+        name = str(path.relative_to(root))
+        for module in re.findall(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)`", path.read_text(encoding="utf-8")):
+            known = any(f"/{file}".endswith(f"/{module}") for file in there)
+            gone += [] if known or module in own.get(name, ()) else [f"{name}: {module}"]
+    assert not gone
+
+
 def test_the_picture_and_the_page_of_rooms_are_what_the_imports_say() -> None:
     """Also that rooms do not import each other in a circle, and that each step of the walks is in the code."""
     rooms = script("architecture")

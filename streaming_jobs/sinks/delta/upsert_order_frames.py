@@ -1,4 +1,4 @@
-"""The order of upserts (`order.py`) on Spark's frames: the same rules for batches that do not pass the driver."""
+"""The order of upserts (`upsert_order.py`) on Spark's frames: the same rules, for batches through the executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four ways a batch's rows get into a table, each in two steps: stage (nothing visible), then commit.
+"""The five ways a batch's rows get into a table, each in two steps: prepare (nothing visible), then commit.
 
 | class          | rows travel                    | committed by | for                                        |
 |----------------|--------------------------------|--------------|--------------------------------------------|

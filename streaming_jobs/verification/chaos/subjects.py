@@ -26,4 +26,4 @@ SPLIT = Subject(
     Places("source_partition", "source_offset", key=("carrier", "flight")),
     secondary=(Elsewhere("flights_long", "source_partition", "source_offset"),),
 )
-"""The stream of two tables that only the kill loop runs (`flows.py`)."""
+"""The stream of two tables that only the kill loop runs (`streams.py`)."""
