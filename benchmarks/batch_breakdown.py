@@ -97,15 +97,15 @@ class Stopwatch:
 def timed(watch: Stopwatch) -> Iterator[None]:
     """The pipeline's methods go through the watch."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in OURS]
-    pipeline: Any = importlib.import_module("streaming_jobs.runtime.batch")
-    staged = pipeline.stage
+    output: Any = importlib.import_module("streaming_jobs.sinks.delta.output")
+    staged = output.prepare_write
     for (owner, name, original), (_, _, label) in zip(before, OURS, strict=True):
         setattr(owner, name, watch.around(label, original))
-    pipeline.stage = watch.around(TRANSFORM, staged)
+    output.prepare_write = watch.around(TRANSFORM, staged)
     try:
         yield
     finally:
-        pipeline.stage = staged
+        output.prepare_write = staged
         for owner, name, original in before:
             setattr(owner, name, original)
 

@@ -18,11 +18,11 @@ _OPENING = """# Errors
 Every error that Recourse raises on purpose has a code, says what was found, and what to do next. The codes stay what
 they are; the texts may change.
 
-*Tried again* means: by the session itself, soon at first and then every ten minutes. An error that is not needs a
-person. The exit code is that of the command or the session that ends with the error.
+*Tried again* means: by a session whose stream meets it, soon at first and then every ten minutes. An error that is not
+needs a person. Exit codes are in cli.md and operate.md.
 
-| code | name | tried again | exit code | meaning |
-|---|---|---|---|---|
+| code | name | tried again | meaning |
+|---|---|---|---|
 """
 
 
@@ -32,7 +32,6 @@ class Kind(NamedTuple):
     name: str
     base: str
     code: str
-    exit_code: int
     meaning: str
     what_to_do: str
     again: bool
@@ -58,11 +57,10 @@ def _kind(name: str, classes: dict[str, ast.ClassDef]) -> Kind | None:
     code = _value(classes[name], "code")
     if BASE not in above or not isinstance(code, str):
         return None
-    exits = [value for each in above if (value := _value(classes[each], "exit_code")) is not None]
     text = inspect.cleandoc(ast.get_docstring(classes[name]) or "")
     meaning, _, rest = text.partition("\n\n")
-    again = "TransientError" in above
-    return Kind(name, (above[1:] or [""])[0], code, int(exits[0]), _one_line(meaning), _one_line(rest), again)
+    again = "TransientError" in above and name != "LeaseBusy"  # that one ends the session
+    return Kind(name, (above[1:] or [""])[0], code, _one_line(meaning), _one_line(rest), again)
 
 
 def _line(name: str, classes: dict[str, ast.ClassDef]) -> list[str]:
@@ -87,8 +85,7 @@ def _one_line(text: str) -> str:
 def page() -> str:
     """The whole page."""
     rows = [
-        f"| [{k.code}](#{k.code.lower()}) | `{k.name}` | {'yes' if k.again else 'no'} | {k.exit_code} | {k.meaning} |"
-        for k in kinds()
+        f"| [{k.code}](#{k.code.lower()}) | `{k.name}` | {'yes' if k.again else 'no'} | {k.meaning} |" for k in kinds()
     ]
     sections = [
         f"\n## {k.code}\n`{k.name}`{_is_a(k)}. {k.meaning}\n\n**What to do**: {k.what_to_do}\n" for k in kinds()

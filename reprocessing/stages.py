@@ -53,8 +53,8 @@ Found = Mapping[str, Any]
 class AuditRefused(PermanentError):
     """The rebuilt rows break a rule, or differ by more than the plan allows; nothing was published.
 
-    Look at the differences: `recourse recover show PLAN`. Then correct the code and plan anew, or take the rule back
-    with `--allow-bad`. `recourse recover abort PLAN` lets the stream go on as it was.
+    Look at the report that `recourse recover show PLAN` names. Then `recourse recover abort PLAN` lets the stream go on
+    as it was; correct the code, or the rule, and plan anew.
     """
 
     code = "REC-030"

@@ -169,7 +169,8 @@ class FunctionFailed(PermanentError):
 class FunctionRaised(TransientError):
     """The stream's own function raised an exception; it may be something that the function asks elsewhere.
 
-    It is tried once more. The second time in a row it becomes REC-027.
+    It is tried again. The second time in a row, of the same kind in the same place and batch, it becomes REC-027;
+    errors of connections do not.
     """
 
     code = "REC-014"

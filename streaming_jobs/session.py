@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs import collisions
-from streaming_jobs.errors import PermanentError, RecourseError, TransientError
+from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError, TransientError
 from streaming_jobs.failures import classify
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.platform.class_data import RECORD_SECONDS
@@ -257,8 +257,12 @@ class Session:
             elif name not in ours and holder(self.settings, name) is not None:
                 continue
             elif self.watch is not None and self.watch.untouched() and (back := self._left(name)) is not None:
-                if self._take_back(back):
-                    self._recovering.discard(name)
+                try:
+                    if self._take_back(back):
+                        self._recovering.discard(name)
+                except (LeaseBusy, OSError) as error:  # a new session looks at it from the beginning
+                    log.warning("the stream could not be started again in place", stream=name, reason=str(error))
+                    self.superseded = True
             else:
                 log.info("a recovery is over: the session starts again with the code of now", stream=name)
                 self.superseded = True

@@ -18,6 +18,7 @@ import pyarrow as pa
 from streaming_jobs.errors import Fenced
 from streaming_jobs.ledger import LedgerEntry, OffsetRange, Txn
 from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
+from streaming_jobs.sources.base import AHEAD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,7 +74,8 @@ class MemoryTable:
         letters = []
         for source, offsets, _ in refused:
             for record in source.bad_records(spark, offsets).toArrow().to_pylist():
-                reason, detail = source.diagnose(record["value"])
+                ahead = record.pop(AHEAD, None)
+                reason, detail = ("event_time_ahead", ahead) if ahead else source.diagnose(record["value"])
                 letters.append({**record, "reason": reason, "detail": detail})
         tables = [pa.Table.from_pylist(letters)] if letters else []
         return MemoryWrite(self, pa.concat_tables([*tables, *null_keys], promote_options="default"))

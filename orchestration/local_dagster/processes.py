@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -232,10 +232,13 @@ class DagsterProcesses:
             if name in self._children:
                 self._children[name].ask_to_end()
         with self._instance() as instance:
-            told = self._stop_runs(instance) if instance is not None else set()
+            if instance is not None:
+                self._stop_runs(instance)
             self._end(DAEMON, _PATIENCE)
-            if instance is not None:  # keepalive may have started another one before the daemon was gone
-                self._stop_runs(instance, told)
+            if (
+                instance is not None
+            ):  # the daemon may have started another one, or one that was queued, before it was gone
+                self._stop_runs(instance)
                 self._await_runs(instance)
         # No run is left in the code server, and a graceful end of it takes seconds.
         for name in (CODE_SERVER, WEBSERVER):
@@ -292,13 +295,12 @@ class DagsterProcesses:
         with dg.DagsterInstance.from_config(str(self.settings.dagster_home)) as instance:
             yield instance
 
-    def _stop_runs(self, instance: dg.DagsterInstance, told: Collection[str] = ()) -> set[str]:
-        """Cancel each run in progress that was not `told`, tagged so that the next start goes on with it; their ids."""
-        runs = [run.run_id for run in instance.get_runs(_IN_PROGRESS) if run.run_id not in told]
-        for run in runs:
-            instance.add_run_tags(run, {STOPPED_BY_TAG: "shutdown"})
-            self._cancel(instance, run)
-        return set(runs)
+    def _stop_runs(self, instance: dg.DagsterInstance) -> None:
+        """Cancel each run in progress that is not being cancelled, tagged so that the next start goes on with it."""
+        for run in instance.get_runs(_IN_PROGRESS):
+            if run.status is not dg.DagsterRunStatus.CANCELING:
+                instance.add_run_tags(run.run_id, {STOPPED_BY_TAG: "shutdown"})
+                self._cancel(instance, run.run_id)
 
     def _await_runs(self, instance: dg.DagsterInstance) -> None:
         runs = instance.get_runs(_IN_PROGRESS)

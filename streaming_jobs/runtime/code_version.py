@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from importlib.abc import InspectLoader
@@ -46,10 +47,27 @@ def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     return _LOADED[stream.function]
 
 
-def local_files(stream: Stream, flows: Iterable[str]) -> list[str]:
-    """The files of the local modules that the stream's code imports, also inside functions and in no process yet."""
-    names = [name for name, _ in _local_imports(sys.modules.get(stream.function.__module__), tuple(flows))]
-    return [spec.origin for name in names if (spec := _found(name)) is not None and spec.origin]
+def imported_files(stream: Stream) -> list[str]:
+    """The files of all modules that the stream's code imports, directly or not, but those that are installed.
+
+    Also those imported inside functions, which no process may have loaded yet, or only Python's workers.
+    """
+    module = sys.modules.get(stream.function.__module__)
+    installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    waiting = [(module.__package__ or "", tree)] if module and (tree := _module_tree(module)) else []
+    files: dict[str, str] = {}
+    seen: set[str] = set()
+    while waiting:
+        package, tree = waiting.pop()
+        for name in set(_imported(tree, package)) - seen:
+            seen.add(name)
+            spec = _found(name)
+            if spec is None or not spec.has_location or not spec.origin or spec.origin.startswith(installed):
+                continue
+            files[name] = spec.origin
+            if (source := _source(spec)) is not None:
+                waiting.append((spec.parent or "", ast.parse(source)))
+    return sorted(files.values())
 
 
 def package_version() -> str:

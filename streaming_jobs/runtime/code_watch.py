@@ -22,7 +22,7 @@ from typing import IO
 
 import structlog
 
-from streaming_jobs.runtime.code_version import loaded_code, local_files
+from streaming_jobs.runtime.code_version import imported_files, loaded_code
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 
@@ -55,7 +55,8 @@ class CodeWatch:
         self._config = config
         self._running = versions(settings, streams)
         self._files = self._seen()
-        self._loaded = _stamps([*_files_of(sys.modules.copy()), *self._local_files(streams), config])
+        imported = [file for stream in streams for file in imported_files(stream)]
+        self._loaded = _stamps([*_files_of(sys.modules.copy()), *imported, config])
         self._looked_at = time.monotonic()
         self._asked: tuple[subprocess.Popen[bytes], IO[bytes], float] | None = None
         self._found: Mapping[str, str] = self._running
@@ -131,9 +132,6 @@ class CodeWatch:
             if any(name == root or name.startswith(f"{root}.") for root in self._flows)
         }
         return _stamps([*_files_of(below), self._config])
-
-    def _local_files(self, streams: Iterable[Stream]) -> list[str]:
-        return [file for stream in streams for file in local_files(stream, self._flows)]
 
 
 def _files_of(modules: Mapping[str, ModuleType]) -> list[str]:

@@ -65,15 +65,29 @@ class Lease:
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def lock_again(self) -> bool:
-        """Take back what `unlock` let go, for the JVM too; False while somebody else holds it."""
+        """Take back what `unlock` let go, for the JVM too; False while somebody else holds it.
+
+        Raises LeaseBusy if the stream's folder was moved away or made anew: the lock of that file excludes nobody.
+        """
         if not _locked(self.descriptor):
             return False
+        if not self._in_place():
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            raise LeaseBusy(f"the lease of stream {self.stream} is another file by now", "start the stream anew")
         if _previous_jvm_lives(self.descriptor):
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             return False
         self.owner = replace(self.owner, since=time.time())
         _write(self.descriptor, self.owner)
         return True
+
+    def _in_place(self) -> bool:
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self.descriptor)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
         """Let go; the lock stays held while a JVM that inherited the descriptor lives."""

@@ -82,7 +82,10 @@ def clear(settings: Settings, stream: str, only: Request) -> None:
 
 def for_recovery(settings: Settings, stream: str) -> bool:
     """True if it is a recovery that has asked."""
-    found = request(settings, stream)
+    try:
+        found = request(settings, stream)
+    except OSError:  # whoever may not read it knows only that it is there
+        return False
     return found is not None and found.plan is not None
 
 

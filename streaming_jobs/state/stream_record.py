@@ -165,7 +165,11 @@ def _generation(value: dict[str, Any]) -> Generation:
 
 def save(settings: Settings, record: StreamRecord) -> None:
     """Write the record so that it is on disk when this returns."""
-    write_json(private_folder(folder(settings, record.stream)) / "stream.json", {"format": FORMAT, **asdict(record)})
+    value = {"format": FORMAT, **asdict(record)}
+    for generation in value["generations"]:
+        if not generation["aborts"]:  # a record without an abort stays as an earlier version reads it
+            del generation["aborts"]
+    write_json(private_folder(folder(settings, record.stream)) / "stream.json", value)
 
 
 def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:

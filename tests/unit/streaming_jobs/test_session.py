@@ -265,6 +265,44 @@ def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(
         running.lease.release()
 
 
+@pytest.mark.parametrize("fault", ["moved away", "unwritable"])
+def test_a_recovered_stream_whose_folder_is_another_one_makes_the_session_start_again(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The lock of a file that was moved away excludes nobody; and a fault of one stream ends no other one."""
+    monkeypatch.setattr(StreamRunner, "start", lambda *_: pytest.fail("it is not this session's to start"))
+    watch = SimpleNamespace(untouched=lambda: True, close=lambda: None)
+    session = Session(home, [plain, parity], supervised=True, watch=watch)  # type: ignore[arg-type]
+    session.run()
+    session.spark = object()  # type: ignore[assignment]
+    left, other = session.running
+    for running in (left, other):
+        running.lease = acquire(home, running.stream.name, purpose="session")
+    session._leave(left)
+    stop_request.ask_for(home, "plain", "plain-0001")
+    session._look_at_recoveries()
+    stop_request.clear_for(home, "plain", "plain-0001")
+    if fault == "moved away":
+        (home.state / "plain").rename(home.state / "before")
+    else:
+        monkeypatch.setattr("streaming_jobs.state.lease._write", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    session._look_at_recoveries()
+    assert session.superseded and session.running == [left, other]
+    monkeypatch.undo()
+    if fault == "moved away":
+        acquire(home, "plain", purpose="session", wait=0).release()
+    for running in session.running:
+        running.lease.release()
+
+
+def test_a_stop_file_that_cannot_be_read_stops_its_stream_and_no_other_one(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker(home)
+    monkeypatch.setattr(stop_request, "request", lambda *_: (_ for _ in ()).throw(PermissionError("root wrote it")))
+    assert stop_request.asked(home, "plain") and not stop_request.for_recovery(home, "plain")
+
+
 def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_started_when_it_is_over(
     home: Settings,
 ) -> None:

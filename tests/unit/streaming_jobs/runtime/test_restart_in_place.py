@@ -195,7 +195,9 @@ def test_any_file_that_the_session_has_loaded_or_would_load_touches_it(
     (package / "deep" / "__init__.py").write_text("")
     helper.write_text("FACTOR = 1")
     lazy = package / "deep" / "lazy.py"
-    lazy.write_text("")
+    outside = flow.parent / "only_workers_import_this.py"
+    outside.write_text("RATE = 1")
+    lazy.write_text("def rate():\n    from only_workers_import_this import RATE\n    return RATE\n")
     flow.unlink()
     whole = FLOW.replace('return t.select("n")', "from watched_flow.deep import lazy", 1)
     (package / "__init__.py").write_text(f"import helper_of_watched\n{whole}")
@@ -203,7 +205,7 @@ def test_any_file_that_the_session_has_loaded_or_would_load_touches_it(
     home = settings()
     watch = CodeWatch(["/nowhere"], home, Topology.load(home.flows).select([]), config)
     assert "watched_flow.deep.lazy" not in sys.modules
-    for file in (helper, lazy, package / "__init__.py"):
+    for file in (helper, lazy, outside, package / "__init__.py"):
         before, stat = file.read_text(), file.stat()
         assert watch.untouched()
         file.write_text(f"{before}\n")

@@ -23,7 +23,7 @@ from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, Sink, SinkSet
 from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sources.base import Observed
+from streaming_jobs.sources.base import AHEAD, Observed
 from streaming_jobs.state.stream_record import checkpoint
 from streaming_jobs.testing import MemoryTable
 from tests.conftest import SettingsFactory
@@ -139,7 +139,7 @@ class Records:
         return 0
 
     def bad_records(self, spark: object, offsets: object) -> Any:
-        return Frame(pa.table({"offset": [3, 5], "value": [b"?", b"{"]}))
+        return Frame(pa.table({"offset": [3, 5], "value": [b"?", b"{}"], AHEAD: [None, "a year ahead"]}))
 
     def diagnose(self, value: bytes | None) -> tuple[str, str]:
         return "not_json", repr(value)
@@ -195,7 +195,7 @@ def test_a_batch_over_tables_in_memory_is_there_once_wherever_its_driver_is_kill
     driver(None)(frame(1, 2, 3, 4), 0)
     found = {name: MemoryTable(name, commits).rows() for name, commits in tables.items()}
     assert (found[PRIMARY]["n"].to_pylist(), found[SECONDARY]["n"].to_pylist()) == ([2, 4], [1, 3])
-    assert found[DEAD_LETTERS]["detail"].to_pylist() == ["b'?'", "b'{'"]
+    assert found[DEAD_LETTERS]["detail"].to_pylist() == ["b'?'", "a year ahead"]
     assert [len(commits) for commits in tables.values()] == [1, 1, 1]
     newest = tables[PRIMARY][-1][0]
     assert newest.rows == {SECONDARY: 2, "dead_letters": 2, "written": 2}

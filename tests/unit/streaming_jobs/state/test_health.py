@@ -31,7 +31,7 @@ WELL = Status(
 )
 ERROR = {"code": "REC-020", "found": "a bug in the function", "next": "", "permanent": "false"}
 BY_HAND = stop_request.Request("asked by recourse streams stop", NOW - 60)
-RECOVERY = stop_request.Request("stopped for recovery plan p-1", NOW - 60)
+RECOVERY = stop_request.Request("stopped for recovery plan p-1", NOW - 60, plan="p-1")
 
 
 def seen(
