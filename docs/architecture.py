@@ -33,11 +33,7 @@ RECORD = (
     ("streaming_jobs.runtime.batch", "BatchPipeline", "called by Spark for each batch, with the range already fixed"),
     ("streaming_jobs.sinks.base", "Sink", "what a batch asks of whatever it writes to"),
     ("streaming_jobs.sinks.delta.output", "DeltaOutput", "a Delta table seen that way"),
-    (
-        "streaming_jobs.sinks.delta.writers",
-        "prepare_write",
-        "its rows are computed; nobody sees them yet",
-    ),
+    ("streaming_jobs.sinks.delta.writers", "prepare_write", "its rows are computed; nobody sees them yet"),
     ("streaming_jobs.sinks.delta.sink", "DeltaSink", "one commit: rows and ledger entry together, once"),
     ("streaming_jobs.state.ledger_file", "LedgerFile", "a line of the batch, kept beside the state"),
 )
@@ -234,9 +230,7 @@ def picture() -> str:
 
 
 def _box(room: str, x: float, y: float) -> Iterator[str]:
-    colour = {"streaming_jobs": "#e8f1fb", "reprocessing": "#fdeee0", "orchestration": "#eaf6e9"}[
-        room.split(".", maxsplit=1)[0]
-    ]
+    colour = _COLOURS[room.partition(".")[0]]
     yield f'<rect x="{x:.0f}" y="{y:.0f}" width="{_WIDE}" height="{_HIGH}" rx="6" fill="{colour}" stroke="#999"/>'
     yield f'<text x="{x + 8:.0f}" y="{y + 16:.0f}" font-weight="bold">{escape(room)}</text>'
     for number, line in enumerate(wrap(sentence(room).replace("`", ""), 36)[:4]):

@@ -235,10 +235,8 @@ class DagsterProcesses:
             if instance is not None:
                 self._stop_runs(instance)
             self._end(DAEMON, _PATIENCE)
-            if (
-                instance is not None
-            ):  # the daemon may have started another one, or one that was queued, before it was gone
-                self._stop_runs(instance)
+            if instance is not None:
+                self._stop_runs(instance)  # what the daemon has started, or taken out of the queue, before it was gone
                 self._await_runs(instance)
         # No run is left in the code server, and a graceful end of it takes seconds.
         for name in (CODE_SERVER, WEBSERVER):

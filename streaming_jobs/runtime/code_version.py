@@ -16,7 +16,7 @@ import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
@@ -50,24 +50,11 @@ def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
 def imported_files(stream: Stream) -> list[str]:
     """The files of all modules that the stream's code imports, directly or not, but those that are installed.
 
-    Also those imported inside functions, which no process may have loaded yet, or only Python's workers.
+    Also those imported inside functions, which no process may have loaded yet, or only Python's workers. Nothing is
+    imported to find them.
     """
     module = sys.modules.get(stream.function.__module__)
-    installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    waiting = [(module.__package__ or "", tree)] if module and (tree := _module_tree(module)) else []
-    files: dict[str, str] = {}
-    seen: set[str] = set()
-    while waiting:
-        package, tree = waiting.pop()
-        for name in set(_imported(tree, package)) - seen:
-            seen.add(name)
-            spec = _found(name)
-            if spec is None or not spec.has_location or not spec.origin or spec.origin.startswith(installed):
-                continue
-            files[name] = spec.origin
-            if (source := _source(spec)) is not None:
-                waiting.append((spec.parent or "", ast.parse(source)))
-    return sorted(files.values())
+    return sorted(str(spec.origin) for spec, _ in _reached(module, _not_installed).values())
 
 
 def package_version() -> str:
@@ -129,17 +116,43 @@ def _defines(statement: ast.stmt) -> list[str]:
 
 def _local_imports(module: ModuleType | None, roots: tuple[str, ...]) -> list[tuple[str, ast.Module]]:
     """Name and tree of each local module that the module imports, directly or not, also inside functions."""
-    seen: dict[str, ast.Module] = {}
+    own = module.__name__ if module else ""
+    reached = _reached(module, lambda name: _found(name) if name != own and _below(name, roots) else None)
+    return sorted((name, tree) for name, (_, tree) in reached.items())
+
+
+def _reached(
+    module: ModuleType | None, find: Callable[[str], ModuleSpec | None]
+) -> dict[str, tuple[ModuleSpec, ast.Module]]:
+    """Each module with a source that the module imports, directly or not, of those that `find` finds."""
+    found: dict[str, tuple[ModuleSpec, ast.Module]] = {}
+    asked: set[str] = set()
     waiting = [(module.__package__ or "", tree)] if module and (tree := _module_tree(module)) else []
     while waiting:
         package, tree = waiting.pop()
-        for name in _imported(tree, package):
-            if module is None or name == module.__name__ or name in seen or not _below(name, roots):
-                continue
-            if (spec := _found(name)) is not None and (source := _source(spec)) is not None:
-                seen[name] = ast.parse(source)
-                waiting.append((spec.parent or "", seen[name]))
-    return sorted(seen.items())
+        for name in set(_imported(tree, package)) - asked:
+            asked.add(name)
+            if (spec := find(name)) is not None and (source := _source(spec)) is not None:
+                found[name] = spec, ast.parse(source)
+                waiting.append((spec.parent or "", found[name][1]))
+    return found
+
+
+def _not_installed(name: str) -> ModuleSpec | None:
+    """The module, found without importing what is above it; None for one that is installed, or part of Recourse."""
+    installed = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib"))
+    if name.partition(".")[0] == __name__.partition(".")[0]:
+        return None
+    path, spec = None, None
+    parts = name.split(".")
+    for number in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:number]), path)
+        if spec is None or (spec.origin or "").startswith(installed):
+            return None
+        path = spec.submodule_search_locations
+        if path is None and number < len(parts):  # not a module but something in one
+            return None
+    return spec
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:
