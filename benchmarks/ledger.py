@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from reprocessing.history import lineage
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
+from streaming_jobs.ledger import CodeVersion, LedgerEntry
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_record import first
 

@@ -26,7 +26,8 @@ import pyarrow as pa
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from benchmarks.measuring import megabytes, named, on_topic, quantile, quiet, save, table, workshop
-from streaming_jobs.ledger import LedgerEntry, OffsetRange
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink

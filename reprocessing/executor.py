@@ -204,9 +204,9 @@ def _report(context: RecoveryContext) -> None:
 def _same_code(context: RecoveryContext) -> None:
     """Refuse to replay with other code than the plan names, however long the plan has lain."""
     now = code_version(context.stream, context.settings.flows)
-    if context.journal.done("replay") is None and (now.hash, now.package) != context.plan.saw.code:
+    if context.journal.done("replay") is None and now != context.plan.saw.code:
         raise UsageError(
-            f"plan {context.plan.id} no longer holds: the code is {now.hash}, not {context.plan.saw.code[0]}",
+            f"plan {context.plan.id} no longer holds: the code is {now.hash}, not {context.plan.saw.code.hash}",
             f"deploy that code again, or give the plan up: recourse recover abort {context.plan.id}",
         )
 

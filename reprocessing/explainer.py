@@ -25,7 +25,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"  made         {instant_words(plan.made_at)}, fingerprint {plan.fingerprint}"
     yield f"  stops        {plan.stream}, which is in generation {plan.saw.generation}, batch {plan.saw.batch}"
     if not plan.skips:
-        yield f"  code         {plan.saw.code[0]} ({plan.saw.code[1]}) runs the replay"
+        yield f"  code         {plan.saw.code} runs the replay"
         at = f"savepoint {plan.base.savepoint}" if plan.base.savepoint else "empty tables"
         yield f"  starts from  {at}"
     yield f"  state        {_state(plan)}"

@@ -63,12 +63,12 @@ def refuse_same_code(found: PlanningSnapshot, code: CodeVersion, did: str, *, sa
 
     It is the same function that makes it the same code; a newer version of the package alone corrects no function.
     """
-    today, package = found.world.code
-    if code.hash != today:
+    today = found.world.code
+    if code.hash != today.hash:
         return []
     if same_code:
         return [f"--same-code: code {code.hash} {did} and it runs the replay too"]
-    then = "" if code.package == package else f" then, {package} today"
+    then = "" if code.package == today.package else f" then, {today.package} today"
     raise UsageError(
         f"code {code.hash} ({code.package}{then}) {did} and it is today's code: the replay would do the same again",
         "deploy the corrected function, then plan again; if the cause lay elsewhere: --same-code",

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from streaming_jobs.ledger import CodeVersion, Txn
+from streaming_jobs.positions import TopicOffsets, ends_of, starts_of
 from streaming_jobs.state.ledger_file import LedgerLine, RawLine
 from streaming_jobs.state.stream_record import Generation
 
-Offsets = Mapping[str, Mapping[int, int]]
 _PACE_OF = 2_000
 
 
@@ -29,8 +29,8 @@ class Batch:
 
     txn: Txn
     at: float
-    starts: Offsets
-    ends: Offsets
+    starts: TopicOffsets
+    ends: TopicOffsets
     code: CodeVersion
     versions: Mapping[str, int]
     records: int
@@ -67,7 +67,7 @@ class History:
         return self._batch(len(self._known) - 1) if self._known else None
 
     @property
-    def position(self) -> Offsets:
+    def position(self) -> TopicOffsets:
         """Where the next batch begins; empty before the first one."""
         return self.last.ends if self.last else {}
 
@@ -83,7 +83,7 @@ class History:
                 seen += 1
                 yield self._batch(len(self._known) - seen)
 
-    def last_within(self, wanted: Offsets) -> Batch | None:
+    def last_within(self, wanted: TopicOffsets) -> Batch | None:
         """The last batch that read nothing from `wanted` on; None when already the first one did."""
         return self._last(lambda at: within(self._batch(at).ends, wanted))
 
@@ -202,8 +202,8 @@ def _from(line: LedgerLine) -> Batch:
     return Batch(
         txn=entry.txn,
         at=line.at,
-        starts={r.topic: dict(r.start) for r in entry.offsets},
-        ends={r.topic: dict(r.end) for r in entry.offsets},
+        starts=starts_of(entry.offsets),
+        ends=ends_of(entry.offsets),
         code=entry.code,
         versions=line.versions,
         records=sum(r.records for r in entry.offsets),
@@ -232,6 +232,6 @@ def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
     )
 
 
-def within(ends: Offsets, wanted: Offsets) -> bool:
+def within(ends: TopicOffsets, wanted: TopicOffsets) -> bool:
     """True if what ended there has read nothing from `wanted` on."""
     return all(end <= wanted[topic].get(p, end) for topic, offsets in ends.items() for p, end in offsets.items())

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
 from streaming_jobs.errors import BrokerUnreachable
+from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import Offsets, TopicInfo, Topics
+from streaming_jobs.sources.topics import TopicInfo, Topics
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -51,11 +52,11 @@ class RememberedTopics(Topics):
         bound = self._record.topic(name)
         return None if bound is None else TopicInfo(name, bound.topic_id, len(bound.start), -1, "delete")
 
-    def offsets(self, name: str) -> Offsets:
+    def offsets(self, name: str) -> OffsetBounds:
         """Where the stream began, as both ends."""
         bound = self._record.topic(name)
-        starts = {int(p): offset for p, offset in bound.start.items()} if bound else {}
-        return Offsets(starts, dict(starts))
+        starts = dict(bound.start) if bound else {}
+        return OffsetBounds(starts, dict(starts))
 
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:  # noqa: ARG002
         """Only the broker knows."""

@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import private_folder, sync, write_json
-from streaming_jobs.ledger import Txn
+from streaming_jobs.ledger import CodeVersion, Txn
+from streaming_jobs.positions import TopicOffsets, decode, decode_partitions
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import checked_name
 
@@ -54,7 +55,7 @@ class PlannedAgainst:
 
     generation: int
     batch: int
-    code: tuple[str, str]
+    code: CodeVersion
     tables: tuple[SawTable, ...]
     topics: tuple[SawTopic, ...]
 
@@ -74,7 +75,7 @@ class Base:
     savepoint: str | None
     generation: int
     batch: int
-    ends: Mapping[str, Mapping[int, int]]
+    ends: TopicOffsets
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Plan:
     stream: str
     made_at: float
     target: str
-    wanted: Mapping[str, Mapping[int, int]]
+    wanted: TopicOffsets
     notes: tuple[str, ...]
     saw: PlannedAgainst
     base: Base
@@ -221,7 +222,7 @@ def moved(plan: Plan, now: PlannedAgainst) -> list[str]:
     elif now.batch < saw.batch:
         found.append(f"the stream is at batch {now.batch}, the plan saw batch {saw.batch}")
     if now.code != saw.code:
-        found.append(f"the code is {now.code[0]} ({now.code[1]}), the plan was made for {saw.code[0]} ({saw.code[1]})")
+        found.append(f"the code is {now.code}, the plan was made for {saw.code}")
     tables = {table.name: table for table in now.tables}
     for table in saw.tables:
         other = tables.get(table.name)
@@ -254,10 +255,10 @@ def _decoded(value: dict[str, Any]) -> Plan:
     world = PlannedAgainst(
         generation=saw["generation"],
         batch=saw["batch"],
-        code=(saw["code"][0], saw["code"][1]),
+        code=CodeVersion(*saw["code"]),
         tables=tuple(SawTable(**table) for table in saw["tables"]),
         topics=tuple(
-            SawTopic(t["name"], t["topic_id"], _partitions(t["earliest"]), _partitions(t["latest"]))
+            SawTopic(t["name"], t["topic_id"], decode_partitions(t["earliest"]), decode_partitions(t["latest"]))
             for t in saw["topics"]
         ),
     )
@@ -265,13 +266,9 @@ def _decoded(value: dict[str, Any]) -> Plan:
         **{
             **value,
             "notes": tuple(value["notes"]),
-            "wanted": {topic: _partitions(each) for topic, each in value["wanted"].items()},
+            "wanted": decode(value["wanted"]),
         },
         saw=world,
-        base=Base(**{**base, "ends": {topic: _partitions(each) for topic, each in base["ends"].items()}}),
+        base=Base(**{**base, "ends": decode(base["ends"])}),
         checks=Checks(tuple(checks["rules"]), checks["max_changed"]),
     )
-
-
-def _partitions(offsets: Mapping[str, int]) -> dict[int, int]:
-    return {int(partition): offset for partition, offset in offsets.items()}

@@ -12,19 +12,21 @@ import time
 
 from reprocessing.conditions import UnknownColumn, broken
 from reprocessing.first_bad_row import refuse_same_code
-from reprocessing.history import Offsets, generation_spans, in_lineage
+from reprocessing.history import generation_spans, in_lineage
 from reprocessing.offline import OF_THE_STREAM, only_the_broker
 from reprocessing.plan import Base, Checks, Plan, next_id, save
 from reprocessing.snapshot import PlanningSnapshot, refuse_fenced
 from reprocessing.targets import Resolved, Target, named_code, resolve
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger import CodeVersion, Txn
+from streaming_jobs.ledger import Txn
+from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.take_snapshot import all_tables
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.sinks.delta.sink import open_sink
-from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import cuttable
 from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_folder import StreamFolder
 
 
 def make_plan(
@@ -55,7 +57,7 @@ def make_plan(
     if target.kind == "code":
         code = named_code(target.value, found.record)
         did = f"is what {target} goes back before,"
-        said = refuse_same_code(found, CodeVersion(code.hash, code.package), did, same_code=same_code)
+        said = refuse_same_code(found, code.version, did, same_code=same_code)
     resolved = resolved or resolve(target, found.view())
     if resolved.ahead and (discard_state or checks != Checks()):
         raise UsageError(
@@ -106,7 +108,7 @@ def _unknown_yet(found: PlanningSnapshot, checks: Checks) -> list[str]:
     """
     notes = []
     last = found.history.last
-    changed = last is None or (last.code.hash, last.code.package) != found.world.code
+    changed = last is None or last.code != found.world.code
     for rule in checks.rules:
         try:
             broken(found.settings.tables / found.stream.primary.name, [rule])
@@ -139,11 +141,11 @@ def _refuse_other_state(found: PlanningSnapshot, savepoint: str, undoes: str | N
     record = found.record
     kept = next((s for s in savepoints.savepoints(found.settings, record.stream) if s.id == savepoint), None)
     ran = record.code[-1] if record.code else None
-    if kept is None or ran is None or (ran.hash, ran.package) != found.world.code or kept.code == found.world.code:
+    if kept is None or ran is None or ran.version != found.world.code or kept.code == found.world.code:
         return
     if words := differences(kept.state_fingerprint, record.state_fingerprint):
         ways = (
-            f"deploy code {kept.code[0]} again, then: recourse recover undo {undoes}"
+            f"deploy code {kept.code.hash} again, then: recourse recover undo {undoes}"
             if undoes
             else "rebuild the state: --to-batch -1; or begin with empty state: --discard-state"
         )
@@ -233,7 +235,7 @@ def _base(found: PlanningSnapshot, resolved: Resolved, *, discard_state: bool) -
             kept += [taken] if not _lost(taken.ends, found) else []
         if kept:
             return *_from_savepoint(kept[-1], wanted), discard_state
-    starts = {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
+    starts = record.starts
     gone = _lost(starts, found)
     if not gone:
         notes = ["no savepoint is that old: everything is replayed from the stream's start"] if wanted else []
@@ -258,7 +260,7 @@ def _ways_back(found: PlanningSnapshot) -> str:
     """The oldest moments that can still be gone back to, in words."""
     lives = found.record.generations
     oldest = next((s.id for s in found.savepoints if in_lineage(lives, s.txn) and not _lost(s.ends, found)), None)
-    here = stream_record.checkpoint(found.settings, found.stream.name, lives[-1].number)
+    here = StreamFolder.of(found.settings, found.stream.name).checkpoint(lives[-1].number)
     cuts = cuttable(here)
     batch = next(
         (
@@ -283,7 +285,7 @@ def _from_savepoint(savepoint: Savepoint, wanted: Txn) -> tuple[Base, list[str]]
 
 def _take(found: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
     """A savepoint of the target's own batch, if the logs still show that moment."""
-    checkpoint = stream_record.checkpoint(found.settings, found.stream.name, wanted.generation)
+    checkpoint = StreamFolder.of(found.settings, found.stream.name).checkpoint(wanted.generation)
     if wanted.generation != found.record.generation or wanted.batch not in cuttable(checkpoint):
         return None
     try:
@@ -293,7 +295,7 @@ def _take(found: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
         return None
 
 
-def _lost(ends: Offsets, found: PlanningSnapshot) -> str:
+def _lost(ends: TopicOffsets, found: PlanningSnapshot) -> str:
     """What a replay from these offsets would miss, in words; empty if nothing."""
     for topic in found.around.topics:
         for partition, first in topic.earliest.items():

@@ -19,7 +19,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from reprocessing.journal import next_step
 from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.files import hard_link
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.take_snapshot import all_tables
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import column_bounds, unencoded_paths

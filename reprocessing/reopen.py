@@ -14,16 +14,17 @@ from typing import Any, Literal
 
 from reprocessing import staging
 from reprocessing.context import RecoveryContext
-from reprocessing.history import Offsets
 from reprocessing.publish import Content, content_of, contents_of, fence, fenced_by, publish, sinks
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange, TopicOffsets, decode
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 
 Doing = Literal["abort", "skip"]
@@ -50,7 +51,7 @@ def skip(context: RecoveryContext) -> Mapping[str, Any]:
     return {"generation": context.record.generation}
 
 
-def skipped_to(context: RecoveryContext) -> Offsets:
+def skipped_to(context: RecoveryContext) -> TopicOffsets:
     """Where the stream goes on: the plan's offsets, or where it is by now, if that is further."""
     at = position(context)
     return {
@@ -59,12 +60,9 @@ def skipped_to(context: RecoveryContext) -> Offsets:
     }
 
 
-def position(context: RecoveryContext) -> Offsets:
+def position(context: RecoveryContext) -> TopicOffsets:
     """Where the stream had come when it was kept: a batch that only the tables know as done counts."""
-    return {
-        topic: {int(p): offset for p, offset in each.items()}
-        for topic, each in context.found("keep")["position"].items()
-    }
+    return decode(context.found("keep")["position"])
 
 
 def _as_they_are(context: RecoveryContext, kept: Savepoint, doing: Doing) -> dict[str, Content]:
@@ -96,10 +94,10 @@ def _further(sink: DeltaSink, kept: Savepoint) -> bool:
     return newest_batch is not None and newest_batch.txn > kept.txn
 
 
-def reopen(context: RecoveryContext, kept: Savepoint, ends: Offsets, *, number: int, doing: Doing) -> None:
+def reopen(context: RecoveryContext, kept: Savepoint, ends: TopicOffsets, *, number: int, doing: Doing) -> None:
     """Open generation `number` on what the savepoint holds; the next batch begins at `ends`."""
     settings, record = context.settings, context.record
-    target = stream_record.checkpoint(settings, context.stream.name, number).folder
+    target = StreamFolder.of(settings, context.stream.name).checkpoint(number).folder
     if not target.exists():
         copy(savepoints.checkpoint_of(settings, kept), target, ends=ends)
     publish(
@@ -110,7 +108,7 @@ def reopen(context: RecoveryContext, kept: Savepoint, ends: Offsets, *, number: 
         plan=context.plan.id,
         at=Txn(number, kept.batch),
         offsets=[OffsetRange(topic, kept.topic_ids[topic], {}, dict(each)) for topic, each in ends.items()],
-        code=CodeVersion(*kept.code),
+        code=kept.code,
         between=lambda _: context.crash_point(f"recover_{doing}_between"),
     )
     context.crash_point(f"recover_{doing}_published")
@@ -123,12 +121,12 @@ def reopen(context: RecoveryContext, kept: Savepoint, ends: Offsets, *, number: 
             OffsetRange(topic, kept.topic_ids[topic], dict(each), dict(each)) for topic, each in ends.items()
         )
         entry = LedgerEntry("batch", context.stream.name, context.stream.primary.name, number, kept.batch, border)
-        ledger_file(settings, context.stream.name).append(replace(entry, code=CodeVersion(*kept.code)), {})
+        ledger_file(settings, context.stream.name).append(replace(entry, code=kept.code), {})
     opened_record = replace(record, generations=(*record.generations, opened), void_ranges=(*record.void_ranges, *void))
     stream_record.save(settings, opened_record)
 
 
-def _void(context: RecoveryContext, ends: Offsets, generation: int) -> Iterator[Mapping[str, Any]]:
+def _void(context: RecoveryContext, ends: TopicOffsets, generation: int) -> Iterator[Mapping[str, Any]]:
     """The ranges that are never read, as the record keeps them: as long as their generation is on the path."""
     at = position(context)
     earliest = {topic.name: topic.earliest for topic in context.plan.saw.topics}

@@ -12,6 +12,7 @@ from reprocessing.context import RecoveryContext
 from reprocessing.replay_end import at_the_border, border_of
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.positions import ends_of
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import entries
@@ -47,7 +48,7 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         )
     last = last_entry(context.own, context.stream)
     kept = context.kept().ends
-    reached = {r.topic: dict(r.end) for r in last.offsets}
+    reached = ends_of(last.offsets)
     for topic, ends in kept.items():
         for partition, end in ends.items():
             if reached.get(topic, {}).get(partition, 0) < end:

@@ -25,12 +25,11 @@ from reprocessing.plan import staging
 from reprocessing.publish import content_of
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
+from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode
 from streaming_jobs.preflight.take_snapshot import all_tables
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.checkpoint import Checkpoint, TopicOffsets
+from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.savepoints import SavedTable
-
-Place = tuple[str, int]  # topic, partition
 
 _FOLDER = "_at_the_border"
 
@@ -51,7 +50,11 @@ class Border:
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
         """Look at the batch that is about to run."""
-        start, end, border = _flat(checkpoint.start(batch)), _flat(checkpoint.end(batch)), _flat(self.steps[-1])
+        start, end, border = (
+            by_place(checkpoint.start(batch)),
+            by_place(checkpoint.end(batch)),
+            by_place(self.steps[-1]),
+        )
         if set(end) != set(border) or any(start.get(place, 0) > offset for place, offset in border.items()):
             return False  # a new partition, or past it
         if all(start.get(place, 0) == offset for place, offset in border.items()):
@@ -62,7 +65,7 @@ class Border:
                 self.keep()
             return False
         target = next(
-            step for step in map(_flat, self.steps) if any(start.get(place, 0) < step[place] for place in step)
+            step for step in map(by_place, self.steps) if any(start.get(place, 0) < step[place] for place in step)
         )
         if all(end[place] <= offset for place, offset in target.items()):
             return False
@@ -71,7 +74,7 @@ class Border:
     def _ended_here_before(self, checkpoint: Checkpoint, batch: int) -> bool:
         """True if the batch before, which ended at the border, had no records."""
         try:
-            return batch > 0 and _flat(checkpoint.start(batch - 1)) == _flat(self.steps[-1])
+            return batch > 0 and by_place(checkpoint.start(batch - 1)) == by_place(self.steps[-1])
         except PreflightRefused:  # the checkpoint begins with the batch before: a savepoint at the border
             return False
 
@@ -87,10 +90,7 @@ class Border:
         return {place: start.get(place, 0) + share for place, share in shares.items()}
 
     def _rewrite(self, checkpoint: Checkpoint, batch: int, ends: Mapping[Place, int]) -> bool:
-        topics: dict[str, dict[int, int]] = {}
-        for (topic, partition), offset in ends.items():
-            topics.setdefault(topic, {})[partition] = offset
-        text = checkpoint.entry_ending_at(batch, topics)
+        text = checkpoint.entry_ending_at(batch, by_topic(ends))
         log = checkpoint.folder / "offsets"
         (log / f".{batch}.crc").unlink(missing_ok=True)  # Hadoop's checksum is that of the old text
         write_atomic(log / str(batch), text)
@@ -101,7 +101,7 @@ class Border:
 def border_of(context: RecoveryContext) -> Border:
     """The border of a plan's replay: where the published tables end, and for windows where their last batch began."""
     kept, found = context.kept(), context.found("keep")
-    ends = {topic: {int(p): offset for p, offset in each.items()} for topic, each in found["position"].items()}
+    ends = decode(found["position"])
     before: TopicOffsets | None = kept.ends
     if found["batch"] == kept.batch:
         try:
@@ -112,8 +112,8 @@ def border_of(context: RecoveryContext) -> Border:
     steps: tuple[TopicOffsets, ...] = (ends,)
     empty = False
     watermark = any(topic.event_time is not None for topic in context.stream.sources.values())
-    if context.plan.stateful and watermark and before is not None and set(_flat(before)) == set(_flat(ends)):
-        empty = _flat(before) == _flat(ends)
+    if context.plan.stateful and watermark and before is not None and set(by_place(before)) == set(by_place(ends)):
+        empty = by_place(before) == by_place(ends)
         steps = (ends,) if empty else (before, ends)
     return Border(steps, empty, own.max_offsets_per_trigger, lambda: keep_tables(context))
 
@@ -149,12 +149,8 @@ def keep_tables(context: RecoveryContext) -> None:
 
 def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None:
     """Records past the border that the replay has read, when the tables were kept there; None if it has no border."""
-    border = _flat({t: {int(p): o for p, o in each.items()} for t, each in context.found("keep")["position"].items()})
-    since = {place: offset - border.get(place, 0) for place, offset in _flat(reached).items()}
+    border = by_place(decode(context.found("keep")["position"]))
+    since = {place: offset - border.get(place, 0) for place, offset in by_place(reached).items()}
     if not any(since.values()):
         return 0
     return sum(since.values()) if kept_table(context, context.stream.primary.name) is not None else None
-
-
-def _flat(offsets: TopicOffsets) -> dict[Place, int]:
-    return {(topic, p): offset for topic, each in offsets.items() for p, offset in each.items()}

@@ -13,6 +13,7 @@ from reprocessing.plan import PlannedAgainst, SawTable, SawTopic
 from reprocessing.targets import View
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.positions import ends_of, starts_of
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
 from streaming_jobs.runtime.code_version import code_version
@@ -49,7 +50,7 @@ class PlanningSnapshot:
         return PlannedAgainst(
             generation=self.record.generation,
             batch=last.batch,
-            code=(code.hash, code.package),
+            code=code,
             tables=tuple(self._tables()),
             topics=tuple(_saw(topic) for topic in self.around.topics),
         )
@@ -130,8 +131,8 @@ def _batch(entry: LedgerEntry) -> Batch:
     return Batch(
         txn=entry.txn,
         at=time.time(),
-        starts={r.topic: dict(r.start) for r in entry.offsets},
-        ends={r.topic: dict(r.end) for r in entry.offsets},
+        starts=starts_of(entry.offsets),
+        ends=ends_of(entry.offsets),
         code=entry.code,
         versions={},
         records=sum(r.records for r in entry.offsets),

@@ -46,6 +46,7 @@ from streaming_jobs.runtime import output_plans
 from streaming_jobs.sinks.delta import remembered_deletes
 from streaming_jobs.spelling import counted
 from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
 
 Found = Mapping[str, Any]
 
@@ -167,7 +168,7 @@ class Replay:
     def explain(self, plan: Plan) -> str:
         """What it will do."""
         seconds = "" if plan.seconds is None else f", about {plan.seconds:,.0f} s at the stream's own pace"
-        return f"replay {counted(plan.records, 'record')} with code {plan.saw.code[0]} into staging tables{seconds}"
+        return f"replay {counted(plan.records, 'record')} with code {plan.saw.code.hash} into staging tables{seconds}"
 
     def run(self, context: RecoveryContext) -> Found:
         """Run to the topic's end."""
@@ -295,14 +296,16 @@ class SwitchGeneration:
         record = context.record
         if record.generation == number:
             return {"generation": number}
-        source = stream_record.checkpoint(context.own, name, number).folder
-        target = stream_record.checkpoint(context.settings, name, number).folder
+        source = StreamFolder.of(context.own, name).checkpoint(number).folder
+        target = StreamFolder.of(context.settings, name).checkpoint(number).folder
         if not target.exists():
             source.rename(target)
             sync(target.parent)
         context.crash_point("recover_switch_between")
         ledger_file(context.settings, name).adopt(ledger_file(context.own, name))
-        output_plans.adopt(stream_record.folder(context.settings, name), stream_record.folder(context.own, name))
+        output_plans.adopt(
+            StreamFolder.of(context.settings, name).output_plans, StreamFolder.of(context.own, name).output_plans
+        )
         replayed = stream_record.load(context.own, name)
         assert replayed is not None
         stream_record.save(

@@ -26,6 +26,7 @@ from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.savepoints import SavedTable, Savepoint
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRecord
 
 
@@ -52,8 +53,7 @@ def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Sav
         accepted=(),
     )
     if savepoint is None or plan.discards_state:
-        begins = {topic: {str(p): offset for p, offset in ends.items()} for topic, ends in plan.base.ends.items()}
-        topics = tuple(replace(topic, start=begins.get(topic.name, topic.start)) for topic in record.topics)
+        topics = tuple(replace(topic, start=plan.base.ends.get(topic.name, topic.start)) for topic in record.topics)
         opened = replace(opened, topics=topics, state_fingerprint={})
     if savepoint is None:
         stream_record.save(own, opened)
@@ -75,7 +75,7 @@ def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Sav
         opened = replace(opened, state_fingerprint=dict(savepoint.state_fingerprint))
         copy(
             savepoints.checkpoint_of(settings, savepoint),
-            private_folder(stream_record.folder(own, plan.stream)) / f"g{plan.generation:04d}",
+            StreamFolder.of(own, plan.stream).make().checkpoint(plan.generation).folder,
         )
     stream_record.save(own, replace(opened, tables=tuple(bound)))
 

@@ -21,10 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from reprocessing.history import Batch, History, Offsets, generation_spans, in_lineage, within
+from reprocessing.history import Batch, History, generation_spans, in_lineage, within
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn
+from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import CodeSince, StreamRecord
@@ -68,7 +69,7 @@ class Resolved:
     """
 
     batch: Txn | None
-    wanted: Offsets
+    wanted: TopicOffsets
     notes: tuple[str, ...] = ()
     ahead: bool = False
 
@@ -86,16 +87,16 @@ class View:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def position(self) -> Offsets:
+    def position(self) -> TopicOffsets:
         """Where the stream's last batch ended."""
         if self.history.last is None:
             raise UsageError(f"stream {self.record.stream} has not run a batch yet", "there is nothing to put right")
         return self.history.position
 
     @property
-    def starts(self) -> Offsets:
+    def starts(self) -> TopicOffsets:
         """Where the stream began."""
-        return {t.name: {int(p): o for p, o in t.start.items()} for t in self.record.topics}
+        return self.record.starts
 
 
 def resolve(target: Target, view: View) -> Resolved:
@@ -110,7 +111,7 @@ def resolve(target: Target, view: View) -> Resolved:
     return at_or_before(wanted, view)
 
 
-def at_or_before(wanted: Offsets, view: View) -> Resolved:
+def at_or_before(wanted: TopicOffsets, view: View) -> Resolved:
     """The last batch that read nothing from these offsets on."""
     found: Batch | Savepoint | None = view.history.last_within(wanted)
     notes = list(view.notes)
@@ -151,7 +152,7 @@ def read_offsets(path: Path) -> dict[str, dict[int, int]]:
     return found
 
 
-def write_offsets(offsets: Offsets) -> str:
+def write_offsets(offsets: TopicOffsets) -> str:
     """The same as text."""
     return "".join(f"{t},{p},{o}\n" for t, each in sorted(offsets.items()) for p, o in sorted(each.items()))
 
@@ -302,7 +303,7 @@ def _batch(target: Target, view: View) -> Resolved:
     return Resolved(found.txn, found.ends)
 
 
-def before(txn: Txn, view: View) -> tuple[Txn | None, Offsets]:
+def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
     """The end of the last batch before a position, and its offsets; None and the start where there was none.
 
     Raises UsageError when neither ledger nor savepoints reach back to it.
@@ -354,7 +355,7 @@ def _list(items: Iterable[object]) -> str:
     return ", ".join(str(item) for item in items)
 
 
-def _words(offsets: Offsets) -> str:
+def _words(offsets: TopicOffsets) -> str:
     return "; ".join(f"{t} " + ", ".join(f"{p}:{o}" for p, o in sorted(each.items())) for t, each in offsets.items())
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from streaming_jobs.errors import PermanentError
+from streaming_jobs.positions import OffsetRange, decode_partitions
 
 Kind = Literal["batch", "fence", "publish", "upkeep", "schema"]
 LEDGER_KEY = "recourse"
@@ -51,31 +52,21 @@ def app_id(stream: str, table: str) -> str:
     return f"recourse:{stream}:{table}"
 
 
-@dataclass(frozen=True)
-class OffsetRange:
-    """What one batch read of one topic: per partition the first offset and the one after the last."""
+class CodeVersion(NamedTuple):
+    """Which code wrote a batch: hash of the function and its local imports, and the package's version.
 
-    topic: str
-    topic_id: str
-    start: Mapping[int, int]
-    end: Mapping[int, int]
-
-    @property
-    def records(self) -> int:
-        """Offsets in the range; transaction markers and compacted offsets count too."""
-        return sum(end - self.start.get(partition, 0) for partition, end in self.end.items())
-
-    def same_offsets(self, other: OffsetRange) -> bool:
-        """True if both cover the same offsets of the same topic."""
-        return (self.topic, dict(self.start), dict(self.end)) == (other.topic, dict(other.start), dict(other.end))
-
-
-@dataclass(frozen=True)
-class CodeVersion:
-    """Which code wrote a batch: hash of the function and its local imports, and the package's version."""
+    A pair, as savepoints and plans have it on disk.
+    """
 
     hash: str
     package: str
+
+    def __str__(self) -> str:
+        return f"{self.hash} ({self.package})"
+
+
+NO_CODE = CodeVersion("", "")
+"""Of an entry that no batch has written."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ class LedgerEntry:
     offsets: tuple[OffsetRange, ...] = ()
     rows: Mapping[str, int] = field(default_factory=dict)
     txns: Mapping[str, int] = field(default_factory=dict)
-    code: CodeVersion = CodeVersion("", "")
+    code: CodeVersion = NO_CODE
     plan: str | None = None
     note: str | None = None
 
@@ -136,7 +127,7 @@ class LedgerEntry:
             generation=value["generation"],
             batch=value["batch"],
             offsets=tuple(
-                OffsetRange(topic, r["id"], _partitions(r["start"]), _partitions(r["end"]))
+                OffsetRange(topic, r["id"], decode_partitions(r["start"]), decode_partitions(r["end"]))
                 for topic, r in value["offsets"].items()
             ),
             rows=value["rows"],
@@ -145,7 +136,3 @@ class LedgerEntry:
             plan=value.get("plan"),
             note=value.get("note"),
         )
-
-
-def _partitions(offsets: Mapping[str, int]) -> dict[int, int]:
-    return {int(partition): offset for partition, offset in offsets.items()}

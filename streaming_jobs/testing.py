@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from streaming_jobs.errors import Fenced
-from streaming_jobs.ledger import LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
 from streaming_jobs.sources.base import AHEAD
 

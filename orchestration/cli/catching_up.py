@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestration.cli.output import ago, number, say, stderr_console
+from streaming_jobs.state.stream_folder import StreamFolder
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -113,7 +114,7 @@ def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
         try:
             record = stream_record.load(settings, stream)
             at = position_on_disk(settings, stream) or {}
-            planned = stream_record.checkpoint(settings, stream, record.generation).last_planned if record else None
+            planned = StreamFolder.of(settings, stream).checkpoint(record.generation).last_planned if record else None
         except PreflightRefused:  # the session says what is damaged, and ends with it
             return {}, None
         return at, planned

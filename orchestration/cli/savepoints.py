@@ -10,6 +10,7 @@ import typer
 from orchestration.cli.invocation import invocation
 from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
 from streaming_jobs.errors import UsageError
+from streaming_jobs.state.stream_folder import StreamFolder
 
 app = typer.Typer(no_args_is_help=True, help="What a stream can go back to.", rich_markup_mode=None)
 generations_app = typer.Typer(no_args_is_help=True, help="The lives of a stream's checkpoint.", rich_markup_mode=None)
@@ -35,7 +36,7 @@ def create(
     call = invocation(context)
     name = call.topology.select([stream])[0].name
     record = stream_record.load(call.settings, name)
-    last = None if record is None else stream_record.checkpoint(call.settings, name, record.generation).last_committed
+    last = None if record is None else StreamFolder.of(call.settings, name).checkpoint(record.generation).last_committed
     if record is None or last is None:
         raise UsageError(f"stream {name} has not finished a batch yet", "run it first")
     taken = savepoints.take(call.settings, record, last, "purpose", note)
@@ -99,7 +100,7 @@ def list_generations(context: typer.Context, stream: Name, output: OutputOption 
     record = stream_record.load(call.settings, name)
     found = []
     for each in record.generations if record else ():
-        place = stream_record.checkpoint(call.settings, name, each.number).folder
+        place = StreamFolder.of(call.settings, name).checkpoint(each.number).folder
         size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) if place.is_dir() else 0
         found.append({**dataclasses.asdict(each), "kept": place.is_dir(), "bytes": size})
     rows = [

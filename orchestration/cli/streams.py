@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from orchestration.cli.observed import Observed
-    from streaming_jobs.ledger import LedgerEntry, OffsetRange
+    from streaming_jobs.ledger import LedgerEntry
+    from streaming_jobs.positions import OffsetRange
     from streaming_jobs.settings import Settings
     from streaming_jobs.sinks.delta.log import Commit
     from streaming_jobs.stream import Stream

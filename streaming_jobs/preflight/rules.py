@@ -24,6 +24,7 @@ from typing import Literal
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import Txn
+from streaming_jobs.positions import ends_of
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, TopicSnapshot, restore_checkpoint
 from streaming_jobs.spelling import counted
 
@@ -164,7 +165,7 @@ def _positions(snapshot: StreamSnapshot) -> Iterator[Finding]:
         yield Finding("refuse", _disagreement(primary.name, at, done), _remedy(snapshot, at, done))
         return
     if primary.entry is not None and at >= 0 and at in snapshot.checkpoint.ends:
-        ledger = {r.topic: dict(r.end) for r in primary.entry.offsets}
+        ledger = ends_of(primary.entry.offsets)
         spark = {topic: dict(ends) for topic, ends in snapshot.checkpoint.ends[at].items()}
         if primary.entry.txn.batch == at and ledger != spark:
             yield Finding(
@@ -257,7 +258,7 @@ def _topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if bound is not None and bound.topic_id != topic.topic_id:
             yield Finding(
                 "lost",
-                f"topic {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound_start(bound)))} "
+                f"topic {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound.start))} "
                 "of the old topic cannot be read any more",
                 f"on the new topic, {snapshot.start_over}",
             )
@@ -321,11 +322,6 @@ def primary_has(snapshot: StreamSnapshot, batch: int) -> bool:
     """True if the primary table has the batch, so that its repetition reads nothing."""
     primary = next(t for t in snapshot.tables if t.role == "primary")
     return snapshot.record is not None and primary.txn == Txn(snapshot.record.generation, batch)
-
-
-def bound_start(bound: object) -> Mapping[int, int]:
-    """The offsets a stream began at, of a bound topic whose position is not known yet."""
-    return {int(p): o for p, o in getattr(bound, "start", {}).items()}
 
 
 def _lost(position: Mapping[int, int]) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.sinks.delta.log import Commit
-from streaming_jobs.state.checkpoint import TopicOffsets
 from streaming_jobs.state.stream_record import StreamRecord
 
 Role = Literal["primary", "secondary", "deletes"]

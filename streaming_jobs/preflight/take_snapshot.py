@@ -26,6 +26,7 @@ from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable, Stream
 
 
@@ -36,7 +37,7 @@ def take_snapshot(settings: Settings, stream: Stream, topics: Topics) -> StreamS
     """
     try:
         record = stream_record.load(settings, stream.name)
-        checkpoint = stream_record.checkpoint(settings, stream.name, record.generation if record else 1)
+        checkpoint = StreamFolder.of(settings, stream.name).checkpoint(record.generation if record else 1)
         checkpoint.check()
         at = _checkpoint(checkpoint)
     except CheckpointDamaged as error:
@@ -54,7 +55,7 @@ def take_snapshot(settings: Settings, stream: Stream, topics: Topics) -> StreamS
 def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
     """The stream's state folder and its tables."""
     return (
-        stream_record.folder(settings, stream.name),
+        StreamFolder.of(settings, stream.name).path,
         *(settings.tables / declared.name for declared, _ in all_tables(stream)),
     )
 
@@ -72,7 +73,7 @@ def all_tables(stream: Stream) -> list[tuple[DeltaTable, Role]]:
 
 def ledger_file(settings: Settings, stream: str) -> LedgerFile:
     """The stream's ledger beside its state."""
-    return LedgerFile(stream_record.folder(settings, stream) / "ledger", settings.table.ledger_retention)
+    return LedgerFile(StreamFolder.of(settings, stream).ledger, settings.table.ledger_retention)
 
 
 def _checkpoint(checkpoint: Checkpoint) -> CheckpointSnapshot:

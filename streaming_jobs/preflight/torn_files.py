@@ -24,6 +24,7 @@ from streaming_jobs.sinks.delta.log_cleanup import log_files
 from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 
 log = structlog.get_logger()
@@ -38,7 +39,7 @@ def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list
     record = stream_record.load(settings, stream.name)
     if record is None:
         return []
-    checkpoint = stream_record.checkpoint(settings, stream.name, record.generation)
+    checkpoint = StreamFolder.of(settings, stream.name).checkpoint(record.generation)
     gone = list(_torn_entry(checkpoint.folder / "commits"))
     for declared, _ in all_tables(stream):
         if (folder := settings.tables / declared.name / "_delta_log").is_dir():

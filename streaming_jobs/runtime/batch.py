@@ -18,7 +18,8 @@ import structlog
 
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
 from streaming_jobs.failures import larger_than_the_driver_takes
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.runtime.batch_path import DriverPathAttempts, Route, choose_path
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.pace import Pace

@@ -26,12 +26,13 @@ import structlog
 
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, RecourseError
 from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import stream_record
-from streaming_jobs.state.checkpoint import TopicOffsets
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 
 log = structlog.get_logger()
@@ -180,7 +181,7 @@ def position_on_disk(settings: Settings, stream: str) -> TopicOffsets | None:
     record = stream_record.load(settings, stream)
     if record is None:
         return None
-    checkpoint = stream_record.checkpoint(settings, stream, record.generation)
+    checkpoint = StreamFolder.of(settings, stream).checkpoint(record.generation)
     if (committed := checkpoint.last_committed) is not None:
         return checkpoint.end(committed)
     if (planned := checkpoint.last_planned) is not None:
@@ -223,5 +224,5 @@ def _position_or_none(settings: Settings, stream: str) -> TopicOffsets | None:
 
 
 def _beginning(record: stream_record.StreamRecord) -> TopicOffsets | None:
-    starts = {t.name: {int(p): offset for p, offset in t.start.items()} for t in record.topics}
+    starts = record.starts
     return starts or None

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.files import write_json
 from streaming_jobs.runtime.query_plan import analysed, definitions, parts, streaming_nodes
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ _NAMED = re.compile(r".* AS (.+)#(\d+)L?(?:-T\d+ms)?")
 _PLACE = re.compile(r"(?:cast\()?_source#\d+\.(partition|offset)(?: as (?:int|bigint)\))?")
 
 
-def note(folder: Path, code: str, outputs: Mapping[str, DataFrame], sources: Iterable[DataFrame]) -> None:
-    """Note the plans of a code version, by table, in a stream's state folder; nothing is written if they are known."""
+def note(path: Path, code: str, outputs: Mapping[str, DataFrame], sources: Iterable[DataFrame]) -> None:
+    """Note the plans of a code version, by table, in a stream's file of them; nothing is written if they are known."""
     read = [analysed(frame) for frame in sources]
     made = {table: output_of(analysed(frame), read) for table, frame in outputs.items()}
-    _write(folder, {code: made})
+    write(path, {code: made})
 
 
-def adopt(folder: Path, other: Path) -> None:
-    """Take over what was noted in another state folder: a replay's has become the stream's."""
-    _write(folder, _read(other))
+def adopt(path: Path, other: Path) -> None:
+    """Take over what was noted in another file: a replay's has become the stream's."""
+    write(path, _read(other))
 
 
 def output_of(plan: str, sources: Iterable[str]) -> dict[str, Any]:
@@ -71,18 +71,19 @@ def _places(plan: str) -> dict[str, str]:
     return found
 
 
-def _write(folder: Path, made: Mapping[str, Any]) -> None:
-    known = _read(folder)
+def write(path: Path, made: Mapping[str, Any]) -> None:
+    """Add the plans of code versions, by version and table, to a stream's file of them."""
+    known = _read(path)
     if all(known.get(code) == output for code, output in made.items()):
         return
     kept = {**{code: output for code, output in known.items() if code not in made}, **made}
     newest = dict(list(kept.items())[-_MOST_CODES:])
-    write_json(private_folder(folder) / "outputs.json", {"format": _FORMAT, "code": newest})
+    write_json(path, {"format": _FORMAT, "code": newest})
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads((folder / "outputs.json").read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # it is noted anew by each start
         return {}
     return dict(value.get("code", {})) if value.get("format") == _FORMAT else {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import function_raised
+from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.rules import primary_has
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
@@ -37,6 +38,7 @@ from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import PeriodicSavepoints
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns, checked_order
 
@@ -158,7 +160,9 @@ class QueryBuilder:
         if record != snapshot.record:
             stream_record.save(self.settings, record)
         by_table = {self.stream.sinks[sink].name: frame for sink, frame in outputs.items()}
-        output_plans.note(stream_record.folder(self.settings, name), record.code[-1].hash, by_table, frames.values())
+        output_plans.note(
+            StreamFolder.of(self.settings, name).output_plans, record.code[-1].hash, by_table, frames.values()
+        )
         handle = QueryHandle()
         pipeline = self._pipeline(record, sources, tables, plan_traits, handle)
         frame = next(iter(outputs.values())) if len(outputs) == 1 else next(iter(frames.values()))
@@ -203,9 +207,9 @@ class QueryBuilder:
             for parameter, topic in self.stream.sources.items()
         ]
 
-    def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> dict[str, dict[int, int]]:
+    def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
         """Where each topic begins: what the record says once a batch was planned, else resolved to offsets now."""
-        bound = {t.name: {int(p): o for p, o in t.start.items()} for t in record.topics}
+        bound = record.starts
         if snapshot.checkpoint.planned is not None:
             return bound
         if record.generation > 1 and bound:  # a recovery from the very start; Spark wants each partition named
@@ -237,15 +241,12 @@ class QueryBuilder:
         self,
         record: StreamRecord,
         snapshot: StreamSnapshot,
-        starts: Mapping[str, Mapping[int, int]],
+        starts: TopicOffsets,
         outputs: Mapping[str, DataFrame],
     ) -> StreamRecord:
         """The record with its topics, code and state fingerprint; raises PreflightRefused if state would not fit."""
         if snapshot.checkpoint.planned is None:
-            topics = tuple(
-                BoundTopic(t.name, t.topic_id or "", {str(p): o for p, o in starts[t.name].items()})
-                for t in snapshot.topics
-            )
+            topics = tuple(BoundTopic(t.name, t.topic_id or "", dict(starts[t.name])) for t in snapshot.topics)
             record = replace(record, topics=topics)
         fingerprint = state_fingerprint(next(iter(outputs.values())))
         if snapshot.checkpoint.committed is not None and dict(record.state_fingerprint) != fingerprint:
@@ -327,9 +328,9 @@ class QueryBuilder:
                 },
             ),
             files=BatchFiles(
-                stream_record.checkpoint(self.settings, name, record.generation),
+                StreamFolder.of(self.settings, name).checkpoint(record.generation),
                 ledger_file(self.settings, name),
-                DriverPathAttempts(stream_record.folder(self.settings, name) / "attempt"),
+                DriverPathAttempts(StreamFolder.of(self.settings, name).attempt),
             ),
             hooks=BatchHooks(
                 stop=self.stop,

@@ -13,6 +13,7 @@ import structlog
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
 from streaming_jobs.failures import classify, named, told
+from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.rules import check_start, enforce
 from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
 from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
@@ -24,7 +25,6 @@ from streaming_jobs.runtime.query_builder import Connection, QueryBuilder
 from streaming_jobs.runtime.retries import Retries
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.spelling import counted
-from streaming_jobs.state.checkpoint import TopicOffsets
 from streaming_jobs.state.lease import Lease
 from streaming_jobs.state.status import Status, late_rows, moment, update
 from streaming_jobs.state.stream_record import StreamRecord
@@ -253,7 +253,7 @@ class StreamRunner:
         self.retries.started(time.monotonic())
         code = ready.pipeline.code
         if self._position is None:
-            self._position = {t.name: {int(p): o for p, o in t.start.items()} for t in ready.record.topics}
+            self._position = ready.record.starts
         self.status.generation = ready.record.generation
         self.status.code_version = f"{code.hash} ({code.package})"
         self.status.error = self.status.next_try = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from streaming_jobs.durations import milliseconds
-from streaming_jobs.ledger import OffsetRange
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sources.base import AHEAD
 from streaming_jobs.stream import SOURCE_COLUMN, KafkaTopic
 

@@ -20,10 +20,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, UsageError
+from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import Failures, client_config, spark_options
 
-__all__ = ["KEEP_FOREVER", "Offsets", "TopicInfo", "Topics", "client_config", "spark_options"]
+__all__ = ["KEEP_FOREVER", "TopicInfo", "Topics", "client_config", "spark_options"]
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -57,24 +58,6 @@ class TopicInfo:
     partitions: int
     retention_ms: int
     cleanup_policy: str
-
-
-@dataclass(frozen=True)
-class Offsets:
-    """First and next offset by partition; `latest` is the last stable offset, where read_committed ends."""
-
-    earliest: dict[int, int]
-    latest: dict[int, int]
-
-    @property
-    def counts(self) -> dict[int, int]:
-        """Offsets held by partition; equal to records where no transaction markers are in the topic."""
-        return {partition: end - self.earliest[partition] for partition, end in self.latest.items()}
-
-    @property
-    def total(self) -> int:
-        """Offsets held in all partitions together."""
-        return sum(self.counts.values())
 
 
 class Topics:
@@ -145,11 +128,11 @@ class Topics:
             raise self._no_topic(name) from error
         self._until(lambda: self._describe(name, deadline) is None or None, f"topic {name} to go", deadline)
 
-    def offsets(self, name: str) -> Offsets:
+    def offsets(self, name: str) -> OffsetBounds:
         """First and next offset of every partition; raises UsageError if there is no such topic."""
         deadline = self._deadline()
         partitions = self._partitions(name, deadline)
-        return Offsets(
+        return OffsetBounds(
             earliest=self._list(name, partitions, _EARLIEST, deadline),
             latest=self._list(name, partitions, _LATEST, deadline),
         )

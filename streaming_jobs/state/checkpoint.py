@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.positions import TopicOffsets, decode
 
 
 class CheckpointDamaged(PreflightRefused):
@@ -23,9 +24,6 @@ class CheckpointDamaged(PreflightRefused):
         self, found: str, next_step: str = "put the checkpoint folder back from the newest copy, taken with the tables"
     ) -> None:
         super().__init__(found, next_step)
-
-
-TopicOffsets = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def _text(path: Path) -> str:
 
 def _offsets(text: str, path: Path) -> dict[str, dict[int, int]]:
     try:
-        return {t: {int(p): int(o) for p, o in offsets.items()} for t, offsets in json.loads(text).items()}
+        return decode(json.loads(text))
     except (ValueError, AttributeError, TypeError) as error:
         raise _damaged(path) from error
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import hard_link, sync, sync_tree
-from streaming_jobs.state.checkpoint import Checkpoint, TopicOffsets
+from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.state.checkpoint import Checkpoint
 
 _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(changelog|zip|delta|snapshot)(?:\.crc)?")
 _FULL = ("zip", "snapshot")

@@ -12,6 +12,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.totals import Totals, totals_from
 
 log = structlog.get_logger()
@@ -53,10 +54,10 @@ def first_status(settings: Settings, stream: str) -> Status:
         record = None
     if record is not None:
         status.generation = record.generation
-        status.batch = stream_record.checkpoint(settings, stream, record.generation).last_committed
+        status.batch = StreamFolder.of(settings, stream).checkpoint(record.generation).last_committed
     known = before.totals if before is not None else None
     try:
-        file = LedgerFile(stream_record.folder(settings, stream) / "ledger")
+        file = LedgerFile(StreamFolder.of(settings, stream).ledger)
         status.totals = totals_from(file, stream, known, now)
     except (OSError, EOFError, ValueError, KeyError) as error:  # a figure is no reason to keep a stream from running
         log.warning("the ledger file could not be counted; totals go on without it", stream=stream, reason=repr(error))

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.files import private_folder
 from streaming_jobs.platform.process_identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.stream_folder import StreamFolder
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def take(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -
 
 def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Lease:
     """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
-    path = private_folder(settings.state / stream) / "lease"
+    path = StreamFolder.of(settings, stream).make().lease
     deadline = time.monotonic() + wait
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -124,7 +124,7 @@ def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0
 
 def holder(settings: Settings, stream: str) -> Owner | None:
     """Who holds the stream's lease now; None when it is free. Takes nothing for longer than a moment."""
-    path = settings.state / stream / "lease"
+    path = StreamFolder.of(settings, stream).lease
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

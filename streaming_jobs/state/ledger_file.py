@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from streaming_jobs.files import private_folder, sync
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange, decode_partitions
 
 _TAIL = 1 << 18
 _PLACE = re.compile(rb'{"g":(\d+),"b":(\d+),')
@@ -221,8 +222,8 @@ def _entry(stream: str, line: Mapping[str, object]) -> LedgerEntry:
             OffsetRange(
                 topic,
                 value["id"],
-                {int(p): o for p, o in value["start"].items()},
-                {int(p): o for p, o in value["end"].items()},
+                decode_partitions(value["start"]),
+                decode_partitions(value["end"]),
             )
             for topic, value in offsets.items()
         ),

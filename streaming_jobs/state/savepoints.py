@@ -28,13 +28,15 @@ from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
 from streaming_jobs.files import hard_link, private_folder, sync, sync_files, write_json
-from streaming_jobs.ledger import OffsetRange, Txn
+from streaming_jobs.ledger import NO_CODE, CodeVersion, Txn
+from streaming_jobs.positions import OffsetRange, TopicOffsets, decode
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint_cut import cut
 from streaming_jobs.state.savepoint_retention import expired, files_below, too_large
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
 
 Reason = Literal["time", "code", "purpose", "recovery"]
@@ -68,9 +70,9 @@ class Savepoint:
     taken_at: float
     reason: Reason
     note: str
-    ends: Mapping[str, Mapping[int, int]]
+    ends: TopicOffsets
     topic_ids: Mapping[str, str]
-    code: tuple[str, str]
+    code: CodeVersion
     state_fingerprint: Mapping[str, str]
     tables: tuple[SavedTable, ...]
 
@@ -106,7 +108,7 @@ def name_of(txn: Txn) -> str:
 
 def folder(settings: Settings, stream: str) -> Path:
     """Where a stream's savepoints lie."""
-    return stream_record.folder(settings, stream) / "savepoints"
+    return StreamFolder.of(settings, stream).savepoints
 
 
 def links(settings: Settings, stream: str, table: str, name: str) -> Path:
@@ -280,7 +282,7 @@ def _take(settings: Settings, record: StreamRecord, txn: Txn, reason: Reason, no
     name = name_of(txn)
     place = private_folder(folder(settings, record.stream)) / name
     private_folder(place)
-    checkpoint = stream_record.checkpoint(settings, record.stream, txn.generation)
+    checkpoint = StreamFolder.of(settings, record.stream).checkpoint(txn.generation)
     cut(checkpoint, txn.batch, place / "checkpoint")
     files: dict[str, list[TableFile]] = {}
     tables = []
@@ -300,7 +302,7 @@ def _take(settings: Settings, record: StreamRecord, txn: Txn, reason: Reason, no
                 files=len(files[bound.name]),
             )
         )
-    code = next((c for c in reversed(record.code) if Txn(c.generation, c.batch) <= txn), None)
+    code = next((c for c in reversed(record.code) if c.since <= txn), None)
     savepoint = Savepoint(
         stream=record.stream,
         generation=txn.generation,
@@ -310,7 +312,7 @@ def _take(settings: Settings, record: StreamRecord, txn: Txn, reason: Reason, no
         note=note,
         ends={topic: dict(ends) for topic, ends in checkpoint.end(txn.batch).items()},
         topic_ids={topic.name: topic.topic_id for topic in record.topics},
-        code=(code.hash, code.package) if code else ("", ""),
+        code=code.version if code else NO_CODE,
         state_fingerprint=dict(record.state_fingerprint),
         tables=tuple(tables),
     )
@@ -347,6 +349,6 @@ def _load(path: Path) -> Savepoint | None:
         ) from error
     if value.pop("format") != _FORMAT:
         raise UsageError(f"{path} was written by a newer version", "use the newer recourse-streams")
-    ends = {topic: {int(p): o for p, o in offsets.items()} for topic, offsets in value.pop("ends").items()}
+    ends = decode(value.pop("ends"))
     tables = tuple(SavedTable(**{**t, "partition_by": tuple(t["partition_by"])}) for t in value.pop("tables"))
-    return Savepoint(**{**value, "ends": ends, "tables": tables, "code": tuple(value["code"])})
+    return Savepoint(**{**value, "ends": ends, "tables": tables, "code": CodeVersion(*value["code"])})

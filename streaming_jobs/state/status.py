@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.files import write_json
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.stream_record import folder
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.totals import Totals
 
 State = Literal["starting", "running", "idle", "failing", "stopping", "stopped", "failed"]
@@ -102,14 +102,14 @@ class Status:
 
 def write_status(settings: Settings, status: Status) -> None:
     """Replace the stream's status file; a power cut may lose it."""
-    path = private_folder(folder(settings, status.stream)) / "status.json"
+    path = StreamFolder.of(settings, status.stream).make().status
     write_json(path, asdict(status), durable=False)
 
 
 def read_status(settings: Settings, stream: str) -> Status | None:
     """The newest status, or None if the stream has never run here."""
     try:
-        value: dict[str, Any] = json.loads((folder(settings, stream) / "status.json").read_text(encoding="utf-8"))
+        value: dict[str, Any] = json.loads(StreamFolder.of(settings, stream).status.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
     known = {f.name for f in fields(Status)}

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from streaming_jobs.files import private_folder, sync, write_atomic
 from streaming_jobs.settings import Settings
-from streaming_jobs.stream import checked_name
+from streaming_jobs.state.stream_folder import StreamFolder
 
 _RECOVERY = "stopped for recovery plan "
 """Before the plan's id, in the words for people; and in a request of an earlier version."""
@@ -41,7 +41,7 @@ class Request:
 
 def marker(settings: Settings, stream: str) -> Path:
     """The file."""
-    return settings.state / checked_name("stream", stream) / "stop"
+    return StreamFolder.of(settings, stream).stop
 
 
 def asked(settings: Settings, stream: str) -> bool:

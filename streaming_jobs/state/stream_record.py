@@ -11,17 +11,17 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.files import private_folder, write_json
-from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.files import write_json
+from streaming_jobs.ledger import CodeVersion, Txn
+from streaming_jobs.positions import PartitionOffsets, TopicOffsets, decode_partitions
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
+from streaming_jobs.state.checkpoint import CheckpointDamaged
 from streaming_jobs.state.lease import take
-from streaming_jobs.stream import checked_name
+from streaming_jobs.state.stream_folder import StreamFolder
 
 FORMAT = 1
 
@@ -64,7 +64,7 @@ class BoundTopic:
 
     name: str
     topic_id: str
-    start: Mapping[str, int]
+    start: PartitionOffsets
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,16 @@ class CodeSince:
     generation: int
     batch: int
     at: float
+
+    @property
+    def version(self) -> CodeVersion:
+        """The code."""
+        return CodeVersion(self.hash, self.package)
+
+    @property
+    def since(self) -> Txn:
+        """Its first batch."""
+        return Txn(self.generation, self.batch)
 
 
 @dataclass(frozen=True)
@@ -114,30 +124,25 @@ class StreamRecord:
         """The bound topic of that name."""
         return next((t for t in self.topics if t.name == name), None)
 
+    @property
+    def starts(self) -> TopicOffsets:
+        """Where the first start began."""
+        return {topic.name: topic.start for topic in self.topics}
+
     def accepts(self, table: str) -> frozenset[int]:
         """Versions of the table that a person has accepted."""
         return frozenset(a.version for a in self.accepted if a.table == table)
 
     def with_code(self, code: CodeVersion, batch: int) -> StreamRecord:
         """The record after the code changed; itself when it did not."""
-        if self.code and (self.code[-1].hash, self.code[-1].package) == (code.hash, code.package):
+        if self.code and self.code[-1].version == code:
             return self
         return replace(self, code=(*self.code, CodeSince(code.hash, code.package, self.generation, batch, time.time())))
 
 
-def folder(settings: Settings, stream: str) -> Path:
-    """The stream's folder below the state folder."""
-    return settings.state / checked_name("stream", stream)
-
-
-def checkpoint(settings: Settings, stream: str, generation: int) -> Checkpoint:
-    """The checkpoint of one generation."""
-    return Checkpoint(folder(settings, stream) / f"g{generation:04d}")
-
-
 def load(settings: Settings, stream: str) -> StreamRecord | None:
     """The stream's record, or None before its first start; raises PreflightRefused if it is damaged."""
-    path = folder(settings, stream) / "stream.json"
+    path = StreamFolder.of(settings, stream).record
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value.pop("format") != FORMAT:
@@ -146,7 +151,7 @@ def load(settings: Settings, stream: str) -> StreamRecord | None:
             stream=value["stream"],
             generations=tuple(_generation(g) for g in value["generations"]),
             tables=tuple(BoundTable(**t) for t in value["tables"]),
-            topics=tuple(BoundTopic(**t) for t in value["topics"]),
+            topics=tuple(BoundTopic(**{**t, "start": decode_partitions(t["start"])}) for t in value["topics"]),
             accepted=tuple(Accepted(**a) for a in value["accepted"]),
             code=tuple(CodeSince(**c) for c in value["code"]),
             state_fingerprint=value["state_fingerprint"],
@@ -154,7 +159,7 @@ def load(settings: Settings, stream: str) -> StreamRecord | None:
         )
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointDamaged(f"{path} cannot be read: {error}") from error
 
 
@@ -169,7 +174,7 @@ def save(settings: Settings, record: StreamRecord) -> None:
     for generation in value["generations"]:
         if not generation["aborts"]:  # a record without an abort stays as an earlier version reads it
             del generation["aborts"]
-    write_json(private_folder(folder(settings, record.stream)) / "stream.json", value)
+    write_json(StreamFolder.of(settings, record.stream).make().record, value)
 
 
 def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:
@@ -177,7 +182,8 @@ def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:
 
     An undo or an abort goes to a savepoint and needs none of them. The caller holds the lease.
     """
-    over = [checkpoint(settings, record.stream, each.number).folder for each in record.generations[:-1]]
+    home = StreamFolder.of(settings, record.stream)
+    over = [home.checkpoint(each.number).folder for each in record.generations[:-1]]
     gone = [place for place in over[: max(len(over) - keep, 0)] if place.is_dir()]
     for place in gone:
         shutil.rmtree(place)

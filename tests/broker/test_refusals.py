@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, driver, finished, on_topic, produce, rows, until
@@ -42,7 +43,7 @@ def refused(ran: Ran, error: type[Exception] = PreflightRefused) -> str:
 
 def folder(ran: Ran) -> Path:
     bench, stream = ran
-    return stream_record.checkpoint(bench.settings, stream.name, 1).folder
+    return StreamFolder.of(bench.settings, stream.name).checkpoint(1).folder
 
 
 def test_nothing_is_wrong_with_an_untouched_stream(ran: Ran) -> None:
@@ -70,7 +71,7 @@ def test_an_old_copy_of_the_checkpoint_is_refused(ran: Ran) -> None:
 
 def test_a_lost_stream_record_is_refused(ran: Ran) -> None:
     bench, stream = ran
-    (stream_record.folder(bench.settings, stream.name) / "stream.json").unlink()
+    (StreamFolder.of(bench.settings, stream.name).path / "stream.json").unlink()
     assert "the stream's record is gone" in refused(ran)
 
 

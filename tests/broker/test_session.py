@@ -25,7 +25,8 @@ from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire, holder
 from streaming_jobs.state.status import Status, read_status
-from streaming_jobs.state.stream_record import StreamRecord, checkpoint
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import StreamRecord
 from tests.broker.conftest import BenchFactory
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
@@ -163,7 +164,7 @@ def test_a_session_ends_at_a_batch_border(
     assert code == 0, output[-3000:]
     status = read_status(settings, "plain")
     assert status is not None and status.state == "stopped" and status.error is None
-    place = checkpoint(settings, "plain", 1)
+    place = StreamFolder.of(settings, "plain").checkpoint(1)
     assert place.last_planned is not None and place.last_committed is not None
     assert place.last_planned - place.last_committed <= 1
     assert holder(settings, "plain") is None

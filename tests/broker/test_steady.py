@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from streaming_jobs.sinks.delta import maintenance
 from streaming_jobs.sinks.delta.log import newest, walk
-from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, on_topic, produce, rows
 from tests.support.things import expected_totals, plain, thing, totals
@@ -56,7 +56,7 @@ def test_an_append_stream_stays_small_and_goes_on_from_a_short_log(tight: Bench,
     assert versions(tight, "plain") <= 10 + 5 + LOOK
     there, listed = data_files(tight, "plain")
     assert listed <= there and len(there) <= (LOOK + 10) * 6 < BATCHES * 5
-    checkpoint = stream_record.checkpoint(tight.settings, "plain", 1)
+    checkpoint = StreamFolder.of(tight.settings, "plain").checkpoint(1)
     assert len(list((checkpoint.folder / "offsets").glob("[0-9]*"))) <= 102
 
     letters = tight.settings.tables / "plain_dead_letters"

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streaming_jobs.errors import OutputMismatch
 from streaming_jobs.formats import Json
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, assert_chained, ledger, on_topic, produce, rows, until
@@ -107,7 +107,7 @@ def test_a_busy_stream_stops_at_a_batch_border_and_goes_on_from_there(bench: Ben
     running.request_stop()
     made.finish(running, 30)
     assert running.status.state == "stopped" and running.pipeline is not None and running.pipeline.stopped_at_border
-    checkpoint = stream_record.checkpoint(made.settings, "plain", 1)
+    checkpoint = StreamFolder.of(made.settings, "plain").checkpoint(1)
     assert 0 < len(rows(made.settings, "plain")) == 50 * ((checkpoint.last_committed or 0) + 1) < 5000
     made.settings.tables.exists()
     faster = Bench(

@@ -12,13 +12,15 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetBounds, OffsetRange
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import dead_letters
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink, open_sink
-from streaming_jobs.sources.topics import Offsets, TopicInfo
+from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince, StreamRecord
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
@@ -51,8 +53,8 @@ class Topics:
     def describe(self, name: str) -> TopicInfo:
         return TopicInfo(name, self.topic_id, 1, -1, "delete")
 
-    def offsets(self, _: str) -> Offsets:
-        return Offsets({0: self.first}, {0: self.end})
+    def offsets(self, _: str) -> OffsetBounds:
+        return OffsetBounds({0: self.first}, {0: self.end})
 
     def mean_size(self, _: str, starts: dict[int, int]) -> float:
         assert all(self.first <= offset < self.end for offset in starts.values())
@@ -77,11 +79,11 @@ class Life:
             replace(
                 record,
                 tables=tuple(tables),
-                topics=(BoundTopic(TOPIC, TOPIC_ID, {"0": 0}),),
+                topics=(BoundTopic(TOPIC, TOPIC_ID, {0: 0}),),
                 code=(CodeSince("a", "1", 1, 0, time.time()),),
             )
         )
-        folder = stream_record.checkpoint(self.settings, STREAM.name, 1).folder
+        folder = StreamFolder.of(self.settings, STREAM.name).checkpoint(1).folder
         (folder / "sources" / "0").mkdir(parents=True)
         (folder / "sources" / "0" / "0").write_text("\0v1\n" + json.dumps({TOPIC: {"0": 0}}))
         (folder / "metadata").write_text('{"id":"x"}')
@@ -129,7 +131,7 @@ class Life:
         late: int = 0,
     ) -> None:
         """One batch: offsets, rows, ledger line, and unless told otherwise Spark's commit."""
-        folder = stream_record.checkpoint(self.settings, STREAM.name, generation).folder
+        folder = StreamFolder.of(self.settings, STREAM.name).checkpoint(generation).folder
         end = (number + 1) * PER_BATCH
         (folder / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps({TOPIC: {"0": end}}))
         ids = list(range(number * PER_BATCH, end))

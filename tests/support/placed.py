@@ -46,7 +46,7 @@ def note_state(home: Path, stream: str, accepted: Sequence[dict[str, Any]] = ())
 def note_places(home: Path, nodes: list[str]) -> None:
     """What the stream's plan makes of a record."""
     made = {"fd2f87f71956": {CLEAN: {"nodes": nodes, "position": COLUMNS}}}
-    output_plans._write(home / "state" / CLEAN, made)
+    output_plans.write(home / "state" / CLEAN / "outputs.json", made)
 
 
 def by_place(tables: Path, keys: tuple[str, ...] = (), **options: Any) -> StreamVerdict:

@@ -16,17 +16,18 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetBounds, OffsetRange, TopicOffsets
 from streaming_jobs.preflight.rules import Finding, check_start
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.dead_letters import SCHEMA as LETTERS
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
-from streaming_jobs.sources.topics import Offsets, TopicInfo
+from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
-from streaming_jobs.state.checkpoint import TopicOffsets
 from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, Generation, StreamRecord
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream, stream
@@ -90,7 +91,7 @@ def entry(batch: int, table: str = PRIMARY, **changes: Any) -> LedgerEntry:
 def record(**changes: Any) -> StreamRecord:
     """The stream's record once it has its tables and its topic."""
     tables = tuple(BoundTable(n, f"id of {n}", r) for n, r in ((PRIMARY, "primary"), *_others()))
-    topic = BoundTopic(TOPIC, TOPIC_ID, {"0": 0, "1": 0})
+    topic = BoundTopic(TOPIC, TOPIC_ID, {0: 0, 1: 0})
     made = StreamRecord(STREAM, (Generation(1, 1.7e9, "first start"),), tables=tables, topics=(topic,))
     return replace(made, **changes)
 
@@ -152,13 +153,13 @@ class FakeTopics:
     """Answers for the one topic as a broker would; None for `info` says that there is none."""
 
     info: TopicInfo | None = field(default_factory=lambda: TopicInfo(TOPIC, TOPIC_ID, 2, -1, "delete"))
-    found: Offsets = field(default_factory=lambda: Offsets({0: 0, 1: 0}, {0: RECORDS, 1: RECORDS}))
+    found: OffsetBounds = field(default_factory=lambda: OffsetBounds({0: 0, 1: 0}, {0: RECORDS, 1: RECORDS}))
     asked_ms: list[int] = field(default_factory=list)
 
     def describe(self, name: str) -> TopicInfo | None:
         return self.info if name == TOPIC else None
 
-    def offsets(self, name: str) -> Offsets:
+    def offsets(self, name: str) -> OffsetBounds:
         assert name == TOPIC
         return self.found
 
@@ -180,7 +181,7 @@ class Disk:
     @property
     def folder(self) -> Path:
         """The checkpoint."""
-        return stream_record.checkpoint(self.settings, self.stream.name, 1).folder
+        return StreamFolder.of(self.settings, self.stream.name).checkpoint(1).folder
 
     @property
     def ledger_file(self) -> LedgerFile:
@@ -199,7 +200,7 @@ class Disk:
             self.sinks[declared.name] = ensure_sink(self.settings, declared, name, schema, generation=1)
         roles = {declared.name: role for declared, role in all_tables(self.stream)}
         bound = tuple(BoundTable(s.name, s.table_id, roles[s.name]) for s in self.sinks.values())
-        topic = BoundTopic(TOPIC, TOPIC_ID, {"0": 0, "1": 0})
+        topic = BoundTopic(TOPIC, TOPIC_ID, {0: 0, 1: 0})
         stream_record.save(self.settings, replace(stream_record.first(name), tables=bound, topics=(topic,)))
         return self
 

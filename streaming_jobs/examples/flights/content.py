@@ -15,9 +15,10 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from numpy.typing import NDArray
 
 from streaming_jobs.examples.flights import dataset
+from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import Failures, client_config
-from streaming_jobs.sources.topics import Offsets, Topics
+from streaming_jobs.sources.topics import Topics
 
 TOPIC = "flights"
 
@@ -48,7 +49,7 @@ class TopicContent:
 
 def content(kafka: KafkaSettings, topics: Topics, total: int) -> TopicContent:
     """Compare the topic with the first `total` flights; reads one record per partition and writes nothing."""
-    offsets = topics.offsets(TOPIC) if topics.describe(TOPIC) else Offsets({}, {})
+    offsets = topics.offsets(TOPIC) if topics.describe(TOPIC) else OffsetBounds({}, {})
     if not any(offsets.latest.values()):
         return TopicContent(0, total, np.arange(total))
     partitions = dataset.partitions(len(offsets.latest))
@@ -66,7 +67,7 @@ def rank(partitions: NDArray[np.int64]) -> NDArray[np.int64]:
     return ranks
 
 
-def _foreign(kafka: KafkaSettings, topics: Topics, offsets: Offsets, partitions: NDArray[np.int64]) -> str:
+def _foreign(kafka: KafkaSettings, topics: Topics, offsets: OffsetBounds, partitions: NDArray[np.int64]) -> str:
     if gone := {partition: first for partition, first in offsets.earliest.items() if first}:
         return f"records were deleted from it (first offsets by partition: {gone})"
     for partition, end in offsets.latest.items():
@@ -80,7 +81,7 @@ def _foreign(kafka: KafkaSettings, topics: Topics, offsets: Offsets, partitions:
     return ""
 
 
-def _last_records(kafka: KafkaSettings, topics: Topics, offsets: Offsets) -> dict[int, Message]:
+def _last_records(kafka: KafkaSettings, topics: Topics, offsets: OffsetBounds) -> dict[int, Message]:
     failures = Failures(topics.bootstrap)
     consumer = Consumer(
         client_config(kafka, topics.bootstrap)

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.ledger import OffsetRange
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.refused_rows import DETAILS, REASON_COLUMN, with_bytes

@@ -24,8 +24,9 @@ from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from tests.support.life import STREAM, Life, Topics
 
@@ -49,7 +50,7 @@ def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
 
 def forget(life: Life, last: int) -> None:
     """Spark's log no longer reaches back to this batch."""
-    folder = stream_record.checkpoint(life.settings, STREAM.name, 1).folder
+    folder = StreamFolder.of(life.settings, STREAM.name).checkpoint(1).folder
     for log in ("offsets", "commits"):
         for number in range(last + 1):
             (folder / log / str(number)).unlink(missing_ok=True)
@@ -105,7 +106,7 @@ def test_a_savepoint_whose_records_are_gone_is_no_way_back(life: Life) -> None:
 def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: Life) -> None:
     """Its generation was undone; the largest position before it on the path would lie after it in the topic."""
     taken = savepoints.take(life.settings, life.record, 3, "recovery")
-    g2 = stream_record.checkpoint(life.settings, STREAM.name, 2).folder
+    g2 = StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
     copy(savepoints.checkpoint_of(life.settings, taken), g2)
     lives = (*life.record.generations, Generation(2, 1.0, "recovery things-0001", 1, 3))
     life.save(replace(life.record, generations=lives))
@@ -116,7 +117,7 @@ def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: L
     life.save(replace(life.record, generations=undone))
     copy(
         savepoints.folder(life.settings, STREAM.name) / left.id / "checkpoint",
-        stream_record.checkpoint(life.settings, STREAM.name, 3).folder,
+        StreamFolder.of(life.settings, STREAM.name).checkpoint(3).folder,
     )
     plan = make_plan(found(life), Target("savepoint", left.id), NONE)
     assert (plan.base.savepoint, plan.base.generation, plan.base.batch) == (left.id, 2, 4)
@@ -174,7 +175,9 @@ def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(l
         Generation(2, 1.0, f"recovery {plan.id}", 1, 3),
         Generation(4, 2.0, "abort of things-0002", 2, 8, aborts=True),
     )
-    copy(savepoints.checkpoint_of(life.settings, kept), stream_record.checkpoint(life.settings, STREAM.name, 4).folder)
+    copy(
+        savepoints.checkpoint_of(life.settings, kept), StreamFolder.of(life.settings, STREAM.name).checkpoint(4).folder
+    )
     life.save(replace(life.record, generations=lives))
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     undo = executor.plan_undo(life.settings, STREAM, Topics(), plan)  # type: ignore[arg-type]
@@ -297,7 +300,9 @@ def test_an_undo_that_the_code_of_today_cannot_carry_out_is_not_planned(life: Li
     journal.write("keep", "done", {"savepoint": kept.id})
     journal.write("finish", "done")
     lives = (*life.record.generations, Generation(2, 1.0, f"recovery {plan.id}", 1, 3))
-    copy(savepoints.checkpoint_of(life.settings, kept), stream_record.checkpoint(life.settings, STREAM.name, 2).folder)
+    copy(
+        savepoints.checkpoint_of(life.settings, kept), StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
+    )
     life.save(replace(life.record, generations=lives, state_fingerprint=MAX))
     wrote(life, since=4)
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})

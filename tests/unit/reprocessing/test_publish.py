@@ -45,6 +45,7 @@ from streaming_jobs.sinks.delta import unencoded_paths
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life
 
@@ -73,7 +74,7 @@ def planned(life: Life, batch: int | None = 2) -> Plan:
         target="batch 2",
         wanted={TOPIC: {0: 30}},
         notes=(),
-        saw=PlannedAgainst(1, 5, ("fixed", "1"), tables, (SawTopic(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),)),
+        saw=PlannedAgainst(1, 5, CodeVersion("fixed", "1"), tables, (SawTopic(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),)),
         base=Base(taken.id, 1, 2, taken.ends) if taken else Base(None, 1, -1, {TOPIC: {0: 0}}),
         stateful=False,
         rate=10.0,
@@ -194,7 +195,7 @@ def test_from_the_fence_on_an_old_driver_writes_nothing_and_nobody_else_starts(l
     from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot
     from streaming_jobs.preflight.take_snapshot import _checkpoint, _tables
 
-    checkpoint: CheckpointSnapshot = _checkpoint(stream_record.checkpoint(life.settings, STREAM.name, 1))
+    checkpoint: CheckpointSnapshot = _checkpoint(StreamFolder.of(life.settings, STREAM.name).checkpoint(1))
     world = StreamSnapshot(
         STREAM.name,
         life.record,
@@ -213,7 +214,7 @@ def test_a_replay_that_starts_over_replaces_everything(life: Life) -> None:
     own = workshop.settings_of(life.settings, plan)
     record = stream_record.load(own, STREAM.name)
     assert record is not None and record.generation == 2 and record.tables == () and record.topics == life.record.topics
-    assert not stream_record.checkpoint(own, STREAM.name, 2).folder.exists()
+    assert not StreamFolder.of(own, STREAM.name).checkpoint(2).folder.exists()
 
 
 def test_a_table_that_somebody_else_changes_meanwhile_is_not_published_over(life: Life) -> None:
@@ -483,7 +484,7 @@ def test_what_moved_is_told_and_the_streams_own_progress_is_not(life: Life) -> N
     for now, words in (
         (replace(saw, generation=2), "in generation 2"),
         (replace(saw, batch=4), "at batch 4"),
-        (replace(saw, code=("other", "1")), "the code is other"),
+        (replace(saw, code=CodeVersion("other", "1")), "the code is other"),
         (replace(saw, tables=(replace(saw.tables[0], table_id="x"), *saw.tables[1:])), "is another table"),
         (replace(saw, tables=(replace(saw.tables[0], version=0), *saw.tables[1:])), "at version 0"),
         (replace(saw, topics=(replace(topic, topic_id="y"),)), "deleted or made anew"),

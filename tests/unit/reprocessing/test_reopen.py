@@ -26,12 +26,14 @@ from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.stages import AuditRefused, Confirm, Fence, Publish, SwitchGeneration, TakeSavepoint, stages_of
 from reprocessing.targets import Target
 from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused, UsageError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
 from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince
 from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics
 
@@ -85,7 +87,7 @@ def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
     skip(context)
     skip(context)
     assert life.rows() == rows and life.at() == Txn(2, 8) and refusals(life) == []
-    checkpoint = stream_record.checkpoint(life.settings, STREAM.name, 2)
+    checkpoint = StreamFolder.of(life.settings, STREAM.name).checkpoint(2)
     assert checkpoint.end(8) == {TOPIC: {0: 110}} and checkpoint.last_committed == 8
     record = life.record
     assert (record.generation, record.generations[-1].from_generation, record.generations[-1].from_batch) == (2, 1, 8)
@@ -126,7 +128,7 @@ def test_a_skip_can_be_given_up_before_it_has_begun(life: Life) -> None:
     context = begun(life, Target("latest"))
     abort(context)
     assert life.at() == Txn(3, 8) and life.record.void_ranges == () and refusals(life) == []
-    assert stream_record.checkpoint(life.settings, STREAM.name, 3).end(8) == {TOPIC: {0: 90}}
+    assert StreamFolder.of(life.settings, STREAM.name).checkpoint(3).end(8) == {TOPIC: {0: 90}}
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
@@ -173,7 +175,7 @@ def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_h
     context = begun(life, Target("offsets", "0:110"))
     skip(context)
     assert life.rows() == list(range(100)) and life.at() == Txn(2, 8) and refusals(life) == []
-    assert stream_record.checkpoint(life.settings, STREAM.name, 2).end(8) == {TOPIC: {0: 110}}
+    assert StreamFolder.of(life.settings, STREAM.name).checkpoint(2).end(8) == {TOPIC: {0: 110}}
     assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
 
 
@@ -311,9 +313,9 @@ def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Li
     workshop.prepare(life.settings, plan, life.record, base)
     own = workshop.settings_of(life.settings, plan)
     record = stream_record.load(own, STREAM.name)
-    assert record is not None and record.state_fingerprint == {} and record.topics[0].start == {"0": 40}
+    assert record is not None and record.state_fingerprint == {} and record.topics[0].start == {0: 40}
     assert record.generations[-1].restarts and record.generations[-1].from_batch == 3
-    assert not stream_record.checkpoint(own, STREAM.name, 2).folder.exists()
+    assert not StreamFolder.of(own, STREAM.name).checkpoint(2).folder.exists()
     assert life.rows(own.tables / "things") == list(range(40))
     around = take_snapshot(own, STREAM, Topics(end=120))  # type: ignore[arg-type]
     assert [f for f in check_start(around) if f.severity == "refuse"] == []
@@ -332,7 +334,7 @@ def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> No
     workshop.prepare(life.settings, plan, life.record, None)
     workshop.sync_all(life.settings, plan)
     record = stream_record.load(workshop.settings_of(life.settings, plan), STREAM.name)
-    assert record is not None and record.topics[0].start == {"0": 35}
+    assert record is not None and record.topics[0].start == {0: 35}
 
 
 def test_where_the_targets_own_records_are_gone_it_begins_with_the_first_that_is_left(life: Life) -> None:
@@ -346,7 +348,7 @@ def test_where_the_targets_own_records_are_gone_it_begins_with_the_first_that_is
 
 def forget_cuts(life: Life) -> None:
     """Spark's log reaches back to the last batches only."""
-    folder_of = stream_record.checkpoint(life.settings, STREAM.name, 1).folder
+    folder_of = StreamFolder.of(life.settings, STREAM.name).checkpoint(1).folder
     for log in ("offsets", "commits"):
         for number in range(6):
             (folder_of / log / str(number)).unlink()

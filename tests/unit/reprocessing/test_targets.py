@@ -42,7 +42,7 @@ RECORD = StreamRecord(
     "orders_clean",
     (Generation(1, NOW - 2000, "first start"),),
     (BoundTable(T, "id", "primary"),),
-    (BoundTopic(T, "topic-id", {"0": 0, "1": 0}),),
+    (BoundTopic(T, "topic-id", {0: 0, 1: 0}),),
     code=(CodeSince("a", "1", 1, 0, NOW), CodeSince("b", "1", 1, 6, NOW)),
 )
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_jobs.errors import PermanentError, PreflightRefused
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn, app_id
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn, app_id
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sinks.delta.log import entries, newest, walk
 from streaming_jobs.state import ledger_file
 from streaming_jobs.state.ledger_file import LedgerFile

@@ -16,8 +16,9 @@ from reprocessing.plan import Checks, Plan, folder
 from reprocessing.planner import make_plan
 from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
-from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from tests.support.life import STREAM, Life, Topics
 
@@ -102,7 +103,9 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(
     journal.write("keep", "done", {"savepoint": kept.id})
     journal.write("finish", "done")
     lives = (*life.record.generations, Generation(2, 1.0, f"recovery {plan.id}", 1, 3))
-    copy(savepoints.checkpoint_of(life.settings, kept), stream_record.checkpoint(life.settings, STREAM.name, 2).folder)
+    copy(
+        savepoints.checkpoint_of(life.settings, kept), StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
+    )
     record = life.record
     life.save(
         type(record)(

@@ -13,7 +13,8 @@ import pytest
 
 from orchestration import cli
 from orchestration.cli.observed import observe
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange
+from streaming_jobs.ledger import CodeVersion, LedgerEntry
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request

@@ -67,7 +67,7 @@ class Home:
         for number in range(BATCHES):
             self.life.batch(number, code=TODAY)
         made = {"things": {"nodes": ["Project"], "position": None}}
-        output_plans._write(folder / "state" / "things", dict.fromkeys((TODAY, "other"), made))
+        output_plans.write(folder / "state" / "things" / "outputs.json", dict.fromkeys((TODAY, "other"), made))
         self.topic = MadeTopic(value(i) for i in range(BATCHES * PER_BATCH))
         self.truth("")
 

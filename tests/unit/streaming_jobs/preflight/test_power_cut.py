@@ -30,6 +30,7 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import on_disk
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.stream_folder import StreamFolder
 from tests.support.life import STREAM, Life, Topics
 from tests.support.power import Power
 from tests.support.worlds import PRIMARY, SECONDARY, Disk, lay_checkpoint, parity
@@ -158,7 +159,7 @@ def test_what_an_abort_has_journaled_as_done_survives_a_power_cut(
         whole(settings)
         left = Found(settings)
         assert left.rows() == WRONG and left.record.generation == 3
-        assert stream_record.checkpoint(settings, STREAM.name, 3).last_committed == 5
+        assert StreamFolder.of(settings, STREAM.name).checkpoint(3).last_committed == 5
         assert not [f for f in check_start(take_snapshot(settings, STREAM, topics())) if f.severity == "refuse"]
     assert staging.settings_of(at_last, load(at_last, plan)).tables.exists() is False
 

@@ -12,7 +12,8 @@ from typing import Literal
 import pytest
 
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
-from streaming_jobs.ledger import LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.rules import Finding, check_start, enforce
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot
 from streaming_jobs.sinks.delta.log import Commit

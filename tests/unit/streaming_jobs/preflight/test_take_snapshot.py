@@ -13,10 +13,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import Txn
+from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.preflight.rules import Finding
 from streaming_jobs.preflight.take_snapshot import all_tables
 from streaming_jobs.sinks.delta.sink import ensure_sink
-from streaming_jobs.sources.topics import Offsets, TopicInfo
+from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from tests.conftest import SettingsFactory
 from tests.support.worlds import (
@@ -147,11 +148,11 @@ def topic_made_anew(disk: Disk) -> None:
 
 
 def truncated_topic(disk: Disk) -> None:
-    disk.topics.found = Offsets({0: 41, 1: 0}, {0: 1000, 1: 1000})
+    disk.topics.found = OffsetBounds({0: 41, 1: 0}, {0: 1000, 1: 1000})
 
 
 def short_topic(disk: Disk) -> None:
-    disk.topics.found = Offsets({0: 0, 1: 0}, {0: 39, 1: 1000})
+    disk.topics.found = OffsetBounds({0: 0, 1: 0}, {0: 39, 1: 1000})
 
 
 def fenced(disk: Disk) -> None:

@@ -19,7 +19,8 @@ import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.errors import CommitRefused, Fenced, LedgerConflict, OffsetsLost, TransientError
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, Txn
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.runtime import crash_points
 from streaming_jobs.runtime.batch import BatchFiles, BatchHooks, BatchPipeline, BatchReport, StopAtBorder
 from streaming_jobs.runtime.batch_path import DriverPathAttempts, choose_path
@@ -33,7 +34,7 @@ from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ParquetAppend, _parquet
 from streaming_jobs.sources.base import Observed
-from streaming_jobs.state.stream_record import checkpoint
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support.worlds import (
@@ -223,7 +224,7 @@ class Driver:
             sources=[Source()],
             sinks=self.sink_set(),
             files=BatchFiles(
-                checkpoint(disk.settings, STREAM, 1),
+                StreamFolder.of(disk.settings, STREAM).checkpoint(1),
                 disk.ledger_file,
                 DriverPathAttempts(disk.settings.state / STREAM / "attempt"),
             ),

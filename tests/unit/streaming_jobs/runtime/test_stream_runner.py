@@ -26,7 +26,8 @@ from streaming_jobs.errors import (
     TransientError,
     UsageError,
 )
-from streaming_jobs.ledger import LedgerEntry, OffsetRange
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime.batch import BatchReport, StopAtBorder
 from streaming_jobs.runtime.lag import Ends

@@ -24,7 +24,7 @@ from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, Sink, SinkSet
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sources.base import AHEAD, Observed
-from streaming_jobs.state.stream_record import checkpoint
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.testing import MemoryTable
 from tests.conftest import SettingsFactory
 from tests.support.worlds import (
@@ -179,7 +179,9 @@ def test_a_batch_over_tables_in_memory_is_there_once_wherever_its_driver_is_kill
                 MemoryTable(DEAD_LETTERS, tables[DEAD_LETTERS]),
             ),
             files=BatchFiles(
-                checkpoint(disk.settings, STREAM, 1), disk.ledger_file, DriverPathAttempts(tmp_path / "attempt")
+                StreamFolder.of(disk.settings, STREAM).checkpoint(1),
+                disk.ledger_file,
+                DriverPathAttempts(tmp_path / "attempt"),
             ),
             hooks=BatchHooks(threading.Event(), lambda: None, reports.append, lambda _: None, at=at),
             code=CODE,

@@ -10,10 +10,11 @@ from confluent_kafka import KafkaError
 from pydantic import SecretStr
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
+from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources import connection
 from streaming_jobs.sources.connection import Failures, client_config, spark_options
-from streaming_jobs.sources.topics import Offsets, Topics
+from streaming_jobs.sources.topics import Topics
 
 SCRAM = KafkaSettings(security_protocol="SASL_SSL", sasl_username="jo", sasl_password=SecretStr('p"a\\ss'))
 
@@ -104,6 +105,6 @@ def test_a_handshake_cut_off_by_a_broker_going_down_is_not_yet_a_refusal() -> No
 
 
 def test_counts_are_between_first_and_next_offset() -> None:
-    offsets = Offsets(earliest={0: 5, 1: 0}, latest={0: 9, 1: 3})
+    offsets = OffsetBounds(earliest={0: 5, 1: 0}, latest={0: 9, 1: 3})
     assert offsets.counts == {0: 4, 1: 3}
     assert offsets.total == 7

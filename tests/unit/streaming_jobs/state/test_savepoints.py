@@ -23,11 +23,12 @@ from streaming_jobs.ledger import Txn
 from streaming_jobs.settings import SavepointSettings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
-from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.checkpoint_cut import copy, cut, cuttable, needed_state
 from streaming_jobs.state.savepoint_retention import expired
 from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from tests.support.life import PER_BATCH, STREAM, Life
 
@@ -43,7 +44,7 @@ def life(tmp_path: Path) -> Life:
 
 
 def test_a_cut_holds_what_spark_goes_on_from_and_an_id_of_its_own(life: Life, tmp_path: Path) -> None:
-    checkpoint = stream_record.checkpoint(life.settings, STREAM.name, 1)
+    checkpoint = StreamFolder.of(life.settings, STREAM.name).checkpoint(1)
     assert cuttable(checkpoint) == range(6)
     cut(checkpoint, 3, tmp_path / "cut")
     made = Checkpoint(tmp_path / "cut")
@@ -55,7 +56,7 @@ def test_a_cut_holds_what_spark_goes_on_from_and_an_id_of_its_own(life: Life, tm
 
 
 def test_a_cut_needs_the_entry_before_it(life: Life, tmp_path: Path) -> None:
-    checkpoint = stream_record.checkpoint(life.settings, STREAM.name, 1)
+    checkpoint = StreamFolder.of(life.settings, STREAM.name).checkpoint(1)
     for log in ("offsets", "commits"):
         for number in (0, 1, 2):
             (checkpoint.folder / log / str(number)).unlink()
@@ -66,11 +67,11 @@ def test_a_cut_needs_the_entry_before_it(life: Life, tmp_path: Path) -> None:
 
 def test_a_batch_that_spark_has_not_committed_cannot_be_cut_at(life: Life) -> None:
     life.batch(6, commit=False)
-    assert cuttable(stream_record.checkpoint(life.settings, STREAM.name, 1)) == range(6)
+    assert cuttable(StreamFolder.of(life.settings, STREAM.name).checkpoint(1)) == range(6)
 
 
 def test_the_first_batch_can_be_cut_at(life: Life, tmp_path: Path) -> None:
-    cut(stream_record.checkpoint(life.settings, STREAM.name, 1), 0, tmp_path / "cut")
+    cut(StreamFolder.of(life.settings, STREAM.name).checkpoint(1), 0, tmp_path / "cut")
     Checkpoint(tmp_path / "cut").check()
 
 
@@ -110,7 +111,7 @@ def test_without_a_snapshot_all_changes_are_taken(tmp_path: Path) -> None:
 
 
 def test_a_copy_shares_state_and_has_its_own_log(life: Life, tmp_path: Path) -> None:
-    checkpoint = stream_record.checkpoint(life.settings, STREAM.name, 1)
+    checkpoint = StreamFolder.of(life.settings, STREAM.name).checkpoint(1)
     rocksdb(checkpoint.folder / "state", 5, ())
     cut(checkpoint, 3, tmp_path / "cut")
     copy(tmp_path / "cut", tmp_path / "g0002")
@@ -370,11 +371,11 @@ def test_with_a_savepoint_old_checkpoints_go_and_an_undo_still_has_what_it_needs
     kept = savepoints.take(life.settings, life.record, 5, "recovery")
     lives = tuple(Generation(n, float(n), "recovery") for n in range(1, 5))
     life.save(replace(life.record, generations=lives))
-    here = stream_record.checkpoint(life.settings, STREAM.name, 4).folder
+    here = StreamFolder.of(life.settings, STREAM.name).checkpoint(4).folder
     copy(savepoints.checkpoint_of(life.settings, kept), here)
     for number in (2, 3):
-        stream_record.checkpoint(life.settings, STREAM.name, number).folder.mkdir()
-    first = stream_record.checkpoint(life.settings, STREAM.name, 1).folder
+        StreamFolder.of(life.settings, STREAM.name).checkpoint(number).folder.mkdir()
+    first = StreamFolder.of(life.settings, STREAM.name).checkpoint(1).folder
     assert savepoints.try_take(life.settings, life.record, 5, "time") is not None
     assert not first.exists() and here.exists()
     assert len(list(here.parent.glob("g000?"))) == 3

@@ -14,6 +14,7 @@ from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from tests.conftest import SettingsFactory
 from tests.support.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, entry, record
@@ -41,7 +42,7 @@ def test_a_record_comes_back_as_it_was_saved(home: Settings) -> None:
 def test_a_generation_of_before_says_in_its_reason_that_it_aborts(home: Settings, reason: str, aborts: bool) -> None:
     """In records that an earlier version has written."""
     stream_record.save(home, replace(FULL, generations=(Generation(1, 1.0, reason),)))
-    path = stream_record.folder(home, STREAM) / "stream.json"
+    path = StreamFolder.of(home, STREAM).path / "stream.json"
     value = json.loads(path.read_text())
     assert "aborts" not in value["generations"][0]
     read = stream_record.load(home, STREAM)
@@ -63,7 +64,7 @@ def test_the_first_record_is_generation_1_and_binds_nothing() -> None:
 
 def test_a_record_and_its_folder_are_private(home: Settings) -> None:
     stream_record.save(home, FULL)
-    folder = stream_record.folder(home, STREAM)
+    folder = StreamFolder.of(home, STREAM).path
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "stream.json").stat().st_mode & 0o777 == 0o600
     assert [f.name for f in folder.iterdir()] == ["stream.json"]
@@ -72,7 +73,7 @@ def test_a_record_and_its_folder_are_private(home: Settings) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "stream": "parity"}'])
 def test_a_damaged_record_is_refused_and_never_taken_for_a_first_start(home: Settings, text: str) -> None:
     stream_record.save(home, FULL)
-    (stream_record.folder(home, STREAM) / "stream.json").write_text(text)
+    (StreamFolder.of(home, STREAM).path / "stream.json").write_text(text)
     with pytest.raises(PreflightRefused, match=r"stream\.json cannot be read") as refused:
         stream_record.load(home, STREAM)
     assert "put the checkpoint folder back" in refused.value.next_step
@@ -80,22 +81,22 @@ def test_a_damaged_record_is_refused_and_never_taken_for_a_first_start(home: Set
 
 def test_a_record_of_a_newer_version_is_refused(home: Settings) -> None:
     stream_record.save(home, FULL)
-    path = stream_record.folder(home, STREAM) / "stream.json"
+    path = StreamFolder.of(home, STREAM).path / "stream.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
     with pytest.raises(PreflightRefused, match="written by a newer version"):
         stream_record.load(home, STREAM)
 
 
 def test_each_generation_has_a_checkpoint_of_its_own(home: Settings) -> None:
-    folders = [stream_record.checkpoint(home, STREAM, number).folder for number in (1, 2, 10_000)]
+    folders = [StreamFolder.of(home, STREAM).checkpoint(number).folder for number in (1, 2, 10_000)]
     assert [folder.name for folder in folders] == ["g0001", "g0002", "g10000"]
-    assert {folder.parent for folder in folders} == {stream_record.folder(home, STREAM)}
+    assert {folder.parent for folder in folders} == {StreamFolder.of(home, STREAM).path}
 
 
 @pytest.mark.parametrize("name", ["", "..", "../other", "a/b", "Orders", "1st", "a" * 64])
 def test_a_name_that_is_no_name_never_becomes_a_folder(home: Settings, name: str) -> None:
     with pytest.raises(UsageError, match="is not a stream name"):
-        stream_record.folder(home, name)
+        StreamFolder.of(home, name)
 
 
 def test_the_newest_generation_is_the_current_one() -> None:
@@ -105,7 +106,7 @@ def test_the_newest_generation_is_the_current_one() -> None:
 def test_tables_topics_and_exceptions_are_found_by_name() -> None:
     found, topic = FULL.table(SECONDARY), FULL.topic(TOPIC)
     assert found is not None and found.role == "secondary"
-    assert topic is not None and topic.start == {"0": 0, "1": 0}
+    assert topic is not None and topic.start == {0: 0, 1: 0}
     assert (FULL.table("nothing"), FULL.topic("nothing")) == (None, None)
     assert (FULL.accepts(PRIMARY), FULL.accepts("nothing")) == ({12}, frozenset())
 
@@ -117,7 +118,7 @@ def test_new_code_is_noted_with_its_first_batch_and_old_code_is_not_noted_again(
         noted = FULL.with_code(other, 8).code
         assert noted[:-1] == FULL.code
         assert (noted[-1].hash, noted[-1].package, noted[-1].generation, noted[-1].batch) == (
-            *vars(other).values(),
+            *other,
             2,
             8,
         )
@@ -211,11 +212,11 @@ def test_the_lease_is_free_after_an_exception_was_recorded(home: Settings) -> No
 def test_of_the_generations_that_are_over_the_newest_keep_their_checkpoints(home: Settings) -> None:
     lived = replace(FULL, generations=tuple(Generation(n, float(n), "recovery") for n in range(1, 6)))
     for each in lived.generations:
-        (stream_record.checkpoint(home, STREAM, each.number).folder / "offsets").mkdir(parents=True)
-    coming = stream_record.checkpoint(home, STREAM, 6).folder  # a recovery is making it
+        (StreamFolder.of(home, STREAM).checkpoint(each.number).folder / "offsets").mkdir(parents=True)
+    coming = StreamFolder.of(home, STREAM).checkpoint(6).folder  # a recovery is making it
     coming.mkdir()
     assert stream_record.prune(home, lived, 2) == ["g0001", "g0002"]
     assert stream_record.prune(home, lived, 2) == []
-    left = sorted(place.name for place in stream_record.folder(home, STREAM).iterdir())
+    left = sorted(place.name for place in StreamFolder.of(home, STREAM).path.iterdir())
     assert left == ["g0003", "g0004", "g0005", "g0006"]
     assert stream_record.prune(home, lived, 0) == ["g0003", "g0004"]

@@ -91,7 +91,7 @@ class Home:
         record = {"generations": [life], "topics": [], "accepted": [], "void_ranges": []}
         (state / "stream.json").write_text(json.dumps(record))
         plans = {"numbers": {"nodes": ["Project"], "position": self.place}}
-        output_plans._write(state, dict.fromkeys(codes, plans))  # type: ignore[misc]
+        output_plans.write(state / "outputs.json", dict.fromkeys(codes, plans))
         path = self.settings.tables / "numbers"
         write_deltalake(path, table, mode="overwrite")
         entries = []

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, OffsetRange, app_id
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, app_id
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state.stream_record import Generation
@@ -41,7 +42,9 @@ def life(tmp_path: Path) -> Life:
 def noted(life: Life, nodes: Iterable[str] = ("Project",), position: list[str] | None = None) -> None:
     """The plans of the stream's code, as a session notes them."""
     folder = life.settings.state / STREAM.name
-    output_plans._write(folder, {code: {"things": {"nodes": list(nodes), "position": position}} for code in "ab"})
+    output_plans.write(
+        folder / "outputs.json", {code: {"things": {"nodes": list(nodes), "position": position}} for code in "ab"}
+    )
 
 
 def topic(records: int = BATCHES * PER_BATCH, low: int = 0) -> dict[str, TopicContent]:

@@ -1,0 +1,89 @@
+"""Where a stream is in its topics: topic -> partition -> offset of the first record that is not read yet.
+
+The one model of that for checkpoints, ledger, records, savepoints and plans. On disk a partition's number is text, as
+JSON has no other keys; `decode` makes it a number again, and nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+PartitionOffsets = Mapping[int, int]
+"""partition -> offset"""
+
+TopicOffsets = Mapping[str, PartitionOffsets]
+"""topic -> partition -> offset"""
+
+Place = tuple[str, int]
+"""A topic's name and the number of one of its partitions."""
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """What one batch read of one topic: per partition the first offset and the one after the last."""
+
+    topic: str
+    topic_id: str
+    start: PartitionOffsets
+    end: PartitionOffsets
+
+    @property
+    def records(self) -> int:
+        """Offsets in the range; transaction markers and compacted offsets count too."""
+        return sum(end - self.start.get(partition, 0) for partition, end in self.end.items())
+
+    def same_offsets(self, other: OffsetRange) -> bool:
+        """True if both cover the same offsets of the same topic."""
+        return (self.topic, dict(self.start), dict(self.end)) == (other.topic, dict(other.start), dict(other.end))
+
+
+@dataclass(frozen=True)
+class OffsetBounds:
+    """First and next offset of a topic by partition; `latest` is the last stable one, where read_committed ends."""
+
+    earliest: dict[int, int]
+    latest: dict[int, int]
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Offsets held by partition; equal to records where no transaction markers are in the topic."""
+        return {partition: end - self.earliest[partition] for partition, end in self.latest.items()}
+
+    @property
+    def total(self) -> int:
+        """Offsets held in all partitions together."""
+        return sum(self.counts.values())
+
+
+def starts_of(ranges: Iterable[OffsetRange]) -> TopicOffsets:
+    """Where ranges begin."""
+    return {each.topic: dict(each.start) for each in ranges}
+
+
+def ends_of(ranges: Iterable[OffsetRange]) -> TopicOffsets:
+    """Where ranges end."""
+    return {each.topic: dict(each.end) for each in ranges}
+
+
+def by_place(offsets: TopicOffsets) -> dict[Place, int]:
+    """The offsets by topic and partition."""
+    return {(topic, partition): offset for topic, each in offsets.items() for partition, offset in each.items()}
+
+
+def by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[int, int]]:
+    """The offsets by topic, then by partition: the other way round from `by_place`."""
+    nested: dict[str, dict[int, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        nested.setdefault(topic, {})[partition] = offset
+    return nested
+
+
+def decode_partitions(value: Mapping[str, int]) -> dict[int, int]:
+    """Offsets by partition as read from JSON; raises ValueError, AttributeError or TypeError for anything else."""
+    return {int(partition): int(offset) for partition, offset in value.items()}
+
+
+def decode(value: Mapping[str, Mapping[str, int]]) -> dict[str, dict[int, int]]:
+    """Offsets by topic and partition as read from JSON; raises as `decode_partitions` does."""
+    return {topic: decode_partitions(each) for topic, each in value.items()}

@@ -1,0 +1,72 @@
+"""`<state>/<stream>`: the folder of what a stream keeps beside its tables, and the name of everything in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from streaming_jobs.files import private_folder
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.stream import checked_name
+
+
+@dataclass(frozen=True)
+class StreamFolder:
+    """The paths below one stream's folder; nothing is made but by `make`."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, settings: Settings, stream: str) -> StreamFolder:
+        """The folder of a stream; raises UsageError for a name that no stream may have."""
+        return cls(settings.state / checked_name("stream", stream))
+
+    def make(self) -> StreamFolder:
+        """The folder, made for this user alone if it was not there."""
+        private_folder(self.path)
+        return self
+
+    def checkpoint(self, generation: int) -> Checkpoint:
+        """Spark's checkpoint of one generation."""
+        return Checkpoint(self.path / f"g{generation:04d}")
+
+    @property
+    def record(self) -> Path:
+        """What the stream is bound to, and its generations (`stream_record.py`)."""
+        return self.path / "stream.json"
+
+    @property
+    def status(self) -> Path:
+        """How the stream is doing (`status.py`)."""
+        return self.path / "status.json"
+
+    @property
+    def stop(self) -> Path:
+        """The request to stop (`stop_request.py`)."""
+        return self.path / "stop"
+
+    @property
+    def lease(self) -> Path:
+        """Who runs the stream (`lease.py`)."""
+        return self.path / "lease"
+
+    @property
+    def ledger(self) -> Path:
+        """The folder of the ledger's files (`ledger_file.py`)."""
+        return self.path / "ledger"
+
+    @property
+    def savepoints(self) -> Path:
+        """The folder of the savepoints (`savepoints.py`)."""
+        return self.path / "savepoints"
+
+    @property
+    def attempt(self) -> Path:
+        """The batch that is on its way through the driver (`runtime/batch_path.py`)."""
+        return self.path / "attempt"
+
+    @property
+    def output_plans(self) -> Path:
+        """The plans of what each code version has written (`runtime/output_plans.py`)."""
+        return self.path / "outputs.json"
