@@ -1,4 +1,4 @@
-"""What the stages of a recovery work with, and how they speak."""
+"""What a recovery works with, and how it speaks: all of it, and one of its streams."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from reprocessing import staging
 from reprocessing.audit import Difference
-from reprocessing.journal import Journal
-from reprocessing.plan import Plan
+from reprocessing.journal import Journal, StreamJournal
+from reprocessing.plan import RecoveryPlan, StreamPlan
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -26,20 +26,51 @@ class RecoveryEvents:
 
     tell: Callable[[str], None] = lambda _: None
     progress: Callable[[int, int], None] = lambda *_: None
-    confirm: Callable[[RecoveryContext], bool] = lambda _: True
+    confirm: Callable[[Recovery], bool] = lambda _: True
 
 
 @dataclass
-class RecoveryContext:
-    """What stages work with; `differences` are there once the audit has compared."""
+class Recovery:
+    """A recovery that is carried out; `differences` are there once the audit has compared."""
 
     settings: Settings
-    stream: Stream
-    plan: Plan
+    streams: Mapping[str, Stream]
+    plan: RecoveryPlan
     topics: Topics
     journal: Journal
     events: RecoveryEvents
+    replay: Callable[[RecoveryContext], Mapping[str, Any]]
+    """Runs a stream on its staging tables to its topics' ends; returns the findings of the stage."""
+    patience: float = 30.0
+    """Seconds that a stream is given to stop, beyond its own deadline for that."""
     differences: list[Difference] = field(default_factory=list)
+
+    def of(self, stream: str) -> RecoveryContext:
+        """One of its streams."""
+        return RecoveryContext(
+            self.settings,
+            self.streams[stream],
+            self.plan.of(stream),
+            self.topics,
+            self.journal.of(stream),
+            self.events,
+        )
+
+    def each(self) -> list[RecoveryContext]:
+        """Its streams, in the plan's order."""
+        return [self.of(name) for name in self.plan.names]
+
+
+@dataclass(frozen=True)
+class RecoveryContext:
+    """One stream of a recovery: what its stages work with."""
+
+    settings: Settings
+    stream: Stream
+    plan: StreamPlan
+    topics: Topics
+    journal: StreamJournal
+    events: RecoveryEvents
 
     @property
     def record(self) -> StreamRecord:
@@ -58,21 +89,21 @@ class RecoveryContext:
         return None if self.plan.base.savepoint is None else self.savepoint(self.plan.base.savepoint)
 
     def kept(self) -> Savepoint:
-        """The savepoint of the stream as the plan found it."""
+        """The savepoint of the stream from before the recovery."""
         return self.savepoint(self.found("keep")["savepoint"])
 
     def found(self, stage: str) -> Mapping[str, Any]:
-        """What a stage that is done has found."""
-        found = self.journal.done(stage)
-        assert found is not None
-        return found
+        """The findings of a stage that is done."""
+        findings = self.journal.done(stage)
+        assert findings is not None
+        return findings
 
     def savepoint(self, name: str) -> Savepoint:
         """A savepoint that is there."""
-        found = savepoints.find(self.settings, self.stream.name, name)
-        if found is None:
+        savepoint = savepoints.find(self.settings, self.stream.name, name)
+        if savepoint is None:
             raise PreflightRefused(f"savepoint {name} of stream {self.stream.name} is gone", "make a new plan")
-        return found
+        return savepoint
 
     def crash_point(self, point: str) -> None:
         """A place where a test may kill this process."""

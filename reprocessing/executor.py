@@ -1,39 +1,42 @@
-"""Apply, resume, abort and undo plans. One operator at a time: each holds the plan's lock and the stream's lease.
+"""Apply, resume, abort and undo plans. One operator at a time: each holds the plan's lock and its streams' leases.
 
-What is done is in the journal, so `resume` begins with the first stage that is not. The stream is asked to stop, and
-stays stopped until the plan is over: its lease is held, and from the fence on the tables refuse every other start.
+What is done is in the journal, so `resume` begins with the first stage that is not. The streams are asked to stop, and
+stay stopped until the plan is over: their leases are held, and from the fence on the tables refuse every other start.
 """
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from reprocessing.context import RecoveryContext, RecoveryEvents
+from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.journal import Journal, next_step
-from reprocessing.plan import Checks, Plan, folder, load, moved, names
-from reprocessing.planner import make_plan
+from reprocessing.plan import RecoveryPlan, moved
+from reprocessing.plan_file import folder, load, names_of
 from reprocessing.publish import has_published
 from reprocessing.reopen import abort
-from reprocessing.replay import last_entry
+from reprocessing.replay import last_entry, replay
 from reprocessing.report import write_report
 from reprocessing.snapshot import planning_snapshot
-from reprocessing.stages import stages_of
-from reprocessing.targets import Resolved, Target, instant_words
+from reprocessing.stages import Stage, stages_of
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.files import private_folder
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.code_version import code_version
+from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.state import savepoints, stop_request
+from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import Stream
 
-_STOP_EXTRA = 30.0
+_OVER = ("planned", "published", "aborted")
+"""Outcomes of a plan that stops no stream."""
 
 
 def journal_of(settings: Settings, plan: str) -> Journal:
@@ -41,127 +44,124 @@ def journal_of(settings: Settings, plan: str) -> Journal:
     return Journal(folder(settings, plan) / "journal.jsonl")
 
 
-def apply(settings: Settings, stream: Stream, topics: Topics, plan: Plan, events: RecoveryEvents) -> RecoveryContext:
+def recovery_of(
+    settings: Settings,
+    streams: Sequence[Stream],
+    topics: Topics,
+    plan: RecoveryPlan,
+    events: RecoveryEvents,
+    *,
+    replay: Callable[[RecoveryContext], Mapping[str, Any]] = replay,
+) -> Recovery:
+    """A plan that is to be carried out; raises UsageError where `streams` are not those of the plan.
+
+    `replay` runs a stream on its staging tables: an ordinary session, if nothing else is given.
+    """
+    by_name = {stream.name: stream for stream in streams}
+    if set(by_name) != set(plan.names):
+        raise UsageError(f"plan {plan.id} is of {' and '.join(plan.names)}", "name the plan of these streams")
+    return Recovery(settings, by_name, plan, topics, journal_of(settings, plan.id), events, replay)
+
+
+def apply(recovery: Recovery) -> None:
     """Carry a plan out that was not begun, or that waits for nothing but confirmation.
 
     Raises UsageError for any other one, and for a stale one.
     """
-    outcome = journal_of(settings, plan.id).outcome
+    plan, outcome = recovery.plan, recovery.journal.outcome
     if outcome == "waits for confirmation":
-        return resume(settings, stream, topics, plan, events)
+        resume(recovery)
+        return
     if outcome != "planned":
         raise UsageError(f"plan {plan.id} was applied already: it is {outcome}", next_step(plan.id, outcome))
-    words = moved(plan, planning_snapshot(settings, stream, topics).world)
+    words = [
+        each
+        for context in recovery.each()
+        for each in moved(context.plan, planning_snapshot(context.settings, context.stream, context.topics).world)
+    ]
     if words:
         raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(words)}", "make a new plan")
-    return resume(settings, stream, topics, plan, events)
+    resume(recovery)
 
 
-def resume(settings: Settings, stream: Stream, topics: Topics, plan: Plan, events: RecoveryEvents) -> RecoveryContext:
+def resume(recovery: Recovery) -> None:
     """Go on with the first stage that is not done; nothing is done twice. A plan that is over is left alone.
 
-    Raises UsageError when it was aborted, when another plan of the stream is under way, or when the code is another.
+    Raises UsageError when it was aborted, when another plan of a stream is under way, or when the code is another.
     """
-    context = RecoveryContext(settings, stream, plan, topics, journal_of(settings, plan.id), events)
+    settings, plan = recovery.settings, recovery.plan
 
     def check() -> None:
-        if (outcome := context.journal.outcome) in ("aborted", "aborting"):
+        if (outcome := recovery.journal.outcome) in ("aborted", "aborting"):
             raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
-        if outcome == "planned" and (other := under_way(settings, stream.name)) is not None:
-            raise UsageError(
-                f"plan {other.id} of stream {stream.name} is under way",
-                next_step(other.id, journal_of(settings, other.id).outcome),
-            )
-        _same_code(context)
+        for name in plan.names if outcome == "planned" else ():
+            if (other := under_way(settings, name)) is not None:
+                raise UsageError(
+                    f"plan {other.id} of stream {name} is under way",
+                    next_step(other.id, journal_of(settings, other.id).outcome),
+                )
+        for context in recovery.each():
+            _refuse_other_code(context)
 
-    if context.journal.outcome == "published":
-        stop_request.clear_for(settings, plan.stream, plan.id)
-        return context
-    with _working(context, check):
+    if recovery.journal.outcome == "published":
+        _let_start(recovery)
+        return
+    with _working(recovery, check):
         for stage in stages_of(plan):
-            if context.journal.done(stage.name) is not None:
-                continue
-            events.tell(f"{stage.name}: {stage.explain(plan)}")
-            context.journal.write(stage.name, "begun")
-            context.crash_point(f"recover_{stage.name}_begun")
-            try:
-                found = stage.run(context)
-            except Exception as error:
-                context.journal.write(stage.name, "failed", {"error": str(error)[:500]})
-                _report(context)
-                raise
-            context.crash_point(f"recover_{stage.name}_ran")
-            context.journal.write(stage.name, "done", found)
-        _report(context)
-    return context
+            if recovery.journal.done(stage.name, stage.stream) is None:
+                _run(recovery, stage)
+        _report(recovery)
 
 
-def give_up(settings: Settings, stream: Stream, topics: Topics, plan: Plan, events: RecoveryEvents) -> RecoveryContext:
-    """Abort a plan that has published nothing: the stream goes on as it was, one generation later."""
-    context = RecoveryContext(settings, stream, plan, topics, journal_of(settings, plan.id), events)
+def _run(recovery: Recovery, stage: Stage) -> None:
+    of_which = "" if stage.stream is None or len(recovery.plan.streams) == 1 else f" ({stage.stream})"
+    recovery.events.tell(f"{stage.name}{of_which}: {stage.explain()}")
+    recovery.journal.write(stage.name, "begun", stream=stage.stream)
+    _crash_point(recovery, f"recover_{stage.name}_begun", stage.stream)
+    try:
+        findings = stage.run(recovery)
+    except Exception as error:
+        recovery.journal.write(stage.name, "failed", {"error": str(error)[:500]}, stream=stage.stream)
+        _report(recovery)
+        raise
+    _crash_point(recovery, f"recover_{stage.name}_ran", stage.stream)
+    recovery.journal.write(stage.name, "done", findings, stream=stage.stream)
+
+
+def give_up(recovery: Recovery) -> None:
+    """Abort a plan that has published nothing: its streams go on as they were, one generation later."""
+    settings, plan, journal = recovery.settings, recovery.plan, recovery.journal
 
     def check() -> None:
-        if (outcome := context.journal.outcome) in ("aborted", "published"):
-            stop_request.clear_for(settings, plan.stream, plan.id)
+        if (outcome := journal.outcome) in ("aborted", "published"):
+            _let_start(recovery)
             raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
-        if not context.journal.begun("abort") and has_published(settings, stream, plan.id):
-            raise UsageError(
-                f"plan {plan.id} has published table {stream.primary.name}, so it can no longer be given up",
-                f"finish it: recourse recover resume {plan.id}; then take it back: recourse recover undo {plan.id}",
-            )
+        for stream in recovery.streams.values() if not journal.begun("abort") else ():
+            if has_published(settings, stream, plan.id):
+                raise UsageError(
+                    f"plan {plan.id} has published table {stream.primary.name}, so it can no longer be given up",
+                    f"finish it: recourse recover resume {plan.id}; then take it back: recourse recover undo {plan.id}",
+                )
 
     with _only_operator(settings, plan):
-        if context.journal.outcome == "planned":  # nothing was begun, so nothing has to stop
-            context.journal.write("abort", "done")
-            stop_request.clear_for(settings, plan.stream, plan.id)
-            return context
-    with _working(context, check):
-        context.journal.write("abort", "begun")
-        context.crash_point("recover_abort_begun")
-        found = abort(context)
-        context.crash_point("recover_abort_ran")
-        context.journal.write("abort", "done", found)
-        _report(context)
-    return context
+        if journal.outcome == "planned":  # nothing was begun, so nothing has to stop
+            journal.write("abort", "done")
+            _let_start(recovery)
+            return
+    with _working(recovery, check):
+        journal.write("abort", "begun")
+        _crash_point(recovery, "recover_abort_begun")
+        generations = {context.stream.name: abort(context)["generation"] for context in recovery.each()}
+        _crash_point(recovery, "recover_abort_ran")
+        only = generations[plan.names[0]] if len(generations) == 1 else generations
+        journal.write("abort", "done", {"generation": only})
+        _report(recovery)
 
 
-def plan_undo(settings: Settings, stream: Stream, topics: Topics, plan: Plan) -> Plan:
-    """The plan that takes a published one back: to the savepoint from before it, and what came since after that.
-
-    Raises UsageError when it was not published, was undone already, or its savepoint is gone.
-    """
-    journal = journal_of(settings, plan.id)
-    if journal.outcome != "published":
-        raise UsageError(f"plan {plan.id} is {journal.outcome}, not published", next_step(plan.id, journal.outcome))
-    if (undo := undone_by(settings, plan)) is not None:
-        raise UsageError(
-            f"plan {plan.id} was undone by {undo} already", f"to have it again: recourse recover undo {undo}"
-        )
-    found = journal.done("keep")
-    kept = savepoints.find(settings, stream.name, found["savepoint"]) if found else None
-    if kept is None:
-        raise UsageError(f"the savepoint from before plan {plan.id} was dropped", "it can no longer be undone")
-    situation = planning_snapshot(settings, stream, topics)
-    lives = {g.number: g for g in situation.record.generations}
-    number: int | None = situation.record.generation
-    while number is not None and lives[number].aborts:
-        number = lives[number].from_generation
-    if number != plan.generation:
-        raise UsageError(
-            f"stream {stream.name} is in generation {situation.record.generation}; plan {plan.id} opened "
-            f"{plan.generation}",
-            "undo the later recovery first",
-        )
-    resolved = Resolved(kept.txn, kept.ends, (f"everything as it was on {instant_words(kept.taken_at)}",))
-    return make_plan(
-        situation, Target("savepoint", f"from before {plan.id}"), Checks(), resolved=resolved, undoes=plan.id, base=kept
-    )
-
-
-def undone_by(settings: Settings, plan: Plan) -> str | None:
+def undone_by(settings: Settings, plan: RecoveryPlan) -> str | None:
     """The plan that has taken a published one back and was not taken back itself."""
-    for name in names(settings):
-        if name.rpartition("-")[0] != plan.stream or journal_of(settings, name).outcome != "published":
+    for name in names_of(settings, plan.names[0]):
+        if journal_of(settings, name).outcome != "published":
             continue
         undo = load(settings, name)
         if undo.undoes == plan.id and undone_by(settings, undo) is None:
@@ -169,23 +169,23 @@ def undone_by(settings: Settings, plan: Plan) -> str | None:
     return None
 
 
-def under_way(settings: Settings, stream: str) -> Plan | None:
+def under_way(settings: Settings, stream: str) -> RecoveryPlan | None:
     """The plan of this stream that is begun and not over."""
-    for name in names(settings):
-        mine = name.rpartition("-")[0] == stream
-        if mine and journal_of(settings, name).outcome not in ("planned", "published", "aborted"):
+    for name in names_of(settings, stream):
+        if journal_of(settings, name).outcome not in _OVER:
             return load(settings, name)
     return None
 
 
 def needed_savepoints(settings: Settings, stream: str) -> dict[str, str]:
-    """Savepoints that a plan under way needs, with the plan's name."""
+    """Savepoints of a stream that a plan under way needs, with the plan's name."""
     plan = under_way(settings, stream)
     if plan is None:
         return {}
-    kept = journal_of(settings, plan.id).done("keep")
-    found = {plan.base.savepoint: plan.id} if plan.base.savepoint else {}
-    return found | ({kept["savepoint"]: plan.id} if kept else {})
+    before = journal_of(settings, plan.id).done("keep", stream)
+    base = plan.of(stream).base.savepoint
+    needed = {base: plan.id} if base else {}
+    return needed | ({before["savepoint"]: plan.id} if before else {})
 
 
 def report_of(settings: Settings, plan: str) -> Path:
@@ -193,15 +193,26 @@ def report_of(settings: Settings, plan: str) -> Path:
     return folder(settings, plan) / "report.html"
 
 
-def _report(context: RecoveryContext) -> None:
+def _report(recovery: Recovery) -> None:
     """What could not be written is told, and changes nothing of the outcome."""
+    path = report_of(recovery.settings, recovery.plan.id)
     try:
-        write_report(report_of(context.settings, context.plan.id), context.plan, context.journal, context.differences)
+        write_report(path, recovery.plan, recovery.journal, recovery.differences)
     except OSError as error:
-        context.events.tell(f"the report could not be written: {error}")
+        recovery.events.tell(f"the report could not be written: {error}")
 
 
-def _same_code(context: RecoveryContext) -> None:
+def _crash_point(recovery: Recovery, point: str, stream: str | None = None) -> None:
+    crash_point(point, stream or recovery.plan.names[0], 0)
+
+
+def _let_start(recovery: Recovery) -> None:
+    """Take back what the plan has asked of its streams: to stop."""
+    for name in recovery.plan.names:
+        stop_request.clear_for(recovery.settings, name, recovery.plan.id)
+
+
+def _refuse_other_code(context: RecoveryContext) -> None:
     """Refuse to replay with other code than the plan names, however long the plan has lain."""
     now = code_version(context.stream, context.settings.flows)
     if context.journal.done("replay") is None and now != context.plan.saw.code:
@@ -212,26 +223,38 @@ def _same_code(context: RecoveryContext) -> None:
 
 
 @contextmanager
-def _working(context: RecoveryContext, check: Callable[[], None]) -> Iterator[None]:
-    """Hold the plan and the stream. `check` refuses before the stream is stopped, and again once nobody else can act.
+def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
+    """Hold the plan and its streams. `check` refuses before they are stopped, and again once nobody else can act.
 
-    The stream may start again, if the plan has stopped it, when nothing was begun or the plan is over.
+    They may start again, if the plan has stopped them, when nothing was begun or the plan is over.
     """
-    if context.plan.stream != context.stream.name:
-        raise UsageError(f"plan {context.plan.id} is of stream {context.plan.stream}", "name that stream's plan")
-    name = context.stream.name
-    patience = context.settings.for_stream(name).stop_deadline.total_seconds() + _STOP_EXTRA
-    with _only_operator(context.settings, context.plan):
+    settings, plan = recovery.settings, recovery.plan
+    with _only_operator(settings, plan):
         check()
-        stop_request.ask_for(context.settings, name, context.plan.id)
+        for name in plan.names:
+            stop_request.ask_for(settings, name, plan.id)
         try:
-            with take(context.settings, name, purpose=f"recovery {context.plan.id}", wait=patience):
-                mend(context.settings, context.stream, _reached(context))
+            with _leases(recovery):
+                for context in recovery.each():
+                    mend(settings, context.stream, _reached(context))
                 check()
                 yield
         finally:
-            if context.journal.outcome in ("planned", "published", "aborted"):
-                stop_request.clear_for(context.settings, name, context.plan.id)
+            if recovery.journal.outcome in _OVER:
+                _let_start(recovery)
+
+
+@contextmanager
+def _leases(recovery: Recovery) -> Iterator[None]:
+    """The leases of all streams, in the order of their names: so that two recoveries never wait for each other."""
+    settings, plan = recovery.settings, recovery.plan
+    began = time.monotonic()
+    with ExitStack() as leases:
+        for name in sorted(plan.names):
+            patience = settings.for_stream(name).stop_deadline.total_seconds() + recovery.patience
+            left = max(patience - (time.monotonic() - began), 0.0)
+            leases.enter_context(take(settings, name, purpose=f"recovery {plan.id}", wait=left))
+        yield
 
 
 def _reached(context: RecoveryContext) -> Txn:
@@ -244,7 +267,7 @@ def _reached(context: RecoveryContext) -> Txn:
 
 
 @contextmanager
-def _only_operator(settings: Settings, plan: Plan) -> Iterator[None]:
+def _only_operator(settings: Settings, plan: RecoveryPlan) -> Iterator[None]:
     with (private_folder(folder(settings, plan.id)) / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reprocessing.plan import Plan
+from reprocessing.plan import RecoveryPlan, StreamPlan
 from reprocessing.stages import stages_of
 from reprocessing.targets import instant_words
 from streaming_jobs.spelling import counted
 
 _COMMITS = 2
-"""What a plan adds to each table's log: the fence, and the publish."""
+"""Commits that a plan adds to each table's log: the fence, and the publish."""
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: RecoveryPlan) -> str:
     """The plan's text."""
-    offsets = _skipped if plan.skips else _replayed
-    return "\n".join([*_head(plan), "", *offsets(plan), "", *_steps(plan), "", *_after(plan)]) + "\n"
+    lines = [*_head(plan)]
+    for each in plan.streams:
+        lines += [*_stream(each), "", *(_skipped if each.skips else _replayed)(each), ""]
+    return "\n".join([*lines, *_steps(plan), "", *_after(plan)]) + "\n"
 
 
-def _head(plan: Plan) -> Iterator[str]:
-    what = f"take back {plan.undoes}" if plan.undoes else f"{'skip ahead' if plan.skips else 'rewind'} to {plan.target}"
-    yield f"Plan {plan.id}: {what}, stream {plan.stream}"
+def _head(plan: RecoveryPlan) -> Iterator[str]:
+    does = "; ".join(f"{_does(plan, each)}, stream {each.stream}" for each in plan.streams)
+    yield f"Plan {plan.id}: {does}"
     yield f"  made         {instant_words(plan.made_at)}, fingerprint {plan.fingerprint}"
+
+
+def _does(plan: RecoveryPlan, each: StreamPlan) -> str:
+    return f"take back {plan.undoes}" if plan.undoes else f"{'skip ahead' if each.skips else 'rewind'} to {each.target}"
+
+
+def _stream(plan: StreamPlan) -> Iterator[str]:
     yield f"  stops        {plan.stream}, which is in generation {plan.saw.generation}, batch {plan.saw.batch}"
     if not plan.skips:
         yield f"  code         {plan.saw.code} runs the replay"
@@ -32,8 +41,8 @@ def _head(plan: Plan) -> Iterator[str]:
     for table in plan.saw.tables:
         becomes = "keeps its rows" if plan.skips else "restored"
         versions = f"version {table.version}, afterwards {table.version + _COMMITS} or later"
-        held = f"{table.mode}, {counted(table.files, 'file')}, {_size(table.size)}"
-        yield f"  table        {table.name} ({held}): {becomes}; {versions}"
+        size = f"{table.mode}, {counted(table.files, 'file')}, {_size(table.size)}"
+        yield f"  table        {table.name} ({size}): {becomes}; {versions}"
     yield "  downstream   no declared stream reads these tables; other readers see one commit that changes rows"
     yield from (f"  note         {note}" for note in plan.notes)
 
@@ -42,7 +51,7 @@ def _size(size: float) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} KB"
 
 
-def _state(plan: Plan) -> str:
+def _state(plan: StreamPlan) -> str:
     if not plan.stateful:
         return "the stream keeps none"
     if plan.skips:
@@ -57,7 +66,7 @@ def _state(plan: Plan) -> str:
     return f"kept from savepoint {plan.base.savepoint}"
 
 
-def _replayed(plan: Plan) -> Iterator[str]:
+def _replayed(plan: StreamPlan) -> Iterator[str]:
     positions = {(t.name, p): t.earliest.get(p, 0) for t in plan.saw.topics for p in t.latest}
     yield f"  {'topic':<24} {'partition':>9} {'retained from':>13} {'target':>10} {'replay from':>11} {'end':>10}"
     for topic, partition, begin, end in plan.ranges():
@@ -71,7 +80,7 @@ def _replayed(plan: Plan) -> Iterator[str]:
     yield f"  {records}{size} to replay; the stream stands still {time}, its tables stay readable"
 
 
-def _skipped(plan: Plan) -> Iterator[str]:
+def _skipped(plan: StreamPlan) -> Iterator[str]:
     yield f"  {'topic':<24} {'partition':>9} {'skip from':>10} {'to':>10} {'records':>10}"
     total = 0
     for topic, partition, begin, end in plan.skipped():
@@ -81,13 +90,13 @@ def _skipped(plan: Plan) -> Iterator[str]:
     yield f"  {left} never read; the stream stands still for seconds, its tables stay readable"
 
 
-def _steps(plan: Plan) -> Iterator[str]:
+def _steps(plan: RecoveryPlan) -> Iterator[str]:
     yield "  What will happen:"
     for number, stage in enumerate(stages_of(plan), 1):
-        yield f"  {number}. {stage.name:<8} {stage.explain(plan)}"
+        yield f"  {number}. {stage.name:<8} {stage.explain()}"
 
 
-def _after(plan: Plan) -> Iterator[str]:
+def _after(plan: RecoveryPlan) -> Iterator[str]:
     done = "skipped" if plan.skips else "published"
     yield f"  Apply:  recourse recover apply {plan.id}"
     yield f"  Before it has {done} it can be given up: recourse recover abort {plan.id}"

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from streaming_jobs.files import private_folder, sync
 
+State = Literal["begun", "done", "failed"]
 Outcome = Literal["planned", "applying", "waits for confirmation", "published", "aborting", "aborted", "refused"]
 
 NOT_CONFIRMED = "not confirmed"
@@ -24,12 +25,20 @@ NOT_CONFIRMED = "not confirmed"
 
 @dataclass(frozen=True)
 class Line:
-    """One step: what it is about, what became of it, when (seconds since 1970), and what it found."""
+    """One step: its stage, what became of it, when (seconds since 1970), what it found, and of which stream it is.
+
+    A line without a stream is of all of the plan's streams: of a stage that they share, or of a plan that had only one.
+    """
 
     stage: str
-    state: Literal["begun", "done", "failed"]
+    state: State
     at: float
     found: Mapping[str, Any]
+    stream: str | None = None
+
+    def is_of(self, stage: str, stream: str | None) -> bool:
+        """True if it tells of that stage of that stream; without a stream, of that stage of all of them."""
+        return self.stage == stage and self.stream in (None, stream)
 
 
 @dataclass(frozen=True)
@@ -44,19 +53,21 @@ class Journal:
             texts = self.path.read_text(encoding="utf-8").split("\n")
         except FileNotFoundError:
             return []
-        found = []
+        lines = []
         for text in texts:
             try:
-                found.append(Line(**json.loads(text)))
+                lines.append(Line(**json.loads(text)))
             except ValueError:  # cut off by a kill
                 continue
-        return found
+        return lines
 
     def write(
-        self, stage: str, state: Literal["begun", "done", "failed"], found: Mapping[str, Any] | None = None
+        self, stage: str, state: State, found: Mapping[str, Any] | None = None, *, stream: str | None = None
     ) -> None:
         """Add a line; it is on disk when this returns."""
         line = {"stage": stage, "state": state, "at": round(time.time(), 3), "found": dict(found or {})}
+        if stream is not None:
+            line["stream"] = stream
         private_folder(self.path.parent)
         with self.path.open("ab+") as file:
             if file.tell():
@@ -69,13 +80,18 @@ class Journal:
             os.fsync(file.fileno())
         sync(self.path.parent)
 
-    def done(self, stage: str) -> Mapping[str, Any] | None:
-        """What a stage found, if it is done."""
-        return next((x.found for x in reversed(self.lines()) if x.stage == stage and x.state == "done"), None)
+    def done(self, stage: str, stream: str | None = None) -> Mapping[str, Any] | None:
+        """The findings of a stage of a stream that is done; None if it is not."""
+        lines = reversed(self.lines())
+        return next((line.found for line in lines if line.is_of(stage, stream) and line.state == "done"), None)
 
-    def begun(self, stage: str) -> bool:
-        """True if a stage was ever begun."""
-        return any(line.stage == stage for line in self.lines())
+    def begun(self, stage: str, stream: str | None = None) -> bool:
+        """True if a stage of a stream was ever begun."""
+        return any(line.is_of(stage, stream) for line in self.lines())
+
+    def of(self, stream: str) -> StreamJournal:
+        """The journal as one stream's stages see it."""
+        return StreamJournal(self, stream)
 
     @property
     def outcome(self) -> Outcome:
@@ -93,6 +109,26 @@ class Journal:
         if last.stage in ("audit", "confirm") and last.state == "failed":
             return "waits for confirmation" if NOT_CONFIRMED in str(last.found.get("error")) else "refused"
         return "applying"
+
+
+@dataclass(frozen=True)
+class StreamJournal:
+    """The journal of one stream of a plan."""
+
+    journal: Journal
+    stream: str
+
+    def write(self, stage: str, state: State, found: Mapping[str, Any] | None = None) -> None:
+        """Add a line of this stream; it is on disk when this returns."""
+        self.journal.write(stage, state, found, stream=self.stream)
+
+    def done(self, stage: str) -> Mapping[str, Any] | None:
+        """The findings of a stage that is done; None if it is not."""
+        return self.journal.done(stage, self.stream)
+
+    def begun(self, stage: str) -> bool:
+        """True if a stage was ever begun."""
+        return self.journal.begun(stage, self.stream)
 
 
 def next_step(plan: str, outcome: Outcome) -> str:

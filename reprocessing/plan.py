@@ -1,29 +1,19 @@
-"""The plan of a recovery: frozen, fingerprinted, shown before it is applied.
+"""The plan of a recovery: what it does with each of its streams; frozen, and shown before it is applied.
 
-`<state>/recoveries/<plan>/plan.json`. The fingerprint covers all of it, so a file that was edited by hand is refused.
-What the plan saw of the world is in `saw`; `moved` says what of it is different now. That the stream has meanwhile
-gone on by itself is no difference: the replay reads to the topic's end anyway.
+What planning saw of a stream is in `saw`; `moved` says what of it is different now. That the stream has meanwhile gone
+on by itself is no difference: the replay reads to the topic's end anyway. `plan_file.py` writes plans and reads them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from streaming_jobs.errors import UsageError
-from streaming_jobs.files import private_folder, sync, write_json
 from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import TopicOffsets, decode, decode_partitions
-from streaming_jobs.settings import Settings
-from streaming_jobs.stream import checked_name
+from streaming_jobs.positions import TopicOffsets
 
-_FORMAT = 1
-_ID = re.compile(r"[a-z][a-z0-9_]*-\d{4,}")
+Kind = Literal["rewind", "skip"]
 
 
 @dataclass(frozen=True)
@@ -89,17 +79,21 @@ class Checks:
     max_changed: float | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A recovery of one stream. `undoes` names the plan that this one takes back.
+NO_CHECKS = Checks()
 
-    A plan that `skips` goes forward: nothing is replayed, and records from `base.ends` to `wanted` are never read. With
-    `discards_state` the replay starts with the base's tables and empty state.
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """What a recovery does with one stream; `id` is the recovery's, which commits, savepoints and folders name.
+
+    `rewind` replays from `base` and publishes the rebuilt rows; with `discards_state` the replay starts with the base's
+    tables and empty state. `skip` goes forward: nothing is replayed, and records from `base.ends` to `wanted` are never
+    read. `staging` is the name of its folder of staging tables.
     """
 
     id: str
     stream: str
-    made_at: float
+    kind: Kind
     target: str
     wanted: TopicOffsets
     notes: tuple[str, ...]
@@ -109,10 +103,13 @@ class Plan:
     rate: float | None
     record_bytes: float | None
     checks: Checks
-    undoes: str | None = None
-    skips: bool = False
+    staging: str
     discards_state: bool = False
-    fingerprint: str = ""
+
+    @property
+    def skips(self) -> bool:
+        """True if nothing is replayed."""
+        return self.kind == "skip"
 
     @property
     def generation(self) -> int:
@@ -151,124 +148,74 @@ class Plan:
                 if end > begin:
                     yield topic.name, partition, begin, end
 
-    def sealed(self) -> Plan:
-        """The plan with its fingerprint."""
-        return replace(self, fingerprint=_fingerprint(asdict(self)))
+
+@dataclass(frozen=True)
+class RecoveryPlan:
+    """A recovery of one or more streams, in the order in which they are put right. `undoes` is the plan it takes back.
+
+    `made_at` in seconds since 1970. The fingerprint covers all of it.
+    """
+
+    id: str
+    made_at: float
+    streams: tuple[StreamPlan, ...]
+    undoes: str | None = None
+    fingerprint: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The streams' names."""
+        return tuple(each.stream for each in self.streams)
+
+    @property
+    def target(self) -> str:
+        """Where it leads, in words."""
+        return "; ".join(dict.fromkeys(each.target for each in self.streams))
+
+    @property
+    def skips(self) -> bool:
+        """True if none of its streams is replayed."""
+        return all(each.skips for each in self.streams)
+
+    @property
+    def records(self) -> int:
+        """Records to replay, as of when the plan was made."""
+        return sum(each.records for each in self.streams)
+
+    def of(self, stream: str) -> StreamPlan:
+        """What it does with a stream; raises KeyError for one that is not in it."""
+        for each in self.streams:
+            if each.stream == stream:
+                return each
+        raise KeyError(stream)
 
 
-def folder(settings: Settings, plan: str) -> Path:
-    """A plan's folder; raises UsageError for a name that no plan has."""
-    if not _ID.fullmatch(plan):
-        raise UsageError(f"'{plan}' is not the name of a plan", "see `recourse recover list`")
-    return settings.state / "recoveries" / plan
-
-
-def staging(settings: Settings, plan: str) -> Path:
-    """Where a plan's staging tables lie: beside the tables, on the same file system."""
-    return settings.tables / "_staging" / plan
-
-
-def next_id(settings: Settings, stream: str) -> str:
-    """A name that no plan has yet; its folder is made, so that two planners never get the same."""
-    place = private_folder(settings.state / "recoveries")
-    checked_name("stream", stream)
-    taken = [int(p.name.rpartition("-")[2]) for p in place.glob(f"{stream}-*") if _ID.fullmatch(p.name)]
-    number = max(taken, default=0) + 1
-    while True:
-        try:
-            (place / f"{stream}-{number:04d}").mkdir(mode=0o700)
-            return f"{stream}-{number:04d}"
-        except FileExistsError:
-            number += 1
-
-
-def save(settings: Settings, plan: Plan) -> Path:
-    """Write the plan; it is on disk when this returns."""
-    path = private_folder(folder(settings, plan.id)) / "plan.json"
-    write_json(path, {"format": _FORMAT, **asdict(plan)})
-    sync(path.parent.parent)
-    return path
-
-
-def load(settings: Settings, name: str) -> Plan:
-    """The plan of that name; raises UsageError if there is none or its file was changed by hand."""
-    path = folder(settings, name) / "plan.json"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if value.pop("format") != _FORMAT:
-            raise UsageError(f"{path} was written by a newer version", "use the newer recourse-streams")
-        plan = _decoded(value)
-    except FileNotFoundError:
-        raise UsageError(f"there is no plan {name}", "see `recourse recover list`") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"plan {name} cannot be read: {error}", "make a new plan") from error
-    if plan.fingerprint != _fingerprint(asdict(plan)) or plan.id != name:
-        raise UsageError(f"plan {name} was changed by hand after it was made", "make a new plan")
-    return plan
-
-
-def names(settings: Settings) -> list[str]:
-    """All plans, oldest first."""
-    place = settings.state / "recoveries"
-    found = [p for p in place.glob("*/plan.json") if _ID.fullmatch(p.parent.name)] if place.is_dir() else []
-    return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_mtime)]
-
-
-def moved(plan: Plan, now: PlannedAgainst) -> list[str]:
-    """What has changed since the plan was made so that it no longer holds, in words."""
-    saw, found = plan.saw, []
+def moved(plan: StreamPlan, now: PlannedAgainst) -> list[str]:
+    """The changes since the plan was made because of which it no longer holds, in words."""
+    saw, changes = plan.saw, []
     if now.generation != saw.generation:
-        found.append(f"the stream is in generation {now.generation}, the plan was made in {saw.generation}")
+        changes.append(f"the stream is in generation {now.generation}, the plan was made in {saw.generation}")
     elif now.batch < saw.batch:
-        found.append(f"the stream is at batch {now.batch}, the plan saw batch {saw.batch}")
+        changes.append(f"the stream is at batch {now.batch}, the plan saw batch {saw.batch}")
     if now.code != saw.code:
-        found.append(f"the code is {now.code}, the plan was made for {saw.code}")
+        changes.append(f"the code is {now.code}, the plan was made for {saw.code}")
     tables = {table.name: table for table in now.tables}
     for table in saw.tables:
         other = tables.get(table.name)
         if other is None or other.table_id != table.table_id:
-            found.append(f"table {table.name} is another table, or gone")
+            changes.append(f"table {table.name} is another table, or gone")
         elif other.version < table.version:
-            found.append(f"table {table.name} is at version {other.version}, the plan saw {table.version}")
+            changes.append(f"table {table.name} is at version {other.version}, the plan saw {table.version}")
     topics = {topic.name: topic for topic in now.topics}
     for topic in saw.topics:
         seen = topics.get(topic.name)
         if seen is None or seen.topic_id != topic.topic_id:
-            found.append(f"topic {topic.name} was deleted or made anew")
+            changes.append(f"topic {topic.name} was deleted or made anew")
             continue
         if set(seen.latest) != set(topic.latest):
-            found.append(f"topic {topic.name} has {len(seen.latest)} partitions, the plan saw {len(topic.latest)}")
+            changes.append(f"topic {topic.name} has {len(seen.latest)} partitions, the plan saw {len(topic.latest)}")
         needed = [(t, p, end) for t, p, _, end in plan.skipped()] or [(t, p, begin) for t, p, begin, _ in plan.ranges()]
         for name, partition, begin in needed:
             if name == topic.name and (first := seen.earliest.get(partition, 0)) > begin:
-                found.append(f"offsets {begin} to {first - 1} of {name}, partition {partition}, are gone since")
-    return found
-
-
-def _fingerprint(value: dict[str, Any]) -> str:
-    text = json.dumps({**value, "fingerprint": ""}, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _decoded(value: dict[str, Any]) -> Plan:
-    saw, base, checks = value.pop("saw"), value.pop("base"), value.pop("checks")
-    world = PlannedAgainst(
-        generation=saw["generation"],
-        batch=saw["batch"],
-        code=CodeVersion(*saw["code"]),
-        tables=tuple(SawTable(**table) for table in saw["tables"]),
-        topics=tuple(
-            SawTopic(t["name"], t["topic_id"], decode_partitions(t["earliest"]), decode_partitions(t["latest"]))
-            for t in saw["topics"]
-        ),
-    )
-    return Plan(
-        **{
-            **value,
-            "notes": tuple(value["notes"]),
-            "wanted": decode(value["wanted"]),
-        },
-        saw=world,
-        base=Base(**{**base, "ends": decode(base["ends"])}),
-        checks=Checks(tuple(checks["rules"]), checks["max_changed"]),
-    )
+                changes.append(f"offsets {begin} to {first - 1} of {name}, partition {partition}, are gone since")
+    return changes

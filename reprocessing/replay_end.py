@@ -21,7 +21,7 @@ from deltalake import CommitProperties, DeltaTable
 
 from reprocessing import staging as workshop
 from reprocessing.context import RecoveryContext
-from reprocessing.plan import staging
+from reprocessing.plan_file import staging
 from reprocessing.publish import content_of
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
@@ -120,13 +120,13 @@ def border_of(context: RecoveryContext) -> Border:
 
 def kept_table(context: RecoveryContext, name: str) -> Path | None:
     """A staging table as it was at the border; None where the replay has none, or has read nothing past it."""
-    path = staging(context.settings, context.plan.id) / _FOLDER / name
+    path = staging(context.settings, context.plan) / _FOLDER / name
     return path if path.is_dir() else None
 
 
 def keep_tables(context: RecoveryContext) -> None:
     """Keep the staging tables as they are now; what was kept already stays."""
-    place = staging(context.settings, context.plan.id) / _FOLDER
+    place = staging(context.settings, context.plan) / _FOLDER
     if place.is_dir():
         return
     partial = place.with_name(f"{_FOLDER}.partial")

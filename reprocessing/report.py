@@ -12,8 +12,8 @@ from typing import Any
 
 from reprocessing.audit import Difference, paired
 from reprocessing.explainer import explain
-from reprocessing.journal import Journal
-from reprocessing.plan import Plan
+from reprocessing.journal import Journal, Line
+from reprocessing.plan import RecoveryPlan
 from reprocessing.targets import instant_words
 from streaming_jobs.files import write_atomic
 
@@ -27,17 +27,22 @@ td.n { text-align: right; font-variant-numeric: tabular-nums }
 """
 
 
-def write_report(path: Path, plan: Plan, journal: Journal, differences: Sequence[Difference]) -> None:
+def write_report(path: Path, plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]) -> None:
     """Write the page anew; readable by its owner alone."""
     write_atomic(path, page(plan, journal, differences))
 
 
-def page(plan: Plan, journal: Journal, differences: Sequence[Difference]) -> str:
+def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]) -> str:
     """The page as HTML. `differences` as the audit found them; where this process had none, the journal's."""
     kept = (journal.done("audit") or {}).get("differences", [])
     differences = differences or [Difference(**each) for each in kept]
     title = escape(f"Recovery {plan.id}: {journal.outcome}")
-    parts = [f"<h1>{title}</h1>", f"<pre>{escape(explain(plan))}</pre>", "<h2>What was done</h2>", _steps(journal)]
+    parts = [
+        f"<h1>{title}</h1>",
+        f"<pre>{escape(explain(plan))}</pre>",
+        "<h2>What was done</h2>",
+        _steps(plan, journal),
+    ]
     if differences:
         parts += ["<h2>Rebuilt rows against the published ones</h2>", *(_difference(d) for d in differences)]
     body = "\n".join(parts)
@@ -47,17 +52,17 @@ def page(plan: Plan, journal: Journal, differences: Sequence[Difference]) -> str
     )
 
 
-def _steps(journal: Journal) -> str:
+def _steps(plan: RecoveryPlan, journal: Journal) -> str:
     """One row an attempt at a stage: when it began, how long it took, what became of it."""
     rows: list[list[str]] = []
     begun = 0.0
     for line in journal.lines():
         if line.state == "begun":
             begun = line.at
-            rows.append([instant_words(line.at), line.stage, "", "cut off", ""])
+            rows.append([instant_words(line.at), _stage(plan, line), "", "cut off", ""])
             continue
         found = "; ".join(_found(key, value) for key, value in line.found.items() if key != "differences")
-        rows[-1:] = [[instant_words(begun), line.stage, f"{line.at - begun:.1f} s", line.state, found]]
+        rows[-1:] = [[instant_words(begun), _stage(plan, line), f"{line.at - begun:.1f} s", line.state, found]]
     return _table(["begun", "stage", "took", "", "found"], rows)
 
 
@@ -98,3 +103,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool 
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 400 else text[:400] + " ..."
+
+
+def _stage(plan: RecoveryPlan, line: Line) -> str:
+    return line.stage if line.stream is None or len(plan.streams) == 1 else f"{line.stage} {line.stream}"

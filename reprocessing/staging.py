@@ -17,7 +17,8 @@ from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 
-from reprocessing.plan import Plan, folder, staging
+from reprocessing.plan import StreamPlan
+from reprocessing.plan_file import folder, staging
 from streaming_jobs.files import hard_link, private_folder, sync, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id
 from streaming_jobs.settings import Settings
@@ -30,18 +31,18 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRecord
 
 
-def settings_of(settings: Settings, plan: Plan) -> Settings:
+def settings_of(settings: Settings, plan: StreamPlan) -> Settings:
     """The settings under which the replay runs: the stream's own, with the plan's folders."""
     return settings.model_copy(
         update={
             "state_dir": folder(settings, plan.id) / "state",
-            "tables_dir": staging(settings, plan.id),
+            "tables_dir": staging(settings, plan),
             "savepoint": settings.savepoint.model_copy(update={"every": settings.savepoint.every * 0}),
         }
     )
 
 
-def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Savepoint | None) -> None:
+def prepare(settings: Settings, plan: StreamPlan, record: StreamRecord, savepoint: Savepoint | None) -> None:
     """Make the workshop anew, whatever a kill has left of it."""
     clear(settings, plan)
     own = settings_of(settings, plan)
@@ -80,7 +81,7 @@ def prepare(settings: Settings, plan: Plan, record: StreamRecord, savepoint: Sav
     stream_record.save(own, replace(opened, tables=tuple(bound)))
 
 
-def sync_all(settings: Settings, plan: Plan) -> None:
+def sync_all(settings: Settings, plan: StreamPlan) -> None:
     """Have the workshop on disk: state, tables, and the folders that name them."""
     own = settings_of(settings, plan)
     for root in (own.state, own.tables):
@@ -89,7 +90,7 @@ def sync_all(settings: Settings, plan: Plan) -> None:
         sync(above)
 
 
-def opened_by(plan: Plan) -> Generation:
+def opened_by(plan: StreamPlan) -> Generation:
     """The generation that a plan's replay opens."""
     origin = plan.base.generation if plan.base.savepoint else None
     return Generation(
@@ -97,14 +98,16 @@ def opened_by(plan: Plan) -> Generation:
     )
 
 
-def clear(settings: Settings, plan: Plan) -> None:
+def clear(settings: Settings, plan: StreamPlan) -> None:
     """Remove the workshop; it stays removed."""
-    shutil.rmtree(folder(settings, plan.id) / "state", ignore_errors=True)
-    shutil.rmtree(staging(settings, plan.id), ignore_errors=True)
-    parent = staging(settings, plan.id).parent
-    if parent.is_dir() and not any(parent.iterdir()):
-        parent.rmdir()
-    for place in (folder(settings, plan.id), parent, parent.parent):
+    state = folder(settings, plan.id) / "state"
+    shutil.rmtree(StreamFolder.of(settings_of(settings, plan), plan.stream).path, ignore_errors=True)
+    shutil.rmtree(staging(settings, plan), ignore_errors=True)
+    parent = staging(settings, plan).parent
+    for shared in (state, parent):  # with other streams of the plan, or with other plans
+        if shared.is_dir() and not any(shared.iterdir()):
+            shared.rmdir()
+    for place in (state, folder(settings, plan.id), parent, parent.parent):
         if place.is_dir():
             sync(place)
 
@@ -134,7 +137,7 @@ def table_of(
     return str(handle.metadata().id)
 
 
-def _up_to(plan: Plan, savepoint: Savepoint, table: str, *, primary: bool) -> CommitProperties:
+def _up_to(plan: StreamPlan, savepoint: Savepoint, table: str, *, primary: bool) -> CommitProperties:
     """A commit that says: this table holds everything up to the savepoint's batch, in the plan's generation."""
     at = Txn(plan.generation, opened_by(plan).first_batch - 1)
     entry = LedgerEntry(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,11 +16,10 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import counted
 
 if TYPE_CHECKING:
-    from reprocessing.context import RecoveryContext, RecoveryEvents
-    from reprocessing.plan import Plan
+    from reprocessing.context import Recovery, RecoveryEvents
+    from reprocessing.plan import RecoveryPlan, StreamPlan
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
-    from streaming_jobs.stream import Stream
 
 app = typer.Typer(no_args_is_help=True, help="Put a stream right after a bug.", rich_markup_mode=None)
 
@@ -83,7 +82,7 @@ def plan(
     from reprocessing.first_bad_row import before_first_bad as search
     from reprocessing.offline import look_for_plan
     from reprocessing.plan import Checks
-    from reprocessing.planner import make_plan
+    from reprocessing.planner import Request, make_plan
     from reprocessing.targets import Target
 
     call = invocation(context)
@@ -117,18 +116,14 @@ def plan(
         )
     rules = [*(require or ()), *([kept_free] if kept_free is not None and not allow_bad else [])]
     checks = Checks(tuple(dict.fromkeys(rules)), _share(max_changed))
-    found = look_for_plan(call.settings, selected, lambda: _topics(call))
+    snapshot = look_for_plan(call.settings, selected, lambda: _topics(call))
     if searched is not None:
-        target, resolved = search(found, searched, exact=exact, same_code=same_code)
-        made = make_plan(found, target, checks, resolved=resolved, discard_state=discard_state)
+        target, resolved = search(snapshot, searched, exact=exact, same_code=same_code)
+        request = Request(snapshot, target, checks, resolved=resolved, discard_state=discard_state)
     else:
-        made = make_plan(
-            found,
-            Target(kind, value),  # type: ignore[arg-type]
-            checks,
-            discard_state=discard_state,
-            same_code=same_code,
-        )
+        target = Target(kind, value)  # type: ignore[arg-type]
+        request = Request(snapshot, target, checks, discard_state=discard_state, same_code=same_code)
+    made = make_plan(call.settings, [request])
     show(output, _value(made), lambda: print(explain(made), end=""))
     if detailed_exitcode and (made.records or made.skips):
         raise typer.Exit(WOULD_CHANGE)
@@ -146,21 +141,22 @@ def show_plan(
     """Show a plan, and how far it has come."""
     from reprocessing.executor import journal_of, report_of
     from reprocessing.explainer import explain
-    from reprocessing.plan import load
+    from reprocessing.plan_file import load
     from reprocessing.targets import write_offsets
 
     settings = invocation(context).settings
-    found, journal = load(settings, name), journal_of(settings, name)
+    plan, journal = load(settings, name), journal_of(settings, name)
     if offsets:
-        print(write_offsets(found.wanted if found.skips else found.base.ends), end="")
+        for each in plan.streams:
+            print(write_offsets(each.wanted if each.skips else each.base.ends), end="")
         return
-    outcome = _outcome(settings, found)
-    value = {**_value(found), "outcome": outcome}
+    outcome = _outcome(settings, plan)
+    value = {**_value(plan), "outcome": outcome}
     value["journal"] = [dataclasses.asdict(line) for line in journal.lines()]
     done = [line.stage for line in journal.lines() if line.state == "done"]
 
     def text() -> None:
-        print(explain(found), end="")
+        print(explain(plan), end="")
         print(
             f"\n  It {outcome if outcome.startswith('waits') else f'is {outcome}'}"
             + (f": {', '.join(done)} done" if done else "")
@@ -174,22 +170,22 @@ def show_plan(
 @app.command("list", short_help="Print all plans.")
 def list_plans(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Print all plans, oldest first."""
-    from reprocessing.plan import load, names
+    from reprocessing.plan_file import load, names
     from reprocessing.targets import instant_words
 
     settings = invocation(context).settings
-    found = []
+    plans = []
     for name in names(settings):
         try:
             plan = load(settings, name)
-            found.append((plan, _outcome(settings, plan)))
+            plans.append((plan, _outcome(settings, plan)))
         except UsageError as error:
             say(f"{name}: {error.found}")
-    value = [
-        {"plan": p.id, "stream": p.stream, "target": p.target, "made_at": p.made_at, "outcome": o} for p, o in found
-    ]
-    rows = [[p.id, p.stream, p.target, instant_words(p.made_at), o] for p, o in found]
-    show(output, value, lambda: print_table(["plan", "stream", "target", "made", "outcome"], rows))
+    columns = ["plan", "stream", "target", "made_at", "outcome"]
+    rows = [[p.id, ", ".join(p.names), p.target, p.made_at, outcome] for p, outcome in plans]
+    value = [dict(zip(columns, row, strict=True)) for row in rows]
+    shown = [[p.id, ", ".join(p.names), p.target, instant_words(p.made_at), outcome] for p, outcome in plans]
+    show(output, value, lambda: print_table(["plan", "stream", "target", "made", "outcome"], shown))
 
 
 @app.command(short_help="Carry a plan out.")
@@ -223,13 +219,14 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
     """Take a published plan back: a plan of its own, shown and then applied. Records that came since stay."""
     from reprocessing import executor
     from reprocessing.explainer import explain
-    from reprocessing.plan import load
+    from reprocessing.plan_file import load
+    from reprocessing.undo import plan_undo
 
     call = invocation(context)
     _refuse_nobody(yes, f"recourse recover undo {name} --yes")
-    found = load(call.settings, name)
-    selected = call.topology.select([found.stream])[0]
-    made = executor.plan_undo(call.settings, selected, _topics(call), found)
+    plan = load(call.settings, name)
+    streams = {stream.name: stream for stream in call.topology.select(plan.names)}
+    made = plan_undo(call.settings, streams, _topics(call), plan)
     if output is Output.text:
         print(explain(made), end="")
     _carry_out(context, made.id, yes, output, executor.apply)
@@ -241,7 +238,7 @@ def _refuse_nobody(yes: bool, command: str) -> None:
         raise UsageError("nobody to ask: there is no terminal, and --yes was not given", f"run {command}")
 
 
-def _outcome(settings: Settings, plan: Plan) -> str:
+def _outcome(settings: Settings, plan: RecoveryPlan) -> str:
     """How far a plan has come, in words; of a published one also that it was taken back."""
     from reprocessing.executor import journal_of, undone_by
 
@@ -250,9 +247,16 @@ def _outcome(settings: Settings, plan: Plan) -> str:
     return outcome if undo is None else f"undone by {undo}"
 
 
-def _value(plan: Plan) -> dict[str, Any]:
+def _value(plan: RecoveryPlan) -> dict[str, Any]:
+    """The plan, each of its streams, and what the first of them is to do."""
+    streams = [_stream_value(each) for each in plan.streams]
+    return {**streams[0], **dataclasses.asdict(plan), "streams": streams}
+
+
+def _stream_value(plan: StreamPlan) -> dict[str, Any]:
     return {
         **dataclasses.asdict(plan),
+        "skips": plan.skips,
         "generation": plan.generation,
         "records": plan.records,
         "seconds": plan.seconds,
@@ -261,27 +265,29 @@ def _value(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Any) -> None:
-    from reprocessing.executor import journal_of
-    from reprocessing.plan import load
+def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Callable[[Recovery], None]) -> None:
+    from reprocessing.executor import recovery_of
+    from reprocessing.plan_file import load
 
     call = invocation(context)
-    found = load(call.settings, name)
-    selected: Stream = call.topology.select([found.stream])[0]
+    plan = load(call.settings, name)
     log_to_stderr()
-    done: RecoveryContext = act(call.settings, selected, _topics(call), found, _events(yes))
-    outcome = journal_of(call.settings, name).outcome
+    recovery = recovery_of(call.settings, call.topology.select(plan.names), _topics(call), plan, _events(yes))
+    act(recovery)
+    outcome = recovery.journal.outcome
+    generations = {each.stream.name: each.record.generation for each in recovery.each()}
     if output is Output.json:
-        print_json({"plan": name, "outcome": outcome, "generation": done.record.generation})
+        print_json({"plan": name, "outcome": outcome, "generation": generations[plan.names[0]]})
     else:
-        say(f"plan {name} is {outcome}; stream {found.stream} is in generation {done.record.generation}")
+        where = ", ".join(f"stream {stream} is in generation {number}" for stream, number in generations.items())
+        say(f"plan {name} is {outcome}; {where}")
 
 
 def _events(yes: bool) -> RecoveryEvents:
     from reprocessing.audit import paired
     from reprocessing.context import RecoveryEvents
 
-    def confirm(recovery: RecoveryContext) -> bool:
+    def confirm(recovery: Recovery) -> bool:
         for difference in recovery.differences:
             say(_words(difference))
             for since, *counts in difference.by_time:

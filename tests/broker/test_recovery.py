@@ -18,8 +18,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
-from reprocessing.plan import Checks, load
-from reprocessing.planner import make_plan
+from reprocessing.plan_file import load
+from reprocessing.planner import Request, make_plan
 from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
 from streaming_jobs.examples.stock import movements
@@ -261,7 +261,7 @@ def test_every_target_becomes_offsets_and_a_border(story: Story, tmp_path: Path)
     exported = tmp_path / "offsets.csv"
     plan = story.plan()
     exported.write_text(run(story, "recover", "show", plan, "--offsets").stdout)
-    border = load(story.settings, plan).base.ends[TOPIC]
+    border = load(story.settings, plan).of("inventory").base.ends[TOPIC]
     middle = story.all[COUNT // 2].at
     for kind, value, batch in (
         ("earliest", "", None),
@@ -277,7 +277,7 @@ def test_every_target_becomes_offsets_and_a_border(story: Story, tmp_path: Path)
         ("code", record.code[1].hash, 0),
     ):
         found = planning_snapshot(story.settings, stream, Topics.of(story.settings.kafka, story.bootstrap))
-        made = make_plan(found, Target(kind, value), Checks())  # type: ignore[arg-type]
+        made = make_plan(story.settings, [Request(found, Target(kind, value))]).of("inventory")  # type: ignore[arg-type]
         assert not made.skips and made.record_bytes and made.record_bytes > 20
         assert (made.base.savepoint, made.base.batch) == ((None, -1) if batch is None else (kept, batch)), kind
         assert made.records == sum(offsets.values()) - (0 if batch is None else sum(border.values())), kind

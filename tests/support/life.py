@@ -6,11 +6,21 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.executor import recovery_of
+from reprocessing.plan import Checks, StreamPlan
+from reprocessing.plan_file import load
+from reprocessing.planner import Request, make_plan
+from reprocessing.snapshot import PlanningSnapshot
+from reprocessing.stages.stage import Findings, OfOneStream
+from reprocessing.targets import Target
+from reprocessing.undo import plan_undo
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetBounds, OffsetRange
@@ -43,6 +53,14 @@ STREAM = Stream(
     {"things": Declared("things", partition_by=["place"])},
 )
 
+OTHERS = Stream(
+    "others",
+    things,
+    {"value": KafkaTopic(TOPIC, Json(ROWS))},
+    {"others": Declared("others", partition_by=["place"])},
+)
+"""A second stream of the same topic."""
+
 
 class Topics:
     """A topic of one partition, as an admin client would tell it."""
@@ -65,15 +83,24 @@ class Topics:
 
 
 class Life:
-    """A stream that has begun; `batch` adds one to everything, as the pipeline and Spark would."""
+    """A stream on disk; `batch` adds one to everything, as the pipeline and Spark would."""
 
-    def __init__(self, home: Path) -> None:
-        self.settings = Settings.load({"home": home})
-        record = stream_record.first(STREAM.name)
+    def __init__(self, settings: Settings, stream: Stream = STREAM) -> None:
+        self.settings, self.stream = settings, stream
+
+    @classmethod
+    def begin(cls, home: Path, stream: Stream = STREAM) -> Life:
+        """The stream's first start, up to where Spark is started."""
+        life = cls(Settings.load({"home": home}), stream)
+        life._begin()
+        return life
+
+    def _begin(self) -> None:
+        record = stream_record.first(self.stream.name)
         tables = []
-        for declared, role in all_tables(STREAM):
+        for declared, role in all_tables(self.stream):
             output = ROWS if role == "primary" else dead_letters.SCHEMA
-            sink = ensure_sink(self.settings, declared, STREAM.name, output, generation=1)
+            sink = ensure_sink(self.settings, declared, self.stream.name, output, generation=1)
             tables.append(BoundTable(declared.name, sink.table_id, role))
         self.save(
             replace(
@@ -83,7 +110,7 @@ class Life:
                 code=(CodeSince("a", "1", 1, 0, time.time()),),
             )
         )
-        folder = StreamFolder.of(self.settings, STREAM.name).checkpoint(1).folder
+        folder = StreamFolder.of(self.settings, self.stream.name).checkpoint(1).folder
         (folder / "sources" / "0").mkdir(parents=True)
         (folder / "sources" / "0" / "0").write_text("\0v1\n" + json.dumps({TOPIC: {"0": 0}}))
         (folder / "metadata").write_text('{"id":"x"}')
@@ -93,7 +120,7 @@ class Life:
     @property
     def record(self) -> StreamRecord:
         """The record on disk."""
-        record = stream_record.load(self.settings, STREAM.name)
+        record = stream_record.load(self.settings, self.stream.name)
         assert record is not None
         return record
 
@@ -104,11 +131,11 @@ class Life:
     @property
     def table(self) -> Path:
         """The primary table."""
-        return self.settings.tables / STREAM.primary.name
+        return self.settings.tables / self.stream.primary.name
 
     def sink(self) -> DeltaSink:
         """The primary table, opened anew."""
-        sink = open_sink(self.settings, STREAM.primary, STREAM.name)
+        sink = open_sink(self.settings, self.stream.primary, self.stream.name)
         assert sink is not None
         return sink
 
@@ -117,7 +144,14 @@ class Life:
         ends = OffsetRange(TOPIC, TOPIC_ID, {0: batch * PER_BATCH}, {0: (batch + 1) * PER_BATCH})
         rows = {"written": PER_BATCH}
         return LedgerEntry(
-            "batch", STREAM.name, "things", generation, batch, (ends,), rows, code=CodeVersion(code, "1")
+            "batch",
+            self.stream.name,
+            self.stream.primary.name,
+            generation,
+            batch,
+            (ends,),
+            rows,
+            code=CodeVersion(code, "1"),
         )
 
     def batch(
@@ -131,7 +165,7 @@ class Life:
         late: int = 0,
     ) -> None:
         """One batch: offsets, rows, ledger line, and unless told otherwise Spark's commit."""
-        folder = StreamFolder.of(self.settings, STREAM.name).checkpoint(generation).folder
+        folder = StreamFolder.of(self.settings, self.stream.name).checkpoint(generation).folder
         end = (number + 1) * PER_BATCH
         (folder / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps({TOPIC: {"0": end}}))
         ids = list(range(number * PER_BATCH, end))
@@ -140,7 +174,7 @@ class Life:
         if late:
             entry = replace(entry, rows={**entry.rows, "late": late})
         sink.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
-        ledger_file(self.settings, STREAM.name).append(entry, {"things": sink.handle.version()})
+        ledger_file(self.settings, self.stream.name).append(entry, {sink.name: sink.handle.version()})
         if commit:
             (folder / "commits" / str(number)).write_text("v1\n{}")
 
@@ -156,3 +190,30 @@ class Life:
     def at(self) -> Txn | None:
         """Where the primary table is."""
         return self.sink().position
+
+
+def plan_one(
+    snapshot: PlanningSnapshot, target: Target, *checks: Checks, undoes: str | None = None, **more: Any
+) -> StreamPlan:
+    """The plan of a recovery of one stream, as far as it is the stream's."""
+    request = Request(snapshot, target, *checks, **more)
+    return make_plan(snapshot.settings, [request], undoes=undoes).streams[0]
+
+
+def recovery(life: Life, plan: str, topics: Any = None, events: RecoveryEvents | None = None, **more: Any) -> Recovery:
+    """A plan of the stream, to be carried out."""
+    events = events or RecoveryEvents()
+    return recovery_of(life.settings, [STREAM], topics or Topics(), load(life.settings, plan), events, **more)
+
+
+def run_stage(context: RecoveryContext, kind: type[OfOneStream]) -> Findings:
+    """Run a stage of the stream, as the executor does."""
+    plan = load(context.settings, context.plan.id)
+    whole = recovery_of(context.settings, [context.stream], context.topics, plan, context.events)
+    return kind(context.plan).run(whole)
+
+
+def undo_one(life: Life, plan: str, topics: Any = None) -> StreamPlan:
+    """The plan that takes a plan of the stream back."""
+    made = plan_undo(life.settings, {STREAM.name: STREAM}, topics or Topics(), load(life.settings, plan))
+    return made.streams[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 from contextlib import suppress
 from pathlib import Path
@@ -9,42 +10,42 @@ from pathlib import Path
 import pytest
 
 from reprocessing import executor
-from reprocessing.context import RecoveryEvents
-from reprocessing.plan import Checks, Plan, folder
-from reprocessing.planner import make_plan
+from reprocessing.plan import StreamPlan
+from reprocessing.plan_file import folder
 from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
 from streaming_jobs.errors import LeaseBusy, UsageError
+from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import take
-from tests.support.life import STREAM, Life, Topics
+from tests.support.life import STREAM, Life, Topics, plan_one, recovery
 
 
 @pytest.fixture
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    monkeypatch.setattr(executor, "_STOP_EXTRA", -60.0)  # nobody stops in these tests
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     for number in range(4):
         life.batch(number)
     return life
 
 
 @pytest.fixture
-def plan(life: Life) -> Plan:
-    return make_plan(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "1"), Checks())  # type: ignore[arg-type]
+def plan(life: Life) -> StreamPlan:
+    return plan_one(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "1"))
 
 
 def stop_of(life: Life) -> Path:
     return life.settings.state / STREAM.name / "stop"
 
 
-def act(life: Life, plan: Plan, what: str) -> object:
-    return getattr(executor, what)(life.settings, STREAM, Topics(end=40), plan, RecoveryEvents())
+def act(life: Life, plan: StreamPlan, what: str, topics: Topics | None = None) -> object:
+    whole = dataclasses.replace(recovery(life, plan.id, topics or Topics(end=40)), patience=-60.0)  # nobody stops here
+    return getattr(executor, what)(whole)
 
 
 @pytest.mark.parametrize(("stage", "what"), [("finish", "resume"), ("finish", "give_up"), ("abort", "resume")])
-def test_a_plan_that_is_over_stops_no_stream(life: Life, plan: Plan, stage: str, what: str) -> None:
+def test_a_plan_that_is_over_stops_no_stream(life: Life, plan: StreamPlan, stage: str, what: str) -> None:
     executor.journal_of(life.settings, plan.id).write(stage, "done")
     with take(life.settings, STREAM.name, purpose="session", wait=0):
         if (stage, what) == ("finish", "resume"):
@@ -55,14 +56,14 @@ def test_a_plan_that_is_over_stops_no_stream(life: Life, plan: Plan, stage: str,
         assert not stop_of(life).exists()
 
 
-def test_a_stream_that_does_not_stop_in_time_goes_on_as_if_nobody_had_asked(life: Life, plan: Plan) -> None:
+def test_a_stream_that_does_not_stop_in_time_goes_on_as_if_nobody_had_asked(life: Life, plan: StreamPlan) -> None:
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
     assert not stop_of(life).exists()
     assert executor.journal_of(life.settings, plan.id).outcome == "planned"
 
 
-def test_a_stream_that_a_plan_under_way_has_stopped_stays_stopped(life: Life, plan: Plan) -> None:
+def test_a_stream_that_a_plan_under_way_has_stopped_stays_stopped(life: Life, plan: StreamPlan) -> None:
     executor.journal_of(life.settings, plan.id).write("keep", "begun")
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
@@ -70,44 +71,36 @@ def test_a_stream_that_a_plan_under_way_has_stopped_stays_stopped(life: Life, pl
     assert asked is not None and asked.plan == plan.id
 
 
-def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: Plan) -> None:
+def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: StreamPlan) -> None:
     stop_of(life).write_text("by hand")
     act(life, plan, "give_up")
     assert stop_of(life).read_text() == "by hand"
     assert executor.journal_of(life.settings, plan.id).outcome == "aborted"
 
 
-def test_a_plan_that_was_killed_before_it_began_takes_its_marker_along(life: Life, plan: Plan) -> None:
+def test_a_plan_that_was_killed_before_it_began_takes_its_marker_along(life: Life, plan: StreamPlan) -> None:
     stop_of(life).write_text(f"stopped for recovery plan {plan.id}\n")
     act(life, plan, "give_up")
     assert not stop_of(life).exists()
 
 
-def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(
-    life: Life, plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: Life, plan: StreamPlan) -> None:
     seen = []
 
-    class Look:
-        name = "keep"
-
-        def explain(self, _: Plan) -> str:
-            return "look"
-
-        def run(self, _: object) -> dict[str, str]:
+    class Looking(Topics):
+        def describe(self, _: str) -> TopicInfo:
             seen.append(stop_request.request(life.settings, STREAM.name))
             raise RuntimeError("enough")
 
-    monkeypatch.setattr(executor, "stages_of", lambda _: (Look(),))
     with pytest.raises(RuntimeError):
-        act(life, plan, "resume")
+        act(life, plan, "resume", Looking(end=40))
     assert [asked.plan for asked in seen] == [plan.id] and stop_of(life).exists(), "it is under way"
     act(life, plan, "give_up")
     assert not stop_of(life).exists()
 
 
 @pytest.mark.parametrize(("stage", "what"), [("finish", "resume"), ("abort", "give_up")])
-def test_a_marker_that_a_kill_left_after_the_end_goes(life: Life, plan: Plan, stage: str, what: str) -> None:
+def test_a_marker_that_a_kill_left_after_the_end_goes(life: Life, plan: StreamPlan, stage: str, what: str) -> None:
     executor.journal_of(life.settings, plan.id).write(stage, "done")
     stop_of(life).write_text(f"stopped for recovery plan {plan.id}\n")
     with suppress(UsageError):
@@ -116,7 +109,7 @@ def test_a_marker_that_a_kill_left_after_the_end_goes(life: Life, plan: Plan, st
 
 
 def test_giving_up_a_plan_that_was_not_begun_stops_nothing_and_leaves_the_marker_of_another(
-    life: Life, plan: Plan
+    life: Life, plan: StreamPlan
 ) -> None:
     stop_of(life).write_text("stopped for recovery plan things-0099\n")
     with take(life.settings, STREAM.name, purpose="recovery things-0099", wait=0):
@@ -124,7 +117,7 @@ def test_giving_up_a_plan_that_was_not_begun_stops_nothing_and_leaves_the_marker
     assert executor.journal_of(life.settings, plan.id).outcome == "aborted" and stop_of(life).exists()
 
 
-def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: Life, plan: Plan) -> None:
+def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: Life, plan: StreamPlan) -> None:
     path = folder(life.settings, plan.id) / "plan.json"
     path.write_text(path.read_text().replace('"rate"', '"pace"'))
     executor.journal_of(life.settings, plan.id).write("keep", "begun")
@@ -135,15 +128,15 @@ def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: L
     assert executor.under_way(life.settings, STREAM.name) is None
 
 
-def test_the_second_operator_is_refused(life: Life, plan: Plan) -> None:
+def test_the_second_operator_is_refused(life: Life, plan: StreamPlan) -> None:
     with (folder(life.settings, plan.id) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(LeaseBusy, match="somebody else is at plan"):
             act(life, plan, "resume")
 
 
-def test_a_second_plan_waits_until_the_first_is_over(life: Life, plan: Plan) -> None:
-    other = make_plan(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "0"), Checks())  # type: ignore[arg-type]
+def test_a_second_plan_waits_until_the_first_is_over(life: Life, plan: StreamPlan) -> None:
+    other = plan_one(planning_snapshot(life.settings, STREAM, Topics(end=40)), Target("batch", "0"))
     executor.journal_of(life.settings, plan.id).write("keep", "begun")
     with pytest.raises(UsageError, match=f"plan {plan.id} of stream things is under way"):
         act(life, other, "resume")
@@ -151,7 +144,7 @@ def test_a_second_plan_waits_until_the_first_is_over(life: Life, plan: Plan) -> 
 
 
 def test_a_plan_for_other_code_is_not_replayed_with_this(
-    life: Life, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    life: Life, plan: StreamPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "2")
     with pytest.raises(UsageError, match="no longer holds"):

@@ -10,13 +10,12 @@ import pyarrow as pa
 import pytest
 from deltalake import Field, write_deltalake
 
-from reprocessing import executor
 from reprocessing.explainer import explain
 from reprocessing.first_bad_row import before_first_bad
 from reprocessing.journal import Journal
 from reprocessing.offline import look_for_plan
-from reprocessing.plan import Checks, folder, moved, names
-from reprocessing.planner import make_plan
+from reprocessing.plan import Checks, moved
+from reprocessing.plan_file import folder, load, names
 from reprocessing.snapshot import PlanningSnapshot
 from reprocessing.targets import Target
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
@@ -28,7 +27,7 @@ from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
-from tests.support.life import STREAM, Life, Topics
+from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
 
 NONE = Checks()
 
@@ -37,7 +36,7 @@ NONE = Checks()
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Nine batches; from the fifth on the code was wrong."""
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     for number in range(9):
         life.batch(number, wrong=number > 4, code="bug" if number > 3 else "a")
     life.save(replace(life.record, code=(*life.record.code, CodeSince("bug", "1", 1, 4, time.time()))))
@@ -57,10 +56,10 @@ def forget(life: Life, last: int) -> None:
 
 
 def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> None:
-    plan = make_plan(found(life), Target("batch", "3"), NONE)
+    plan = plan_one(found(life), Target("batch", "3"), NONE)
     assert (plan.base.savepoint, plan.base.batch, plan.records) == ("g0001-b000000003", 3, 50)
     assert savepoints.find(life.settings, STREAM.name, "g0001-b000000003") is not None
-    text = explain(plan)
+    text = explain(load(life.settings, plan.id))
     for words in (
         "rewind to batch 3",
         "starts from  savepoint g0001-b000000003",
@@ -76,14 +75,14 @@ def test_else_the_nearest_savepoint_before_it(life: Life) -> None:
     savepoints.take(life.settings, life.record, 1, "time")
     savepoints.take(life.settings, life.record, 2, "time")
     forget(life, 5)
-    plan = make_plan(found(life), Target("batch", "4"), NONE)
+    plan = plan_one(found(life), Target("batch", "4"), NONE)
     assert plan.base.savepoint == "g0001-b000000002"
     assert any("nearest savepoint before g0001 batch 4 is g0001-b000000002" in note for note in plan.notes)
 
 
 def test_else_the_very_start_if_every_record_is_still_there(life: Life) -> None:
     forget(life, 5)
-    plan = make_plan(found(life), Target("batch", "4"), NONE)
+    plan = plan_one(found(life), Target("batch", "4"), NONE)
     assert plan.base.savepoint is None and plan.records == 90
     assert any("everything is replayed" in note for note in plan.notes)
 
@@ -92,7 +91,7 @@ def test_else_it_is_refused_with_the_oldest_way_back(life: Life) -> None:
     savepoints.take(life.settings, life.record, 7, "time")
     forget(life, 5)
     with pytest.raises(UsageError, match="offsets 0 to 4 of topic things, partition 0, are gone") as refused:
-        make_plan(found(life, Topics(first=5)), Target("batch", "4"), NONE)
+        plan_one(found(life, Topics(first=5)), Target("batch", "4"), NONE)
     assert "--savepoint g0001-b000000007" in refused.value.next_step
     assert names(life.settings) == []
 
@@ -100,7 +99,7 @@ def test_else_it_is_refused_with_the_oldest_way_back(life: Life) -> None:
 def test_a_savepoint_whose_records_are_gone_is_no_way_back(life: Life) -> None:
     savepoints.take(life.settings, life.record, 1, "time")
     with pytest.raises(UsageError, match="cannot be replayed from"):
-        make_plan(found(life, Topics(first=30)), Target("savepoint", "g0001-b000000001"), NONE)
+        plan_one(found(life, Topics(first=30)), Target("savepoint", "g0001-b000000001"), NONE)
 
 
 def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: Life) -> None:
@@ -119,7 +118,7 @@ def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: L
         savepoints.folder(life.settings, STREAM.name) / left.id / "checkpoint",
         StreamFolder.of(life.settings, STREAM.name).checkpoint(3).folder,
     )
-    plan = make_plan(found(life), Target("savepoint", left.id), NONE)
+    plan = plan_one(found(life), Target("savepoint", left.id), NONE)
     assert (plan.base.savepoint, plan.base.generation, plan.base.batch) == (left.id, 2, 4)
 
 
@@ -128,14 +127,14 @@ def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: L
 )
 def test_what_cannot_be_replayed_or_checked_makes_no_plan(life: Life, topics: Topics, words: str) -> None:
     with pytest.raises((PreflightRefused, UsageError), match=words):
-        make_plan(found(life, topics), Target("batch", "3"), Checks(("nope(id) > 1",)))
+        plan_one(found(life, topics), Target("batch", "3"), Checks(("nope(id) > 1",)))
     assert names(life.settings) == []
 
 
 def test_a_table_behind_a_fence_makes_no_plan(life: Life) -> None:
     life.sink().commit(LedgerEntry("fence", STREAM.name, "things", 2, -1, plan="things-0009"), lambda *_: None)
     with pytest.raises(PreflightRefused, match="plan things-0009 of table things is under way"):
-        make_plan(found(life), Target("batch", "3"), NONE)
+        plan_one(found(life), Target("batch", "3"), NONE)
 
 
 def test_before_the_first_bad_row_is_before_the_code_that_wrote_its_batch(life: Life) -> None:
@@ -165,7 +164,7 @@ def test_no_bad_row_is_nothing_to_put_right(life: Life) -> None:
 
 def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(life: Life) -> None:
     situation = found(life)
-    plan = make_plan(situation, Target("batch", "3"), NONE)
+    plan = plan_one(situation, Target("batch", "3"), NONE)
     kept = savepoints.take(life.settings, life.record, 8, "recovery")
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
     journal.write("keep", "done", {"savepoint": kept.id})
@@ -180,11 +179,12 @@ def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(l
     )
     life.save(replace(life.record, generations=lives))
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
-    undo = executor.plan_undo(life.settings, STREAM, Topics(), plan)  # type: ignore[arg-type]
-    assert (undo.base.savepoint, undo.undoes, undo.generation) == (kept.id, plan.id, 5)
+    undo = undo_one(life, plan.id)
+    undoes = load(life.settings, undo.id).undoes
+    assert (undo.base.savepoint, undoes, undo.generation) == (kept.id, plan.id, 5)
     life.save(replace(life.record, generations=(*lives, Generation(5, 3.0, "recovery things-0003", 4, 8))))
     with pytest.raises(UsageError, match="undo the later recovery first"):
-        executor.plan_undo(life.settings, STREAM, Topics(), plan)  # type: ignore[arg-type]
+        undo_one(life, plan.id)
 
 
 def today() -> CodeVersion:
@@ -203,7 +203,7 @@ def wrote(life: Life, *, since: int) -> None:
 def same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Nine batches; from the fifth on by the code that is still there, and wrong from the sixth on."""
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     for number in range(9):
         life.batch(number, wrong=number > 4, code=today().hash if number > 3 else "a")
     wrote(life, since=4)
@@ -223,19 +223,19 @@ def test_a_newer_version_of_the_package_corrects_no_function(same: Life, monkeyp
     with pytest.raises(UsageError, match=r"\(1 then, 2 today\) wrote the first bad row"):
         before_first_bad(found(same), "id < 0", exact=False)
     with pytest.raises(UsageError, match="is today.s code"):
-        make_plan(found(same), Target("code", today().hash[:6]), NONE)
+        plan_one(found(same), Target("code", today().hash[:6]), NONE)
 
 
 def test_before_the_code_of_today_is_no_way_out_of_its_bug(same: Life) -> None:
     with pytest.raises(UsageError, match="is today.s code") as refused:
-        make_plan(found(same), Target("code", today().hash[:6]), NONE)
+        plan_one(found(same), Target("code", today().hash[:6]), NONE)
     assert "--same-code" in refused.value.next_step and names(same.settings) == []
-    made = make_plan(found(same), Target("code", today().hash[:6]), NONE, same_code=True)
+    made = plan_one(found(same), Target("code", today().hash[:6]), NONE, same_code=True)
     assert any("--same-code" in note for note in made.notes)
 
 
 def test_other_targets_may_replay_with_the_code_that_there_is(same: Life) -> None:
-    assert make_plan(found(same), Target("batch", "3"), NONE).records == 50
+    assert plan_one(found(same), Target("batch", "3"), NONE).records == 50
 
 
 def test_a_column_that_newer_code_added_is_null_in_what_is_older(life: Life) -> None:
@@ -257,21 +257,21 @@ def test_a_column_that_newer_code_added_is_null_in_what_is_older(life: Life) -> 
 
 
 def test_a_rule_on_a_column_that_the_fix_adds_is_asked_of_the_rebuilt_rows(life: Life) -> None:
-    plan = make_plan(found(life), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
+    plan = plan_one(found(life), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
     assert any("no column grade" in note and "rebuilt" in note for note in plan.notes)
 
 
 def test_where_no_other_code_is_there_a_rule_on_an_unknown_column_is_a_mistake(same: Life) -> None:
     with pytest.raises(UsageError, match="there is no column grade"):
-        make_plan(found(same), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
+        plan_one(found(same), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
     assert names(same.settings) == []
 
 
 def test_a_table_that_takes_no_removals_is_refused_while_planning(life: Life) -> None:
     life.sink().handle.alter.set_table_properties({"delta.appendOnly": "true"})
     with pytest.raises(UsageError, match=r"things is append-only \(delta.appendOnly\)"):
-        make_plan(found(life), Target("batch", "3"), NONE)
-    assert make_plan(found(life, Topics(end=120)), Target("offsets", "0:110"), NONE).skips, "a skip removes nothing"
+        plan_one(found(life), Target("batch", "3"), NONE)
+    assert plan_one(found(life, Topics(end=120)), Target("offsets", "0:110"), NONE).skips, "a skip removes nothing"
 
 
 SUM, MAX = {"0": "Aggregate [k], [k, sum(value) AS s]"}, {"0": "Aggregate [k], [k, max(value) AS s]"}
@@ -284,17 +284,17 @@ def test_state_that_does_not_fit_the_code_of_today_is_told_by_the_plan(life: Lif
     life.save(replace(life.record, state_fingerprint=MAX))
     wrote(life, since=4)
     with pytest.raises(UsageError, match=r"sum\(value\) AS s -> max\(value\) AS s") as refused:
-        make_plan(found(life), Target("savepoint", kept.id), NONE)
+        plan_one(found(life), Target("savepoint", kept.id), NONE)
     assert "--to-batch -1" in refused.value.next_step and "--discard-state" in refused.value.next_step
     assert names(life.settings) == []
-    assert make_plan(found(life), Target("savepoint", kept.id), NONE, discard_state=True).discards_state
+    assert plan_one(found(life), Target("savepoint", kept.id), NONE, discard_state=True).discards_state
     life.save(replace(life.record, code=(CodeSince("other", "1", 1, 4, 1.0),)))
-    assert make_plan(found(life), Target("savepoint", kept.id), NONE), "what other code keeps is not known yet"
+    assert plan_one(found(life), Target("savepoint", kept.id), NONE), "what other code keeps is not known yet"
 
 
 def test_an_undo_that_the_code_of_today_cannot_carry_out_is_not_planned(life: Life) -> None:
     life.save(replace(life.record, state_fingerprint=SUM))
-    plan = make_plan(found(life), Target("batch", "3"), NONE)
+    plan = plan_one(found(life), Target("batch", "3"), NONE)
     kept = savepoints.take(life.settings, life.record, 8, "recovery")
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
     journal.write("keep", "done", {"savepoint": kept.id})
@@ -307,7 +307,7 @@ def test_an_undo_that_the_code_of_today_cannot_carry_out_is_not_planned(life: Li
     wrote(life, since=4)
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     with pytest.raises(UsageError, match=r"sum\(value\) AS s -> max\(value\) AS s") as refused:
-        executor.plan_undo(life.settings, STREAM, Topics(), plan)  # type: ignore[arg-type]
+        undo_one(life, plan.id)
     assert f"deploy code {kept.code[0]}" in refused.value.next_step
     assert names(life.settings) == [plan.id]
 
@@ -323,7 +323,7 @@ class Away(Topics):
 
 @pytest.mark.parametrize("target", [Target("batch", "3"), Target("code", "bug"), Target("table-version", "4")])
 def test_what_needs_no_broker_is_planned_without_one(life: Life, target: Target) -> None:
-    plan = make_plan(found(life, Away()), target, NONE)
+    plan = plan_one(found(life, Away()), target, NONE)
     assert plan.base.batch == 3 and plan.records == 50
     assert any("no broker answered" in note and "apply" in note for note in plan.notes)
     assert not moved(plan, found(life).world), "apply looks again, with a broker"
@@ -332,11 +332,11 @@ def test_what_needs_no_broker_is_planned_without_one(life: Life, target: Target)
 
 def test_the_first_bad_row_is_found_without_a_broker(life: Life) -> None:
     target, resolved = before_first_bad(found(life, Away()), "id < 0", exact=False)
-    assert make_plan(found(life, Away()), target, NONE, resolved=resolved).base.batch == 3
+    assert plan_one(found(life, Away()), target, NONE, resolved=resolved).base.batch == 3
 
 
 @pytest.mark.parametrize("kind", ["earliest", "latest", "duration", "datetime"])
 def test_what_only_the_broker_knows_says_so(life: Life, kind: str) -> None:
     value = {"duration": "2 hours", "datetime": "2026-03-02T06:00:00+00:00"}.get(kind, "")
     with pytest.raises(BrokerUnreachable, match="only the broker knows"):
-        make_plan(found(life, Away()), Target(kind, value), NONE)  # type: ignore[arg-type]
+        plan_one(found(life, Away()), Target(kind, value), NONE)  # type: ignore[arg-type]

@@ -20,21 +20,8 @@ from reprocessing import audit
 from reprocessing import staging as workshop
 from reprocessing.conditions import bad_rows, broken
 from reprocessing.journal import Journal
-from reprocessing.plan import (
-    Base,
-    Checks,
-    Plan,
-    PlannedAgainst,
-    SawTable,
-    SawTopic,
-    folder,
-    load,
-    moved,
-    names,
-    next_id,
-    save,
-    staging,
-)
+from reprocessing.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
+from reprocessing.plan_file import next_id, save, sealed, staging
 from reprocessing.publish import Content, content_of, contents_of, fence, misfit, publish, refuse_foreign
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused, UsageError
 from streaming_jobs.files import hard_link
@@ -55,22 +42,23 @@ CODE = CodeVersion("fixed", "1")
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """Batches 0 to 2 are right, 3 to 5 are wrong."""
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     for number in range(6):
         life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
     return life
 
 
-def planned(life: Life, batch: int | None = 2) -> Plan:
+def planned(life: Life, batch: int | None = 2) -> StreamPlan:
     taken = None if batch is None else savepoints.take(life.settings, life.record, batch, "recovery")
     tables = tuple(
         SawTable(t.name, t.role, t.table_id, 1, 1, 1, "append")  # type: ignore[arg-type]
         for t in life.record.tables
     )
-    plan = Plan(
-        id=next_id(life.settings, STREAM.name),
+    name = next_id(life.settings, STREAM.name)
+    plan = StreamPlan(
+        id=name,
         stream=STREAM.name,
-        made_at=1.0,
+        kind="rewind",
         target="batch 2",
         wanted={TOPIC: {0: 30}},
         notes=(),
@@ -80,49 +68,43 @@ def planned(life: Life, batch: int | None = 2) -> Plan:
         rate=10.0,
         record_bytes=None,
         checks=Checks(("id >= 0",), 0.6),
-    ).sealed()
-    save(life.settings, plan)
+        staging=name,
+    )
+    save(life.settings, sealed(RecoveryPlan(name, 1.0, (plan,))))
     return plan
 
 
-def staging_begun(life: Life, plan: Plan) -> None:
+def staging_begun(life: Life, plan: StreamPlan) -> None:
     """Fence the tables, and let staging begin with the savepoint's rows."""
     fence(life.settings, STREAM, plan.id, plan.generation)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     workshop.prepare(life.settings, plan, life.record, base)
 
 
-def rebuilt(life: Life, plan: Plan) -> None:
+def rebuilt(life: Life, plan: StreamPlan) -> None:
     """Everything up to the publish."""
     staging_begun(life, plan)
     replay(life, plan)
 
 
-def replay(life: Life, plan: Plan, last: int = 5) -> None:
+def replay(life: Life, plan: StreamPlan, last: int = 5) -> None:
     """Write the batches after the savepoint into the workshop, as the session would."""
     own = workshop.settings_of(life.settings, plan)
-    staged = Staged(life, own)
+    staged = Life(own)
     for number in range(3, last + 1):
         staged.batch(number, generation=plan.generation, code="fixed")
 
 
-class Staged(Life):
-    """The same life, in the workshop."""
-
-    def __init__(self, _: Life, own: object) -> None:
-        self.settings = own  # type: ignore[assignment]
-
-
 def published(
     life: Life,
-    plan: Plan,
+    plan: StreamPlan,
     between: Callable[[str], None] = lambda _: None,
     *,
     contents: Mapping[str, Content] | None = None,
     generation: int = 2,
 ) -> None:
     """Publish what staging holds, or these contents."""
-    staged = staging(life.settings, plan.id)
+    staged = staging(life.settings, plan)
     publish(
         life.settings,
         STREAM,
@@ -140,7 +122,7 @@ def test_the_rebuilt_rows_replace_the_wrong_ones_in_one_commit(life: Life) -> No
     plan = planned(life)
     before = DeltaTable(life.table).version()
     staging_begun(life, plan)
-    staged = staging(life.settings, plan.id) / "things"
+    staged = staging(life.settings, plan) / "things"
     assert life.rows(staged) == list(range(30)), "staging begins with the savepoint's rows"
     replay(life, plan)
     assert life.rows(staged) == list(range(60))
@@ -257,7 +239,7 @@ def test_a_publish_brings_a_new_column_along(life: Life) -> None:
     plan = planned(life)
     staging_begun(life, plan)
     replay(life, plan)
-    staged = staging(life.settings, plan.id) / "things"
+    staged = staging(life.settings, plan) / "things"
     DeltaTable(staged).alter.add_columns(Field("extra", "string"), commit_properties=CommitProperties())
     published(life, plan)
     assert [f.name for f in DeltaTable(life.table).schema().fields] == ["id", "place", "extra"]
@@ -450,29 +432,6 @@ def test_a_rule_that_cannot_be_asked_is_refused(life: Life, rule: str) -> None:
         broken(life.table, [rule])
     with pytest.raises(UsageError, match="cannot be asked"):
         bad_rows(DeltaTable(life.table), rule)
-
-
-def test_a_plan_is_read_as_it_was_written_and_not_when_it_was_changed(life: Life) -> None:
-    plan = planned(life)
-    assert load(life.settings, plan.id) == plan and names(life.settings) == [plan.id]
-    assert (plan.records, plan.seconds, plan.generation) == (30, 3.0, 2)
-    path = folder(life.settings, plan.id) / "plan.json"
-    value = json.loads(path.read_text())
-    value["base"]["batch"] = 4
-    path.write_text(json.dumps(value))
-    with pytest.raises(UsageError, match="changed by hand"):
-        load(life.settings, plan.id)
-
-
-@pytest.mark.parametrize("name", ["../things-0001", "things", "things-1", "Things-0001", "things-0009"])
-def test_a_name_that_no_plan_has(life: Life, name: str) -> None:
-    with pytest.raises(UsageError, match="not the name of a plan|there is no plan"):
-        load(life.settings, name)
-
-
-def test_no_two_plans_have_the_same_name(life: Life) -> None:
-    assert [next_id(life.settings, "things") for _ in range(3)] == ["things-0001", "things-0002", "things-0003"]
-    assert next_id(life.settings, "others") == "others-0001"
 
 
 def test_what_moved_is_told_and_the_streams_own_progress_is_not(life: Life) -> None:

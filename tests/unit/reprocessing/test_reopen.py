@@ -17,8 +17,8 @@ from reprocessing.audit import Difference
 from reprocessing.context import RecoveryContext, RecoveryEvents
 from reprocessing.explainer import explain
 from reprocessing.journal import Journal
-from reprocessing.plan import Checks, Plan, folder, load, staging
-from reprocessing.planner import make_plan
+from reprocessing.plan import Checks, StreamPlan
+from reprocessing.plan_file import folder, load, staging
 from reprocessing.publish import content_of, fence, publish
 from reprocessing.reopen import abort, skip
 from reprocessing.report import page
@@ -35,7 +35,7 @@ from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince
-from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics
+from tests.support.life import STREAM, TOPIC, TOPIC_ID, Life, Topics, plan_one, recovery, run_stage
 
 NONE = Checks()
 
@@ -44,7 +44,7 @@ NONE = Checks()
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Nine batches; the topic has thirty records more."""
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     for number in range(9):
         life.batch(number)
     return life
@@ -54,15 +54,14 @@ def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
     return planning_snapshot(life.settings, STREAM, topics or Topics(end=120))  # type: ignore[arg-type]
 
 
-def working(life: Life, plan: Plan, events: RecoveryEvents | None = None) -> RecoveryContext:
-    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    return RecoveryContext(life.settings, STREAM, plan, Topics(end=120), journal, events or RecoveryEvents())  # type: ignore[arg-type]
+def working(life: Life, plan: StreamPlan, events: RecoveryEvents | None = None) -> RecoveryContext:
+    return recovery(life, plan.id, Topics(end=120), events).of(STREAM.name)
 
 
 def begun(life: Life, target: Target) -> RecoveryContext:
     """A plan, up to its fence."""
-    context = working(life, make_plan(found(life), target, NONE))
-    context.journal.write("keep", "done", TakeSavepoint().run(context))
+    context = working(life, plan_one(found(life), target, NONE))
+    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
     context.journal.write("fence", "begun")
     fence(life.settings, STREAM, context.plan.id, context.plan.generation)
     return context
@@ -77,10 +76,16 @@ def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
     rows = life.rows()
     context = begun(life, Target("offsets", "0:110"))
     plan = context.plan
-    assert load(life.settings, plan.id) == plan and plan.skips and not plan.records
+    assert load(life.settings, plan.id).streams == (plan,) and plan.skips and not plan.records
     assert list(plan.skipped()) == [(TOPIC, 0, 90, 110)]
-    assert [stage.name for stage in stages_of(plan)] == ["keep", "fence", "confirm", "skip", "finish"]
-    text = explain(plan)
+    assert [stage.name for stage in stages_of(load(life.settings, plan.id))] == [
+        "keep",
+        "fence",
+        "confirm",
+        "skip",
+        "finish",
+    ]
+    text = explain(load(life.settings, plan.id))
     for words in ("skip ahead to offsets 0:110", "20 records are never read", "keeps its rows", "undo reads them"):
         assert words in text
     assert any("fenced" in words for words in refusals(life))
@@ -99,10 +104,10 @@ def test_what_the_topic_has_lost_unread_is_skipped_with_the_command_that_the_ref
     around = take_snapshot(life.settings, STREAM, topics)  # type: ignore[arg-type]
     lost = next(f for f in check_start(around) if f.severity == "lost")
     assert lost.next_step.endswith("recourse recover plan things --to-offsets 0:95")
-    plan = make_plan(found(life, topics), Target("offsets", "0:95"), NONE)
+    plan = plan_one(found(life, topics), Target("offsets", "0:95"), NONE)
     assert list(plan.skipped()) == [(TOPIC, 0, 90, 95)]
     context = replace(working(life, plan), topics=topics)  # type: ignore[arg-type]
-    context.journal.write("keep", "done", TakeSavepoint().run(context))
+    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
     fence(life.settings, STREAM, plan.id, plan.generation)
     skip(context)
     around = take_snapshot(life.settings, STREAM, topics)  # type: ignore[arg-type]
@@ -153,25 +158,25 @@ def test_an_abort_keeps_a_change_that_was_accepted_since_and_refuses_another(lif
 def test_a_plan_that_goes_back_says_what_it_reads_that_was_skipped(life: Life) -> None:
     savepoints.take(life.settings, life.record, 3, "time")
     skip(begun(life, Target("latest")))
-    plan = make_plan(found(life), Target("savepoint", "g0001-b000000003"), NONE)
+    plan = plan_one(found(life), Target("savepoint", "g0001-b000000003"), NONE)
     assert any("90 to 119 are read; things-0001 skipped them" in note for note in plan.notes)
     with pytest.raises(UsageError, match="is at things 0:120 already"):
-        make_plan(found(life), Target("latest"), NONE)
+        plan_one(found(life), Target("latest"), NONE)
 
 
 def test_a_stream_that_has_come_past_the_target_has_nothing_to_skip(life: Life) -> None:
-    plan = make_plan(found(life), Target("offsets", "0:100"), NONE)
+    plan = plan_one(found(life), Target("offsets", "0:100"), NONE)
     life.batch(9)
     with pytest.raises(UsageError, match="has come past the plan's offsets"):
-        TakeSavepoint().run(working(life, plan))
+        run_stage(working(life, plan), TakeSavepoint)
 
 
 def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_has_to_know_it(life: Life) -> None:
     """Killed between the table's commit and Spark's: with the checkpoint at 8, batch 9 is in the table."""
-    plan = make_plan(found(life), Target("offsets", "0:95"), NONE)
+    plan = plan_one(found(life), Target("offsets", "0:95"), NONE)
     life.batch(9, commit=False)
     with pytest.raises(UsageError, match="come past the plan's offsets"):
-        TakeSavepoint().run(working(life, plan))
+        run_stage(working(life, plan), TakeSavepoint)
     context = begun(life, Target("offsets", "0:110"))
     skip(context)
     assert life.rows() == list(range(100)) and life.at() == Txn(2, 8) and refusals(life) == []
@@ -181,34 +186,34 @@ def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_h
 
 def test_state_has_to_know_a_batch_before_anything_behind_it_is_skipped(life: Life) -> None:
     stateful(life)
-    plan = make_plan(found(life), Target("latest"), NONE)
+    plan = plan_one(found(life), Target("latest"), NONE)
     life.batch(9, commit=False)
     with pytest.raises(UsageError, match="the state does not know it yet"):
-        TakeSavepoint().run(working(life, plan))
+        run_stage(working(life, plan), TakeSavepoint)
 
 
 def test_a_stream_that_ran_on_before_the_fence_is_kept_again(life: Life) -> None:
     """Killed or refused between keep and fence, nothing forbids a start: what it read must not be lost."""
-    context = working(life, make_plan(found(life), Target("offsets", "0:110"), NONE))
-    context.journal.write("keep", "done", TakeSavepoint().run(context))
+    context = working(life, plan_one(found(life), Target("offsets", "0:110"), NONE))
+    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
     life.batch(9)
-    context.journal.write("fence", "done", Fence().run(context))
+    context.journal.write("fence", "done", run_stage(context, Fence))
     skip(context)
     assert life.rows() == list(range(100)) and life.record.generations[-1].from_batch == 9
     assert [(v["from"], v["to"]) for v in life.record.void_ranges] == [(100, 110)]
 
 
 def test_what_somebody_else_wrote_before_the_fence_is_seen(life: Life) -> None:
-    context = working(life, make_plan(found(life), Target("latest"), NONE))
-    context.journal.write("keep", "done", TakeSavepoint().run(context))
+    context = working(life, plan_one(found(life), Target("latest"), NONE))
+    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
     write_deltalake(life.table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
     with pytest.raises(ForeignWrite):
-        Fence().run(context)
+        run_stage(context, Fence)
 
 
 def test_an_abort_before_the_first_fence_touches_nothing(life: Life) -> None:
-    context = working(life, make_plan(found(life), Target("latest"), NONE))
-    context.journal.write("keep", "done", TakeSavepoint().run(context))
+    context = working(life, plan_one(found(life), Target("latest"), NONE))
+    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
     context.journal.write("fence", "begun")
     life.batch(9)
     abort(context)
@@ -257,14 +262,14 @@ def test_behind_a_skip_there_is_a_border_to_go_back_to(life: Life) -> None:
     line = replace(life.entry(9, 2, "z"), offsets=(OffsetRange(TOPIC, TOPIC_ID, {0: 110}, {0: 120}),))
     ledger_file(life.settings, STREAM.name).append(line, {"things": life.sink().handle.version()})
     for target in (Target("code", "z"), Target("offsets", "0:112")):
-        plan = make_plan(found(life), target, NONE)
+        plan = plan_one(found(life), target, NONE)
         assert (plan.base.generation, plan.base.batch, plan.base.ends) == (2, 8, {TOPIC: {0: 110}})
         assert not any("skipped" in note for note in plan.notes)
 
 
 def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Life) -> None:
     """The checkpoint can be cut after a replayed batch; the table shows it only together with those after it."""
-    plan = make_plan(found(life), Target("batch", "3"), NONE)
+    plan = plan_one(found(life), Target("batch", "3"), NONE)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     fence(life.settings, STREAM, plan.id, 2)
     workshop.prepare(life.settings, plan, life.record, base)
@@ -273,12 +278,12 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
     for number in range(4, 9):
         staged.batch(number, generation=2, code="z")
     context = working(life, plan)
-    Publish().run(context)
-    SwitchGeneration().run(context)
+    run_stage(context, Publish)
+    run_stage(context, SwitchGeneration)
     assert life.rows() == list(range(90)) and life.record.generation == 2
     with pytest.raises(PreflightRefused, match="was replayed by plan"):
         savepoints.take(life.settings, life.record, 5, "purpose")
-    again = make_plan(found(life), Target("batch", "5"), NONE)
+    again = plan_one(found(life), Target("batch", "5"), NONE)
     assert base is not None and again.base.savepoint == base.id
     taken = savepoints.take(life.settings, life.record, 8, "purpose")
     assert (
@@ -287,17 +292,17 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
 
 
 def test_nothing_is_skipped_unless_somebody_agrees(life: Life) -> None:
-    plan = make_plan(found(life), Target("latest"), NONE)
-    context = working(life, plan, RecoveryEvents(confirm=lambda _: False))
+    plan = plan_one(found(life), Target("latest"), NONE)
+    whole = recovery(life, plan.id, Topics(end=120), RecoveryEvents(confirm=lambda _: False))
     with pytest.raises(AuditRefused, match="not confirmed"):
-        Confirm().run(context)
-    context.journal.write("confirm", "failed")
-    assert context.journal.outcome == "refused"
+        Confirm((plan,)).run(whole)
+    whole.journal.write("confirm", "failed")
+    assert whole.journal.outcome == "refused"
 
 
 def test_what_is_not_replayed_is_not_checked(life: Life) -> None:
     with pytest.raises(UsageError, match="nothing to check"):
-        make_plan(found(life), Target("latest"), Checks(("id > 0",)))
+        plan_one(found(life), Target("latest"), Checks(("id > 0",)))
 
 
 def stateful(life: Life) -> None:
@@ -306,9 +311,10 @@ def stateful(life: Life) -> None:
 
 def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Life) -> None:
     stateful(life)
-    plan = make_plan(found(life), Target("batch", "3"), NONE, discard_state=True)
-    assert plan.discards_state and load(life.settings, plan.id) == plan
-    assert "discarded. What will be wrong" in explain(plan) and "state starts empty" in explain(plan)
+    plan = plan_one(found(life), Target("batch", "3"), NONE, discard_state=True)
+    assert plan.discards_state and load(life.settings, plan.id).streams == (plan,)
+    text = explain(load(life.settings, plan.id))
+    assert "discarded. What will be wrong" in text and "state starts empty" in text
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     workshop.prepare(life.settings, plan, life.record, base)
     own = workshop.settings_of(life.settings, plan)
@@ -326,9 +332,9 @@ def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> No
     stateful(life)
     gone = Topics(first=35, end=120)
     with pytest.raises(UsageError, match="cannot go back that far") as refused:
-        make_plan(found(life, gone), Target("earliest"), NONE)
+        plan_one(found(life, gone), Target("earliest"), NONE)
     assert "--discard-state" in refused.value.next_step
-    plan = make_plan(found(life, gone), Target("earliest"), NONE, discard_state=True)
+    plan = plan_one(found(life, gone), Target("earliest"), NONE, discard_state=True)
     assert plan.base.savepoint is None and plan.base.ends == {TOPIC: {0: 35}} and plan.records == 85
     assert any("the tables begin empty at the target" in note for note in plan.notes)
     workshop.prepare(life.settings, plan, life.record, None)
@@ -341,7 +347,7 @@ def test_where_the_targets_own_records_are_gone_it_begins_with_the_first_that_is
     stateful(life)
     forget_cuts(life)
     for target in (Target("batch", "3"), Target("batch", "-1")):
-        plan = make_plan(found(life, Topics(first=65, end=120)), target, NONE, discard_state=True)
+        plan = plan_one(found(life, Topics(first=65, end=120)), target, NONE, discard_state=True)
         assert plan.discards_state and plan.base.ends == {TOPIC: {0: 65}} and plan.records == 55
         assert any("the first that the topic still has" in note for note in plan.notes)
 
@@ -358,7 +364,7 @@ def test_nothing_is_discarded_where_nothing_is_replayed(life: Life) -> None:
     stateful(life)
     savepoints.take(life.settings, life.record, 8, "purpose")
     with pytest.raises(UsageError, match="nothing to replay"):
-        make_plan(found(life, Topics()), Target("savepoint", "g0001-b000000008"), NONE, discard_state=True)
+        plan_one(found(life, Topics()), Target("savepoint", "g0001-b000000008"), NONE, discard_state=True)
 
 
 def test_savepoints_reach_back_further_than_the_ledger(life: Life) -> None:
@@ -367,38 +373,39 @@ def test_savepoints_reach_back_further_than_the_ledger(life: Life) -> None:
     ledger = ledger_file(life.settings, STREAM.name)
     day = next(ledger.folder.glob("*.jsonl"))
     day.write_text("\n".join(day.read_text().splitlines()[5:]) + "\n")
-    plan = make_plan(found(life), Target("offsets", "0:45"), NONE)
+    plan = plan_one(found(life), Target("offsets", "0:45"), NONE)
     assert plan.base.savepoint == "g0001-b000000002"
     life.save(replace(life.record, code=(CodeSince("z", "1", 1, 4, 1.0),)))
-    assert make_plan(found(life), Target("code", "z"), NONE).base.savepoint == "g0001-b000000002"
+    assert plan_one(found(life), Target("code", "z"), NONE).base.savepoint == "g0001-b000000002"
     savepoints.drop(life.settings, STREAM.name, "g0001-b000000002")
     with pytest.raises(UsageError, match="no longer in the ledger"):
-        make_plan(found(life), Target("code", "z"), NONE)
+        plan_one(found(life), Target("code", "z"), NONE)
 
 
 def test_state_is_discarded_where_there_is_any_and_it_matters(life: Life) -> None:
     with pytest.raises(UsageError, match="keeps no state"):
-        make_plan(found(life), Target("batch", "3"), NONE, discard_state=True)
+        plan_one(found(life), Target("batch", "3"), NONE, discard_state=True)
     stateful(life)
-    assert not make_plan(found(life), Target("batch", "-1"), NONE, discard_state=True).discards_state
+    assert not plan_one(found(life), Target("batch", "-1"), NONE, discard_state=True).discards_state
 
 
 def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -> None:
-    plan = make_plan(found(life), Target("batch", "3"), Checks(("place <> '<script>alert(1)</script>'",)))
+    plan = plan_one(found(life), Target("batch", "3"), Checks(("place <> '<script>alert(1)</script>'",)))
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
     journal.write("keep", "begun")
     journal.write("keep", "begun")
     journal.write("keep", "done", {"savepoint": "g0001-b000000003"})
     journal.write("audit", "begun")
     journal.write("audit", "failed", {"error": "<b>no</b>"})
-    text = page(plan, journal, [])
+    whole_plan = load(life.settings, plan.id)
+    text = page(whole_plan, journal, [])
     assert "<script>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "refused" in text
     assert "Rebuilt rows" not in text
     compared = Difference("things", 60, 61, 1, 2, 3, {"id": (4, 5)}, (), "at", (("2026-03-02 06:00", 1, 2, 3),))
     journal.write("audit", "done", {"differences": [dataclasses.asdict(compared)]})
     published = {"table": "things", "version": 7, "came": 1, "went": 2, "stayed": 3, "seconds": 0.1}
     journal.write("publish", "done", {"tables": [published]})
-    whole = page(plan, journal, [])
+    whole = page(whole_plan, journal, [])
     assert "Rebuilt rows" in whole and "at from" in whole and "things: version 7, 1 files came" in whole
     assert text.count("<td>keep</td>") == 2 and text.count("cut off") == 1 and "savepoint: g0001-b000000003" in text
 
@@ -417,8 +424,8 @@ def publishing(life: Life) -> RecoveryContext:
 def test_a_publish_that_has_begun_and_committed_nothing_can_be_given_up(life: Life) -> None:
     rows = life.rows()
     context = publishing(life)
-    executor.give_up(life.settings, STREAM, context.topics, context.plan, RecoveryEvents())
-    assert context.journal.outcome == "aborted" and context.record.generation == 3
+    executor.give_up(recovery(life, context.plan.id, context.topics))
+    assert context.journal.journal.outcome == "aborted" and context.record.generation == 3
     assert life.rows() == rows and not refusals(life)
 
 
@@ -427,7 +434,7 @@ def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> No
     rows = life.rows()
     context = publishing(life)
     life.sink().handle.alter.set_table_properties({"delta.appendOnly": "true"})
-    staged = {t.name: content_of(staging(life.settings, context.plan.id) / t.name) for t in context.record.tables}
+    staged = {t.name: content_of(staging(life.settings, context.plan) / t.name) for t in context.record.tables}
     done: list[str] = []
     with pytest.raises(PermanentError, match="append-only"):
         publish(
@@ -442,8 +449,8 @@ def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> No
             between=done.append,
         )
     assert done == ["things_dead_letters"]
-    executor.give_up(life.settings, STREAM, context.topics, context.plan, RecoveryEvents())
-    assert context.journal.outcome == "aborted" and context.record.generation == 3
+    executor.give_up(recovery(life, context.plan.id, context.topics))
+    assert context.journal.journal.outcome == "aborted" and context.record.generation == 3
     assert life.rows() == rows and not refusals(life), "also the table that was published goes on as it was"
 
 
@@ -451,7 +458,7 @@ def test_a_publish_that_the_primary_table_has_is_finished_and_not_given_up(life:
     context = publishing(life)
     life.sink().commit(LedgerEntry("publish", STREAM.name, "things", 2, 8, plan=context.plan.id), lambda *_: None)
     with pytest.raises(UsageError, match="has published table things,") as refused:
-        executor.give_up(life.settings, STREAM, context.topics, context.plan, RecoveryEvents())
+        executor.give_up(recovery(life, context.plan.id, context.topics))
     assert f"recover resume {context.plan.id}" in refused.value.next_step
     assert f"recover undo {context.plan.id}" in refused.value.next_step
 
@@ -461,6 +468,6 @@ def test_a_skip_that_has_begun_and_committed_nothing_can_be_given_up(life: Life)
     context = begun(life, Target("offsets", "0:110"))
     context.journal.write("fence", "done")
     context.journal.write("skip", "begun")
-    executor.give_up(life.settings, STREAM, context.topics, context.plan, RecoveryEvents())
-    assert context.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
+    executor.give_up(recovery(life, context.plan.id, context.topics))
+    assert context.journal.journal.outcome == "aborted" and life.rows() == rows and not refusals(life)
     assert context.record.generation == 3 and not context.record.void_ranges

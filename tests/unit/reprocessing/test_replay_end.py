@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from reprocessing import replay_end, staging
-from reprocessing.context import RecoveryContext, RecoveryEvents
-from reprocessing.journal import Journal
-from reprocessing.plan import Checks, folder
-from reprocessing.planner import make_plan
+from reprocessing.context import RecoveryContext
 from reprocessing.replay_end import Border
 from reprocessing.snapshot import planning_snapshot
 from reprocessing.stages import TakeSavepoint
@@ -25,7 +22,7 @@ from streaming_jobs.files import sync_tree
 from streaming_jobs.formats import Json
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
-from tests.support.life import STREAM, TOPIC, Life, Topics
+from tests.support.life import STREAM, TOPIC, Life, Topics, plan_one, recovery, run_stage
 from tests.support.power import Power
 
 Offsets = dict[int, int]
@@ -124,7 +121,7 @@ def test_a_partition_that_the_published_tables_do_not_know_has_no_border(tmp_pat
 @pytest.fixture
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     for number in range(9):
         life.batch(number)
     return life
@@ -132,10 +129,9 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 def replaying(life: Life) -> RecoveryContext:
     """A plan whose replay begins after batch 3; the topic has thirty records more than the published table."""
-    plan = make_plan(planning_snapshot(life.settings, STREAM, Topics(end=120)), Target("batch", "3"), Checks())  # type: ignore[arg-type]
-    journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    context = RecoveryContext(life.settings, STREAM, plan, Topics(end=120), journal, RecoveryEvents())  # type: ignore[arg-type]
-    context.journal.write("keep", "done", TakeSavepoint().run(context))
+    plan = plan_one(planning_snapshot(life.settings, STREAM, Topics(end=120)), Target("batch", "3"))
+    context = recovery(life, plan.id, Topics(end=120)).of(STREAM.name)
+    context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
     staging.prepare(life.settings, plan, life.record, context.base())
     return context
 

@@ -12,15 +12,15 @@ import pytest
 
 from orchestration import cli
 from reprocessing import executor
-from reprocessing.plan import Checks, Plan, folder
-from reprocessing.planner import make_plan
+from reprocessing.plan import Checks, StreamPlan
+from reprocessing.plan_file import folder, load
 from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
-from tests.support.life import STREAM, Life, Topics
+from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +37,15 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     monkeypatch.setenv("RECOURSE_FLOWS", f'["{flows.__name__}"]')
     monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: Topics())
     monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "nowhere:1")
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     for number in range(9):
         life.batch(number, wrong=number > 4, code="bug" if number > 3 else "a")
     return life
 
 
 @pytest.fixture
-def plan(life: Life) -> Plan:
-    return make_plan(planning_snapshot(life.settings, STREAM, Topics()), Target("batch", "3"), Checks())  # type: ignore[arg-type]
+def plan(life: Life) -> StreamPlan:
+    return plan_one(planning_snapshot(life.settings, STREAM, Topics()), Target("batch", "3"), Checks())
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -55,14 +55,18 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, printed.out, printed.err
 
 
-def test_without_anybody_to_ask_nothing_is_replayed(life: Life, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_anybody_to_ask_nothing_is_replayed(
+    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, said = run(capsys, "apply", plan.id)
     assert code == 2 and "nobody to ask" in said and f"recourse recover apply {plan.id} --yes" in said
     assert executor.journal_of(life.settings, plan.id).outcome == "planned"
     assert not (life.settings.state / STREAM.name / "stop").exists()
 
 
-def test_without_anybody_to_ask_nothing_is_undone(life: Life, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_anybody_to_ask_nothing_is_undone(
+    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
+) -> None:
     executor.journal_of(life.settings, plan.id).write("finish", "done")
     code, _, said = run(capsys, "undo", plan.id)
     assert code == 2 and "nobody to ask" in said and f"recourse recover undo {plan.id} --yes" in said
@@ -71,14 +75,14 @@ def test_without_anybody_to_ask_nothing_is_undone(life: Life, plan: Plan, capsys
 
 @pytest.mark.parametrize("stage", ["audit", "confirm"])
 def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
-    life: Life, plan: Plan, stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    life: Life, plan: StreamPlan, stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("keep", "begun")
     journal.write(stage, "failed", {"error": "REC-030 not confirmed\n  next: ..."})
     code, listed, _ = run(capsys, "list", "-o", "json")
     assert code == 0 and json.loads(listed)[0]["outcome"] == "waits for confirmation"
-    assert executor.under_way(life.settings, STREAM.name) == plan
+    assert executor.under_way(life.settings, STREAM.name) == load(life.settings, plan.id)
     carried = []
     monkeypatch.setattr("reprocessing.executor.stages_of", lambda plan: carried.append(plan.id) or ())
     code, _, said = run(capsys, "apply", plan.id, "--yes")
@@ -86,7 +90,7 @@ def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
 
 
 def test_a_plan_whose_rows_were_refused_is_not_applied_again(
-    life: Life, plan: Plan, capsys: pytest.CaptureFixture[str]
+    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("audit", "failed", {"error": "REC-030 3 rows break the rule id >= 0"})
@@ -96,7 +100,7 @@ def test_a_plan_whose_rows_were_refused_is_not_applied_again(
 
 
 def test_what_was_undone_is_listed_so_and_not_undone_again(
-    life: Life, plan: Plan, capsys: pytest.CaptureFixture[str]
+    life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = savepoints.take(life.settings, life.record, 8, "recovery")
     journal = executor.journal_of(life.settings, plan.id)
@@ -115,7 +119,7 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(
     from streaming_jobs.preflight.take_snapshot import ledger_file
 
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
-    undo = executor.plan_undo(life.settings, STREAM, Topics(), plan)  # type: ignore[arg-type]
+    undo = undo_one(life, plan.id)
     outcomes = {line["plan"]: line["outcome"] for line in json.loads(run(capsys, "list", "-o", "json")[1])}
     assert outcomes == {plan.id: "published", undo.id: "planned"}
     executor.journal_of(life.settings, undo.id).write("finish", "done")

@@ -63,7 +63,7 @@ class Home:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.life = Life(folder)
+        self.life = Life.begin(folder)
         for number in range(BATCHES):
             self.life.batch(number, code=TODAY)
         made = {"things": {"nodes": ["Project"], "position": None}}

@@ -14,10 +14,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import executor, staging
-from reprocessing.context import RecoveryContext, RecoveryEvents
+from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.journal import Journal, Line
-from reprocessing.plan import Checks, Plan, load
-from reprocessing.planner import make_plan
+from reprocessing.plan import Checks, StreamPlan
+from reprocessing.plan_file import load
 from reprocessing.snapshot import planning_snapshot
 from reprocessing.targets import Target
 from streaming_jobs.errors import PreflightRefused
@@ -31,7 +31,7 @@ from streaming_jobs.sinks.delta.table_files import on_disk
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
-from tests.support.life import STREAM, Life, Topics
+from tests.support.life import STREAM, Life, Topics, plan_one, recovery
 from tests.support.power import Power
 from tests.support.worlds import PRIMARY, SECONDARY, Disk, lay_checkpoint, parity
 from tests.unit.streaming_jobs.runtime.test_batch import Driver
@@ -41,19 +41,11 @@ RIGHT = list(range(60))
 WRONG = sorted([*range(30), *(-n for n in range(30, 60))])
 
 
-class Found(Life):
-    """A life that is on disk already."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-
-
 @pytest.fixture
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Batches 0 to 2 are right, 3 to 5 wrong; the code that replays is right."""
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    monkeypatch.setattr("reprocessing.stages.replay", replayed)
-    life = Life(tmp_path / "home")
+    life = Life.begin(tmp_path / "home")
     for number in range(6):
         life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
     return life
@@ -68,7 +60,7 @@ def power(life: Life, monkeypatch: pytest.MonkeyPatch) -> Iterator[Power]:
 
 def replayed(context: RecoveryContext) -> dict[str, Any]:
     """The batches after the savepoint, as the session would write them, into the workshop."""
-    staged = Found(context.own)
+    staged = Life(context.own)
     at = staged.at()
     assert at is not None
     for number in range(at.batch + 1, 6):
@@ -80,14 +72,14 @@ def topics() -> Any:
     return Topics(end=60)
 
 
-def planned(life: Life) -> Plan:
+def planned(life: Life) -> StreamPlan:
     savepoints.take(life.settings, life.record, 2, "purpose")
-    return make_plan(planning_snapshot(life.settings, STREAM, topics()), Target("batch", "2"), Checks())
+    return plan_one(planning_snapshot(life.settings, STREAM, topics()), Target("batch", "2"), Checks())
 
 
 def whole(settings: Settings) -> None:
     """Every file that a table or a savepoint lists is there with all its bytes; every checkpoint can be read."""
-    life = Found(settings)
+    life = Life(settings)
     assert not [f for f in check_start(take_snapshot(settings, STREAM, topics())) if "cannot be read" in f.found]
     life.rows()
     for savepoint in savepoints.savepoints(settings, STREAM.name):
@@ -97,8 +89,8 @@ def whole(settings: Settings) -> None:
         Checkpoint(savepoints.checkpoint_of(settings, savepoint)).check()
 
 
-def act(settings: Settings, plan: str, what: str) -> RecoveryContext:
-    return getattr(executor, what)(settings, STREAM, topics(), load(settings, plan), RecoveryEvents())  # type: ignore[no-any-return]
+def act(settings: Settings, plan: str, what: str) -> None:
+    getattr(executor, what)(recovery(Life(settings), plan, topics(), replay=replayed))
 
 
 def cut_after_each_line(power: Power, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Line, Settings]]:
@@ -106,8 +98,8 @@ def cut_after_each_line(power: Power, tmp_path: Path, monkeypatch: pytest.Monkey
     found: list[tuple[Line, Settings]] = []
     write = Journal.write
 
-    def writing(self: Journal, *arguments: Any) -> None:
-        write(self, *arguments)
+    def writing(self: Journal, *arguments: Any, **more: Any) -> None:
+        write(self, *arguments, **more)
         home = power.cut(tmp_path / f"cut-{len(found)}")
         found.append((self.lines()[-1], Settings.load({"home": home})))
 
@@ -129,7 +121,7 @@ def test_what_a_recovery_has_journaled_as_done_survives_a_power_cut(
         assert lines and lines[-1] == line, f"the journal itself lost {line.stage} {line.state}"
         whole(settings)
         done = {one.stage for one in lines if one.state == "done"}
-        left = Found(settings)
+        left = Life(settings)
         assert left.rows() == (RIGHT if "publish" in done else WRONG), f"after {line.stage} {line.state}"
         assert left.record.generation == (2 if "switch" in done else 1)
         if line.state == "done":
@@ -144,11 +136,11 @@ def test_what_an_abort_has_journaled_as_done_survives_a_power_cut(
 ) -> None:
     plan = planned(life).id
 
-    def refused(_: RecoveryContext) -> bool:
+    def refused(_: Recovery) -> bool:
         return False
 
     with pytest.raises(Exception, match="not confirmed"):
-        executor.resume(life.settings, STREAM, topics(), load(life.settings, plan), RecoveryEvents(confirm=refused))
+        executor.resume(recovery(life, plan, topics(), RecoveryEvents(confirm=refused), replay=replayed))
     with monkeypatch.context() as patched:
         cuts = cut_after_each_line(power, tmp_path, patched)
         act(life.settings, plan, "give_up")
@@ -157,11 +149,11 @@ def test_what_an_abort_has_journaled_as_done_survives_a_power_cut(
     act(at_first, plan, "give_up")
     for settings in (at_first, at_last):
         whole(settings)
-        left = Found(settings)
+        left = Life(settings)
         assert left.rows() == WRONG and left.record.generation == 3
         assert StreamFolder.of(settings, STREAM.name).checkpoint(3).last_committed == 5
         assert not [f for f in check_start(take_snapshot(settings, STREAM, topics())) if f.severity == "refuse"]
-    assert staging.settings_of(at_last, load(at_last, plan)).tables.exists() is False
+    assert staging.settings_of(at_last, load(at_last, plan).of(STREAM.name)).tables.exists() is False
 
 
 def test_a_savepoint_that_was_taken_survives_a_power_cut(life: Life, power: Power, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ DAY = 86_400.0
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     for number in range(6):
         life.batch(number)
     return life

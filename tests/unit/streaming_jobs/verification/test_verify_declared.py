@@ -32,7 +32,7 @@ BATCHES = 5
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """Five batches of ten records; each row is one record, and does not say which."""
-    made = Life(tmp_path)
+    made = Life.begin(tmp_path)
     for number in range(BATCHES):
         made.batch(number)
     noted(made)
@@ -219,7 +219,7 @@ def test_a_gap_between_two_batches_is_lost_wherever_it_is_read(life: Life) -> No
 
 
 def test_a_stream_that_began_later_has_not_lost_what_came_before(tmp_path: Path) -> None:
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     life.batch(4)
     record = life.record
     began = replace(record.topics[0], start={"0": 4 * PER_BATCH})

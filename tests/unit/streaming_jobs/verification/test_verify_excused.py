@@ -40,7 +40,7 @@ BATCHES = 5
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """Four batches of ten records; each row is one record, and does not say which."""
-    made = Life(tmp_path)
+    made = Life.begin(tmp_path)
     for number in range(BATCHES - 1):
         made.batch(number)
     noted(made)
@@ -164,7 +164,7 @@ def test_ranges_are_not_written_out_offset_by_offset() -> None:
 
 
 def test_a_recovery_that_is_not_finished_has_not_lost_what_came_before_the_stream(tmp_path: Path) -> None:
-    life = Life(tmp_path)
+    life = Life.begin(tmp_path)
     for number in (3, 4):
         life.batch(number)
     record = life.record
@@ -218,7 +218,7 @@ def test_a_topic_that_is_gone_is_told_and_breaks_nothing(life: Life) -> None:
 
 
 def test_a_stream_without_a_batch_proves_nothing(tmp_path: Path) -> None:
-    made = Life(tmp_path)
+    made = Life.begin(tmp_path)
     found = judged(made, topics={TOPIC: replace(proofs.topic()[proofs.TOPIC], partitions={0: empty()})})
     assert found.ok and not found.whole
 

@@ -1,0 +1,123 @@
+"""The stages before the streams go on: what was rebuilt is compared, and somebody agrees."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from reprocessing.audit import Difference, compare
+from reprocessing.conditions import broken
+from reprocessing.context import Recovery, RecoveryContext
+from reprocessing.journal import NOT_CONFIRMED, next_step
+from reprocessing.plan import StreamPlan
+from reprocessing.publish import misfit, refuse_foreign
+from reprocessing.replay_end import kept_table
+from reprocessing.stages.stage import Findings
+from streaming_jobs.errors import PermanentError
+from streaming_jobs.preflight.take_snapshot import all_tables
+from streaming_jobs.spelling import counted
+
+
+class AuditRefused(PermanentError):
+    """The rebuilt rows break a rule, or differ by more than the plan allows; nothing was published.
+
+    Look at the report that `recourse recover show PLAN` names. Then `recourse recover abort PLAN` lets the stream go on
+    as it was; correct the code, or the rule, and plan anew.
+    """
+
+    code = "REC-030"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Rules and differences, of every stream that was rebuilt, and the question whether to publish."""
+
+    name: ClassVar[str] = "audit"
+    stream: ClassVar[None] = None
+    plans: tuple[StreamPlan, ...]
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        rules = dict.fromkeys(rule for each in self.plans for rule in each.checks.rules)
+        bounds = dict.fromkeys(each.checks.max_changed for each in self.plans if each.checks.max_changed is not None)
+        return (
+            "compare staging with the published tables, as of where these end in the topics"
+            + "".join(f"; every row: {rule}" for rule in rules)
+            + "".join(f"; at most {bound:.1%} of the rows change" for bound in bounds)
+        )
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
+        recovery.differences = []
+        reasons: list[str] = []
+        for plan in self.plans:
+            context = recovery.of(plan.stream)
+            refuse_foreign(context.settings, context.stream, context.record)
+            bad = broken(context.own.tables / context.stream.primary.name, plan.checks.rules)
+            recovery.events.tell(_as_of(context))
+            differences = list(_differences(context))
+            recovery.differences += differences
+            reasons += [each.words(rule) for rule, each in bad.items() if each.rows]
+            for declared, _ in all_tables(context.stream):
+                reasons += misfit(context.settings.tables / declared.name, context.own.tables / declared.name)
+            limit = plan.checks.max_changed
+            reasons += [
+                f"{d.share:.1%} of the rows of {d.table} change, at most {limit:.1%} may"
+                for d in differences
+                if limit is not None and d.share > limit
+            ]
+        if reasons:
+            raise AuditRefused(
+                "; ".join(reasons),
+                f"give it up, correct the function and plan again: recourse recover abort {recovery.plan.id}",
+            )
+        _ask(recovery)
+        return {"differences": [dataclasses.asdict(replace(d, sample=())) for d in recovery.differences]}
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """The question, where nothing is rebuilt that could be looked at."""
+
+    name: ClassVar[str] = "confirm"
+    stream: ClassVar[None] = None
+    plans: tuple[StreamPlan, ...]
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        records = sum(end - begin for plan in self.plans for _, _, begin, end in plan.skipped())
+        return f"ask whether {'this one record' if records == 1 else f'these {records:,} records'} may be left out"
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Ask; raises AuditRefused."""
+        _ask(recovery)
+        return {}
+
+
+def _differences(context: RecoveryContext) -> Iterator[Difference]:
+    for declared, role in all_tables(context.stream):
+        if role != "deletes":  # they follow from the rows, and are as old as the batches that noted them
+            rebuilt = kept_table(context, declared.name) or context.own.tables / declared.name
+            yield compare(declared.name, context.settings.tables / declared.name, rebuilt, declared.keys)
+
+
+def _ask(recovery: Recovery) -> None:
+    if not recovery.events.confirm(recovery):
+        raise AuditRefused(NOT_CONFIRMED, next_step(recovery.plan.id, "waits for confirmation"))
+
+
+def _as_of(context: RecoveryContext) -> str:
+    """The moment of the replay that is compared with the published tables, in words."""
+    since = context.found("replay").get("since", 0)
+    if since is None:
+        return (
+            "  the replay has no batch that ends where the published tables do: what came since shows as a difference"
+        )
+    if not since:
+        return "  compared where the published tables end"
+    came = counted(since, "record")
+    return (
+        f"  compared where the published tables end; {came} that came since {'is' if since == 1 else 'are'} rebuilt too"
+    )

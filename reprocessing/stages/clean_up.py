@@ -1,0 +1,33 @@
+"""The last stage: staging goes, and the streams may start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from reprocessing import staging
+from reprocessing.context import Recovery
+from reprocessing.plan import StreamPlan
+from reprocessing.stages.stage import Findings
+
+
+@dataclass(frozen=True)
+class CleanUp:
+    """Staging goes."""
+
+    name: ClassVar[str] = "finish"
+    stream: ClassVar[None] = None
+    plans: tuple[StreamPlan, ...]
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        staging_goes = "" if all(each.skips for each in self.plans) else "remove staging; "
+        streams = " ".join(each.stream for each in self.plans)
+        what = "the stream" if len(self.plans) == 1 else "the streams"
+        return f"{staging_goes}start {what} again: recourse streams run {streams}, or Dagster does"
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Remove the staging tables and the replay's state."""
+        for each in self.plans:
+            staging.clear(recovery.settings, each)
+        return {}

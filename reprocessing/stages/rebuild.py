@@ -1,0 +1,134 @@
+"""The stages that rebuild one stream beside its published rows, and put the rebuilt rows in their place."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from reprocessing import staging
+from reprocessing.context import Recovery
+from reprocessing.publish import content_of, publish
+from reprocessing.replay import last_entry
+from reprocessing.stages.stage import Findings, OfOneStream, tables_of
+from streaming_jobs.files import sync
+from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
+from streaming_jobs.runtime import output_plans
+from streaming_jobs.spelling import counted
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
+
+
+@dataclass(frozen=True)
+class Prepare(OfOneStream):
+    """The replay's state folder and tables."""
+
+    name: ClassVar[str] = "prepare"
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        if self.plan.base.savepoint is None:
+            return "staging tables and state start empty"
+        state = "state and tables" if self.plan.stateful and not self.plan.discards_state else "tables"
+        empty = "; state starts empty" if self.plan.discards_state else ""
+        return f"{state} start as of savepoint {self.plan.base.savepoint} (hard links, no copy){empty}"
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Make them anew."""
+        context = recovery.of(self.stream)
+        staging.prepare(context.settings, self.plan, context.record, context.base())
+        staging.sync_all(context.settings, self.plan)
+        return {}
+
+
+@dataclass(frozen=True)
+class Replay(OfOneStream):
+    """The ordinary session, on the staging tables."""
+
+    name: ClassVar[str] = "replay"
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        seconds = "" if self.plan.seconds is None else f", about {self.plan.seconds:,.0f} s at the stream's own pace"
+        records = counted(self.plan.records, "record")
+        return f"replay {records} with code {self.plan.saw.code.hash} into staging tables{seconds}"
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Run to the topic's end."""
+        context = recovery.of(self.stream)
+        findings = recovery.replay(context)
+        staging.sync_all(context.settings, self.plan)
+        return findings
+
+
+@dataclass(frozen=True)
+class Publish(OfOneStream):
+    """The commits that make the rebuilt rows visible."""
+
+    name: ClassVar[str] = "publish"
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        return f"one commit per table makes the rebuilt rows the published ones: {tables_of(self.plan)}"
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Publish the staging tables' files."""
+        context = recovery.of(self.stream)
+        staged = context.own.tables
+        contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(context.stream)}
+        last = last_entry(context.own, context.stream)
+        begins = self.plan.base.ends  # so that who reads the log knows from where on the rows were rebuilt
+        offsets = [replace(each, start=dict(begins.get(each.topic, {}))) for each in last.offsets]
+        published = publish(
+            context.settings,
+            context.stream,
+            contents,
+            record=context.record,
+            plan=self.plan.id,
+            at=last.txn,
+            offsets=offsets,
+            code=last.code,
+            between=lambda _: context.crash_point("recover_publish_between"),
+        )
+        return {"tables": [dataclasses.asdict(table) for table in published]}
+
+
+@dataclass(frozen=True)
+class SwitchGeneration(OfOneStream):
+    """The record, the checkpoint and the ledger of the new generation become the stream's."""
+
+    name: ClassVar[str] = "switch"
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        opened, before = self.plan.generation, self.plan.saw.generation
+        return f"the stream goes on in generation {opened}; generation {before} stays on disk"
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Move the checkpoint, adopt the ledger's lines, then write the record."""
+        context, number = recovery.of(self.stream), self.plan.generation
+        record = context.record
+        if record.generation == number:
+            return {"generation": number}
+        rebuilt = StreamFolder.of(context.own, self.stream)
+        streams_own = StreamFolder.of(context.settings, self.stream)
+        source, target = rebuilt.checkpoint(number).folder, streams_own.checkpoint(number).folder
+        if not target.exists():
+            source.rename(target)
+            sync(target.parent)
+        context.crash_point("recover_switch_between")
+        ledger_file(context.settings, self.stream).adopt(ledger_file(context.own, self.stream))
+        output_plans.adopt(streams_own.output_plans, rebuilt.output_plans)
+        replayed = stream_record.load(context.own, self.stream)
+        assert replayed is not None
+        stream_record.save(
+            context.settings,
+            replace(
+                replayed,
+                generations=(*record.generations, staging.opened_by(self.plan)),
+                tables=record.tables,
+                topics=record.topics if self.plan.discards_state else replayed.topics,
+                accepted=record.accepted,
+            ),
+        )
+        return {"generation": number}

@@ -1,0 +1,25 @@
+"""The stage that lets a stream go on further ahead; nothing is rebuilt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from reprocessing.context import Recovery
+from reprocessing.reopen import skip
+from reprocessing.stages.stage import Findings, OfOneStream
+
+
+@dataclass(frozen=True)
+class Skip(OfOneStream):
+    """The stream goes on at the plan's offsets."""
+
+    name: ClassVar[str] = "skip"
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        return f"go on in generation {self.plan.generation} with the first record after them"
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Open the generation there."""
+        return skip(recovery.of(self.stream))

@@ -1,0 +1,97 @@
+"""The stages before anything is rebuilt: the stream stands still and is kept, then its tables are fenced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from reprocessing.context import Recovery
+from reprocessing.plan import moved
+from reprocessing.publish import fence, fenced_by, refuse_foreign
+from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.stages.stage import Findings, OfOneStream, tables_of
+from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.sinks.delta import remembered_deletes
+from streaming_jobs.state import savepoints
+
+
+@dataclass(frozen=True)
+class TakeSavepoint(OfOneStream):
+    """A savepoint of the stream as it is."""
+
+    name: ClassVar[str] = "keep"
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        return f"stop {self.stream} and keep everything in a savepoint, so that abort and undo can bring it back"
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Look again now that the stream stands still, and take the savepoint."""
+        context = recovery.of(self.stream)
+        context.base()
+        snapshot = planning_snapshot(context.settings, context.stream, context.topics)
+        refuse_foreign(context.settings, context.stream, snapshot.record)
+        committed = self._refuse(snapshot)
+        savepoints.drop_outdated(context.settings, snapshot.record, committed)
+        taken = savepoints.take(context.settings, snapshot.record, committed, "recovery", f"before {self.plan.id}")
+        savepoints.keep_for_recovery(context.settings, taken)
+        position = snapshot.history.position
+        if self.plan.skips and all(
+            offset <= position.get(t, {}).get(p, 0)
+            for t, each in self.plan.wanted.items()
+            for p, offset in each.items()
+        ):
+            raise UsageError(
+                f"stream {self.stream} has come past the plan's offsets by itself",
+                f"there is nothing left to skip: recourse recover abort {self.plan.id}",
+            )
+        return {
+            "savepoint": taken.id,
+            "batch": snapshot.world.batch,
+            "position": {topic: dict(each) for topic, each in position.items()},
+            "since": snapshot.world.batch - self.plan.saw.batch,
+        }
+
+    def _refuse(self, snapshot: PlanningSnapshot) -> int:
+        """The batch that the checkpoint knows as done; raises where the plan no longer holds or there is none."""
+        if words := moved(self.plan, snapshot.world):
+            raise PreflightRefused(
+                f"plan {self.plan.id} no longer holds: {'; '.join(words)}",
+                f"give it up, it has done nothing: recourse recover abort {self.plan.id}; then make a new plan",
+            )
+        committed = snapshot.around.checkpoint.committed
+        if self.plan.skips and self.plan.stateful and committed != snapshot.world.batch:
+            raise UsageError(
+                f"{snapshot.world.txn} is in the tables, and the state does not know it yet",
+                f"let the stream finish it (recourse streams run {self.stream} --trigger available-now), then "
+                "resume; if it cannot start, abort, and make a plan that goes back",
+            )
+        if committed is None:
+            raise UsageError(f"stream {self.stream} has not finished a batch yet", "there is nothing to put right")
+        return committed
+
+
+@dataclass(frozen=True)
+class Fence(OfOneStream):
+    """The new generation on every table."""
+
+    name: ClassVar[str] = "fence"
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        return (
+            f"fence {tables_of(self.plan)} for generation {self.plan.generation}: only this plan starts the stream "
+            "from here on"
+        )
+
+    def run(self, recovery: Recovery) -> Findings:
+        """One commit without rows per table.
+
+        Until the first of them the stream may have run on, so it is kept again.
+        """
+        context = recovery.of(self.stream)
+        if not fenced_by(context.settings, context.stream, self.plan.id):
+            context.journal.write("keep", "done", TakeSavepoint(self.plan).run(recovery))
+        remembered_deletes.begin(context.settings, context.stream, generation=context.record.generation)
+        fence(context.settings, context.stream, self.plan.id, self.plan.generation)
+        return {}

@@ -1,0 +1,64 @@
+"""The plan that takes a published one back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from reprocessing.executor import journal_of, undone_by
+from reprocessing.journal import next_step
+from reprocessing.plan import RecoveryPlan
+from reprocessing.planner import Request, make_plan
+from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.targets import Resolved, Target, instant_words
+from streaming_jobs.errors import UsageError
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.stream import Stream
+
+
+def plan_undo(settings: Settings, streams: Mapping[str, Stream], topics: Topics, plan: RecoveryPlan) -> RecoveryPlan:
+    """The plan that takes a published one back: to the savepoints from before it, and what came since after that.
+
+    Raises UsageError when it was not published, was undone already, or a savepoint is gone.
+    """
+    journal = journal_of(settings, plan.id)
+    if journal.outcome != "published":
+        raise UsageError(f"plan {plan.id} is {journal.outcome}, not published", next_step(plan.id, journal.outcome))
+    if (undo := undone_by(settings, plan)) is not None:
+        raise UsageError(
+            f"plan {plan.id} was undone by {undo} already", f"to have it again: recourse recover undo {undo}"
+        )
+    requests = []
+    for name in plan.names:
+        before = _savepoint_before(settings, plan, name)
+        snapshot = planning_snapshot(settings, streams[name], topics)
+        _refuse_later(snapshot, plan)
+        back_to = Resolved(before.txn, before.ends, (f"everything as it was on {instant_words(before.taken_at)}",))
+        target = Target("savepoint", f"from before {plan.id}")
+        requests.append(Request(snapshot, target, resolved=back_to, base=before))
+    return make_plan(settings, requests, undoes=plan.id)
+
+
+def _savepoint_before(settings: Settings, plan: RecoveryPlan, stream: str) -> Savepoint:
+    findings = journal_of(settings, plan.id).done("keep", stream)
+    before = savepoints.find(settings, stream, findings["savepoint"]) if findings else None
+    if before is None:
+        raise UsageError(f"the savepoint from before plan {plan.id} was dropped", "it can no longer be undone")
+    return before
+
+
+def _refuse_later(snapshot: PlanningSnapshot, plan: RecoveryPlan) -> None:
+    """Raise UsageError where a later recovery has opened a generation; one that was given up does not count."""
+    generations = {each.number: each for each in snapshot.record.generations}
+    number: int | None = snapshot.record.generation
+    while number is not None and generations[number].aborts:
+        number = generations[number].from_generation
+    opened = plan.of(snapshot.stream.name).generation
+    if number != opened:
+        raise UsageError(
+            f"stream {snapshot.stream.name} is in generation {snapshot.record.generation}; plan {plan.id} opened "
+            f"{opened}",
+            "undo the later recovery first",
+        )

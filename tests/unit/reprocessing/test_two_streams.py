@@ -1,0 +1,266 @@
+"""A recovery of two streams: one plan, one journal, one question; killed after every stage, resumed, given up.
+
+Both streams read the topic `things`. Batches 3 to 5 of both are wrong, and the code of today is right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reprocessing import executor
+from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.executor import give_up, journal_of, recovery_of, resume
+from reprocessing.explainer import explain
+from reprocessing.journal import Journal
+from reprocessing.plan import RecoveryPlan
+from reprocessing.plan_file import load, names_of
+from reprocessing.planner import Request, make_plan
+from reprocessing.report import page
+from reprocessing.snapshot import planning_snapshot
+from reprocessing.stages import stages_of
+from reprocessing.targets import Target
+from reprocessing.undo import plan_undo
+from streaming_jobs.errors import UsageError
+from streaming_jobs.preflight.rules import check_start
+from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.lease import take
+from tests.support.life import OTHERS, STREAM, Life, Topics
+
+BOTH = (STREAM, OTHERS)
+RIGHT = list(range(60))
+WRONG = sorted([*range(30), *(-n for n in range(30, 60))])
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut(Journal):
+    """A journal whose process is killed right after it has noted that a stage of a stream is done."""
+
+    after: tuple[str, str | None] = ("", None)
+
+    def write(self, stage: str, state: Any, *findings: Any, stream: str | None = None) -> None:
+        super().write(stage, state, *findings, stream=stream)
+        if (stage, stream) == self.after and state == "done":
+            raise Killed
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("made")
+    for stream in BOTH:
+        life = Life.begin(home, stream)
+        for number in range(6):
+            life.batch(number, wrong=number > 2, code="bug" if number > 2 else "a")
+    return home
+
+
+def copied(made: Path, home: Path) -> list[Life]:
+    shutil.copytree(made, home)
+    settings = Settings.load({"home": home})
+    return [Life(settings, stream) for stream in BOTH]
+
+
+@pytest.fixture
+def lives(made: Path, tmp_path: Path) -> list[Life]:
+    return copied(made, tmp_path / "home")
+
+
+def planned(settings: Settings, *targets: Target) -> RecoveryPlan:
+    requests = [
+        Request(planning_snapshot(settings, stream, Topics(end=60)), target)
+        for stream, target in zip(BOTH, targets, strict=True)
+    ]
+    return make_plan(settings, requests)
+
+
+def back(settings: Settings) -> RecoveryPlan:
+    """Both streams go back before batch 3."""
+    return planned(settings, Target("batch", "2"), Target("batch", "2"))
+
+
+def replayed(context: RecoveryContext) -> Mapping[str, Any]:
+    """The batches after the savepoint, as a session with the right code would write them."""
+    staged = Life(context.own, context.stream)
+    position = staged.at()
+    assert position is not None
+    for number in range(position.batch + 1, 6):
+        staged.batch(number, generation=context.plan.generation, code="right")
+    return {"batch": 5, "seconds": 0.1, "records": 30, "since": 0}
+
+
+def recovery(
+    settings: Settings, plan: str, events: RecoveryEvents | None = None, cut: tuple[str, str | None] | None = None
+) -> Recovery:
+    whole = recovery_of(
+        settings, BOTH, Topics(end=60), load(settings, plan), events or RecoveryEvents(), replay=replayed
+    )
+    return whole if cut is None else dataclasses.replace(whole, journal=Cut(whole.journal.path, cut))
+
+
+def can_start(life: Life) -> bool:
+    findings = check_start(take_snapshot(life.settings, life.stream, Topics(end=60)))
+    return not [finding for finding in findings if finding.severity == "refuse"]
+
+
+def test_stages_go_side_by_side_and_nothing_is_published_before_everything_was_compared(lives: list[Life]) -> None:
+    plan = back(lives[0].settings)
+    assert (plan.id, plan.names, plan.streams[0].staging, plan.streams[1].staging) == (
+        "things-0001",
+        ("things", "others"),
+        "things-0001",
+        "things-0001.others",
+    )
+    assert [(stage.name, stage.stream) for stage in stages_of(plan)] == [
+        *(("keep", name) for name in plan.names),
+        *(("fence", name) for name in plan.names),
+        *(("prepare", name) for name in plan.names),
+        *(("replay", name) for name in plan.names),
+        ("audit", None),
+        *(("publish", name) for name in plan.names),
+        *(("switch", name) for name in plan.names),
+        ("finish", None),
+    ]
+    text = explain(plan)
+    for words in (
+        "rewind to batch 2, stream things; rewind to batch 2, stream others",
+        "stops        things,",
+        "stops        others,",
+        "start the streams again: recourse streams run things others",
+    ):
+        assert words in text
+
+
+def test_one_stream_goes_back_and_the_other_goes_forward(lives: list[Life]) -> None:
+    settings = lives[0].settings
+    requests = [
+        Request(planning_snapshot(settings, STREAM, Topics(end=60)), Target("batch", "2")),
+        Request(planning_snapshot(settings, OTHERS, Topics(end=90)), Target("offsets", "0:80")),
+    ]
+    plan = make_plan(settings, requests)
+    names = [(stage.name, stage.stream) for stage in stages_of(plan)]
+    assert names[4:] == [
+        ("prepare", "things"),
+        ("replay", "things"),
+        ("audit", None),
+        ("publish", "things"),
+        ("skip", "others"),
+        ("switch", "things"),
+        ("finish", None),
+    ]
+    whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
+    resume(whole)
+    assert lives[0].rows() == RIGHT and lives[1].rows() == WRONG
+    assert [life.record.generation for life in lives] == [2, 2]
+    assert [(v["from"], v["to"]) for v in lives[1].record.void_ranges] == [(60, 80)]
+
+
+def test_killed_after_any_stage_it_is_finished_by_resume(made: Path, tmp_path: Path) -> None:
+    stages = [(stage.name, stage.stream) for stage in stages_of(back(copied(made, tmp_path / "counted")[0].settings))]
+    for number, cut in enumerate(stages):
+        lives = copied(made, tmp_path / f"cut-{number}")
+        settings = lives[0].settings
+        plan = back(settings).id
+        with pytest.raises(Killed):
+            resume(recovery(settings, plan, cut=cut))
+        done = stages[: number + 1]
+        for life in lives:
+            name = life.stream.name
+            assert life.rows() == (RIGHT if ("publish", name) in done else WRONG), cut
+            assert can_start(life) == (("fence", name) not in done or ("switch", name) in done), cut
+        resume(recovery(settings, plan))
+        for life in lives:
+            assert life.rows() == RIGHT and life.record.generation == 2 and can_start(life), cut
+        assert not (settings.tables / "_staging").exists() and journal_of(settings, plan).outcome == "published"
+
+
+@pytest.mark.parametrize(
+    "cut", [("keep", "things"), ("fence", "things"), ("fence", "others"), ("replay", "things"), ("audit", None)]
+)
+def test_given_up_before_the_first_publish_both_go_on_as_they_were(
+    lives: list[Life], cut: tuple[str, str | None]
+) -> None:
+    settings = lives[0].settings
+    plan = back(settings).id
+    with pytest.raises(Killed):
+        resume(recovery(settings, plan, cut=cut))
+    fenced = {"keep": 0, "fence": BOTH.index(STREAM if cut[1] == "things" else OTHERS) + 1}.get(cut[0], 2)
+    give_up(recovery(settings, plan))
+    for number, life in enumerate(lives):
+        assert life.rows() == WRONG and can_start(life)
+        assert life.record.generation == (3 if number < fenced else 1)
+    assert not (settings.tables / "_staging").exists() and journal_of(settings, plan).outcome == "aborted"
+
+
+def test_it_is_not_given_up_when_one_of_them_has_published(lives: list[Life]) -> None:
+    settings = lives[0].settings
+    plan = back(settings).id
+    with pytest.raises(Killed):
+        resume(recovery(settings, plan, cut=("publish", "things")))
+    assert (lives[0].rows(), lives[1].rows()) == (RIGHT, WRONG)
+    with pytest.raises(UsageError, match="has published table things,"):
+        give_up(recovery(settings, plan))
+
+
+def test_nobody_agrees_then_nothing_is_published_and_yes_publishes_both(lives: list[Life]) -> None:
+    settings = lives[0].settings
+    plan = back(settings).id
+    asked: list[Sequence[str]] = []
+
+    def no(whole: Recovery) -> bool:
+        asked.append([difference.table for difference in whole.differences])
+        return False
+
+    with pytest.raises(Exception, match="not confirmed"):
+        resume(recovery(settings, plan, RecoveryEvents(confirm=no)))
+    assert asked == [["things", "things_dead_letters", "others", "others_dead_letters"]]
+    assert journal_of(settings, plan).outcome == "waits for confirmation"
+    assert [life.rows() for life in lives] == [WRONG, WRONG]
+    executor.apply(recovery(settings, plan))
+    assert [life.rows() for life in lives] == [RIGHT, RIGHT]
+    text = page(load(settings, plan), journal_of(settings, plan), [])
+    assert "publish things" in text and "publish others" in text
+
+
+def test_both_are_undone_by_one_plan(lives: list[Life]) -> None:
+    settings = lives[0].settings
+    plan = back(settings)
+    resume(recovery(settings, plan.id))
+    assert names_of(settings, "others") == [plan.id] == names_of(settings, "things")
+    undo = plan_undo(settings, {stream.name: stream for stream in BOTH}, Topics(end=60), plan)
+    assert undo.undoes == plan.id and undo.names == plan.names
+    resume(dataclasses.replace(recovery(settings, undo.id), replay=lambda _: {"since": 0}))
+    assert [life.rows() for life in lives] == [WRONG, WRONG]
+    assert executor.undone_by(settings, plan) == undo.id
+
+
+def test_a_plan_of_both_is_in_the_way_of_another_of_either(lives: list[Life]) -> None:
+    settings = lives[0].settings
+    plan = back(settings).id
+    with pytest.raises(Killed):
+        resume(recovery(settings, plan, cut=("keep", "others")))
+    for stream in BOTH:
+        under_way = executor.under_way(settings, stream.name)
+        assert under_way is not None and under_way.id == plan
+        assert plan in executor.needed_savepoints(settings, stream.name).values()
+    with pytest.raises(UsageError, match="is of things and others"):
+        recovery_of(settings, [STREAM], Topics(), load(settings, plan), RecoveryEvents())
+
+
+def test_neither_stream_runs_while_a_plan_of_both_is_at_work(lives: list[Life]) -> None:
+    settings = lives[0].settings
+    plan = back(settings).id
+    with take(settings, "others", purpose="session", wait=0), pytest.raises(Exception, match="others"):
+        resume(dataclasses.replace(recovery(settings, plan), patience=-60.0))
+    assert journal_of(settings, plan).outcome == "planned" and all(map(can_start, lives))
+    with take(settings, "things", purpose="session", wait=0):  # it was given back
+        pass
