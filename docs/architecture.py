@@ -43,7 +43,11 @@ RECOVERY = (
     ("reprocessing.snapshot", "planning_snapshot", "what it looks at: record, tables, topics, history as they are now"),
     ("reprocessing.targets", "resolve", "the target becomes offsets and the end of a batch"),
     ("reprocessing.executor", "apply", "walks the stages; a journal says how far it came"),
-    ("reprocessing.stages.stand_still", "TakeSavepoint", "the stream as it is, so that abort and undo can bring it back"),
+    (
+        "reprocessing.stages.stand_still",
+        "TakeSavepoint",
+        "the stream as it is, so that abort and undo can bring it back",
+    ),
     ("reprocessing.publish", "fence", "from here on only this plan may start the stream"),
     ("reprocessing.staging", "prepare", "tables and state of the savepoint, beside the published ones"),
     ("reprocessing.replay", "replay", "an ordinary session on them, with the corrected code"),

@@ -13,7 +13,7 @@ from reprocessing.plan import RecoveryPlan, StreamPlan
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import Topics
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
@@ -36,7 +36,7 @@ class Recovery:
     settings: Settings
     streams: Mapping[str, Stream]
     plan: RecoveryPlan
-    topics: Topics
+    topics: TopicReader
     journal: Journal
     events: RecoveryEvents
     replay: Callable[[RecoveryContext], Mapping[str, Any]]
@@ -68,7 +68,7 @@ class RecoveryContext:
     settings: Settings
     stream: Stream
     plan: StreamPlan
-    topics: Topics
+    topics: TopicReader
     journal: StreamJournal
     events: RecoveryEvents
 

@@ -30,7 +30,7 @@ from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import Topics
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import take
 from streaming_jobs.stream import Stream
@@ -47,7 +47,7 @@ def journal_of(settings: Settings, plan: str) -> Journal:
 def recovery_of(
     settings: Settings,
     streams: Sequence[Stream],
-    topics: Topics,
+    topics: TopicReader,
     plan: RecoveryPlan,
     events: RecoveryEvents,
     *,

@@ -14,7 +14,8 @@ from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import TopicInfo, Topics
+from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -23,7 +24,7 @@ OF_THE_STREAM = ("batch", "table-version", "savepoint", "code")
 """Targets for which nobody has to be asked."""
 
 
-def look_for_plan(settings: Settings, stream: Stream, reach: Callable[[], Topics]) -> PlanningSnapshot:
+def look_for_plan(settings: Settings, stream: Stream, reach: Callable[[], TopicReader]) -> PlanningSnapshot:
     """The stream as planning finds it; where no broker can be reached, with what its files say of its topics."""
     try:
         return planning_snapshot(settings, stream, reach())
@@ -41,10 +42,10 @@ def look_for_plan(settings: Settings, stream: Stream, reach: Callable[[], Topics
     return replace(found, around=replace(found.around, topics=topics), notes=(note,), unreachable=reason)
 
 
-class RememberedTopics(Topics):
+class RememberedTopics:
     """The topics as the stream's record knows them; what only a broker knows raises BrokerUnreachable."""
 
-    def __init__(self, record: StreamRecord, error: BrokerUnreachable) -> None:  # no client is made
+    def __init__(self, record: StreamRecord, error: BrokerUnreachable) -> None:
         self._record, self._error = record, error
 
     def describe(self, name: str) -> TopicInfo | None:
@@ -57,6 +58,10 @@ class RememberedTopics(Topics):
         bound = self._record.topic(name)
         starts = dict(bound.start) if bound else {}
         return OffsetBounds(starts, dict(starts))
+
+    def latest(self, name: str) -> dict[int, int]:
+        """Where the stream began."""
+        return self.offsets(name).latest
 
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:  # noqa: ARG002
         """Only the broker knows."""

@@ -19,7 +19,7 @@ from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import open_sink
-from streaming_jobs.sources.topics import Topics
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
@@ -32,7 +32,7 @@ class PlanningSnapshot:
 
     settings: Settings
     stream: Stream
-    topics: Topics
+    topics: TopicReader
     record: StreamRecord
     around: StreamSnapshot
     history: History
@@ -94,7 +94,7 @@ class PlanningSnapshot:
         return found
 
 
-def planning_snapshot(settings: Settings, stream: Stream, topics: Topics) -> PlanningSnapshot:
+def planning_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> PlanningSnapshot:
     """Gather everything; raises UsageError for a stream that has never run. Takes no lease and changes nothing."""
     record = stream_record.load(settings, stream.name)
     if record is None:

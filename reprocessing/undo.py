@@ -12,13 +12,15 @@ from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.targets import Resolved, Target, instant_words
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import Topics
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.stream import Stream
 
 
-def plan_undo(settings: Settings, streams: Mapping[str, Stream], topics: Topics, plan: RecoveryPlan) -> RecoveryPlan:
+def plan_undo(
+    settings: Settings, streams: Mapping[str, Stream], topics: TopicReader, plan: RecoveryPlan
+) -> RecoveryPlan:
     """The plan that takes a published one back: to the savepoints from before it, and what came since after that.
 
     Raises UsageError when it was not published, was undone already, or a savepoint is gone.

@@ -22,7 +22,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import dead_letters
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, open_sink
-from streaming_jobs.sources.topics import Topics
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -30,7 +30,7 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable, Stream
 
 
-def take_snapshot(settings: Settings, stream: Stream, topics: Topics) -> StreamSnapshot:
+def take_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> StreamSnapshot:
     """The stream's world, as it is now.
 
     Raises PreflightRefused for a damaged checkpoint or table, BrokerUnreachable without a broker.
@@ -133,7 +133,7 @@ def _table(
     )
 
 
-def _topic(topics: Topics, name: str) -> TopicSnapshot:
+def _topic(topics: TopicReader, name: str) -> TopicSnapshot:
     info = topics.describe(name)
     if info is None:
         return TopicSnapshot(name, None)

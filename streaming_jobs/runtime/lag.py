@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Protocol
 
 import structlog
 
@@ -29,6 +28,7 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.settings import Settings
+from streaming_jobs.sources.base import TopicEnds
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import stream_record
@@ -40,13 +40,6 @@ log = structlog.get_logger()
 LOOK_EVERY = 2.0
 _LOOKS = 200
 _QUICK = timedelta(seconds=2)
-
-
-class AsksForEnds(Protocol):
-    """What is asked of the cluster."""
-
-    def latest(self, name: str) -> dict[int, int]:
-        """The end of every partition; raises a RecourseError when nobody answers."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +110,7 @@ class EndOffsets:
     A broker that does not answer ends nothing: the newest look simply gets older.
     """
 
-    def __init__(self, topics: AsksForEnds, names: Iterable[str], every: float = LOOK_EVERY) -> None:
+    def __init__(self, topics: TopicEnds, names: Iterable[str], every: float = LOOK_EVERY) -> None:
         self._topics, self._names, self._every = topics, sorted(set(names)), every
         self._found: dict[str, tuple[float, dict[int, int]]] = {}
         self._stop = threading.Event()

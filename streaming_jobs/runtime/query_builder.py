@@ -33,9 +33,8 @@ from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import POSITION_FIELD, TOPICS
-from streaming_jobs.sources.base import Observed
+from streaming_jobs.sources.base import Observed, TopicReader
 from streaming_jobs.sources.kafka import KafkaSource
-from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import PeriodicSavepoints
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -54,8 +53,8 @@ class Connection:
     """How a session reaches the cluster: Spark's options, and two clients (`quick` gives up after 2 s)."""
 
     spark_options: Mapping[str, str]
-    topics: Topics
-    quick: Topics
+    topics: TopicReader
+    quick: TopicReader
 
 
 class QueryHandle:
@@ -362,7 +361,7 @@ def next_batch(snapshot: StreamSnapshot) -> int:
     return planned + (1 if planned == snapshot.checkpoint.committed or primary_has(snapshot, planned) else 0)
 
 
-def resolve_start(start: str, topics: Topics, topic: str) -> dict[int, int]:
+def resolve_start(start: str, topics: TopicReader, topic: str) -> dict[int, int]:
     """Offsets for `earliest`, `latest`, or an ISO time with zone; raises ConfigurationError for anything else."""
     if start in ("earliest", "latest"):
         return dict(getattr(topics.offsets(topic), start))

@@ -1,15 +1,18 @@
-"""What a batch asks of where its records come from: the seam between `runtime/batch.py` and sources."""
+"""The seams between a stream and its topics: `Source` for its batches, `TopicReader` for those who plan and check."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.positions import OffsetBounds, OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from streaming_jobs.sources.topics import TopicInfo
 
 AHEAD = "_ahead"
 """Column of a refused record: what is wrong with its event time, or null where something else is."""
@@ -50,3 +53,26 @@ class Source(Protocol):
 
     def diagnose(self, value: bytes | None) -> tuple[str, str]:
         """Reason and detail of why a record's value is refused."""
+
+
+class TopicEnds(Protocol):
+    """The ends of topics, as they are now."""
+
+    def latest(self, name: str) -> dict[int, int]:
+        """Next offset of every partition; raises a RecourseError when nobody answers in time."""
+
+
+class TopicReader(TopicEnds, Protocol):
+    """Topics as they are now. Every call has a deadline, and raises BrokerUnreachable when nobody answers in time."""
+
+    def describe(self, name: str) -> TopicInfo | None:
+        """The topic of that name; None if there is none."""
+
+    def offsets(self, name: str) -> OffsetBounds:
+        """First and next offset of every partition; raises UsageError if there is no such topic."""
+
+    def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
+        """By partition the first offset whose record timestamp is at or after `ms` (Unix, milliseconds), or the end."""
+
+    def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
+        """Bytes of key and value of an average record from `starts` on; None if none could be read."""

@@ -91,12 +91,12 @@ def test_a_job_is_one_session_in_one_process_and_one_at_a_time(defs: dg.Definiti
 
 
 def test_every_sensor_is_on_by_default_and_keepalive_can_be_set_off(shop: Settings, defs: dg.Definitions) -> None:
-    sensors = {s.name: s.default_status for s in defs.sensors or []}  # type: ignore[union-attr]
+    sensors = {s.name: s.default_status for s in defs.sensors or []}
     others = {"watchdog", "session_failure", "stream_failure", "stream_health", "job_yaml", "retention"}
     assert sensors.keys() == {"keepalive_shop", *others}
     assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
     off = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keepalive": False})})
-    quiet = {s.name: s.default_status for s in definitions(off).sensors or []}  # type: ignore[union-attr]
+    quiet = {s.name: s.default_status for s in definitions(off).sensors or []}
     assert quiet["keepalive_shop"] is dg.DefaultSensorStatus.STOPPED
 
 
@@ -111,7 +111,7 @@ def test_a_schedule_of_the_job_yaml_is_a_schedule(shop: Settings, tmp_path: Path
     defs = definitions(shop.model_copy(update={"jobs": path}))
     (schedule,) = defs.schedules or []
     assert (schedule.cron_schedule, schedule.execution_timezone) == ("0 4 * * 0", "UTC")  # type: ignore[union-attr]
-    assert "keepalive_shop" not in {s.name for s in defs.sensors or []}  # type: ignore[union-attr]
+    assert "keepalive_shop" not in {s.name for s in defs.sensors or []}
 
 
 def test_loading_starts_no_jvm_and_does_not_import_what_takes_seconds(shop: Settings) -> None:
@@ -199,8 +199,8 @@ class Ticks:
 
     def tick(self, sensor: str, cursor: str | None = None) -> object:
         context = dg.build_sensor_context(instance=self.instance, definitions=self.defs, cursor=cursor)
-        found = next(s for s in self.defs.sensors or [] if s.name == sensor)  # type: ignore[union-attr]
-        return found(context)  # type: ignore[operator]
+        found = next(s for s in self.defs.sensors or [] if s.name == sensor)
+        return found(context)
 
     def run(self, status: dg.DagsterRunStatus, **tags: str) -> str:
         run = self.instance.create_run_for_job(
@@ -387,8 +387,8 @@ def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:
     done = job.execute_in_process(instance=ticks.instance, raise_on_error=False)
     event = next(e for e in done.all_events if e.event_type is dg.DagsterEventType.RUN_FAILURE)
     context = dg.build_run_status_sensor_context("session_failure", event, ticks.instance, done.dagster_run)
-    sensor = next(s for s in ticks.defs.sensors or [] if s.name == "session_failure")  # type: ignore[union-attr]
-    sensor(context.for_run_failure())  # type: ignore[operator]
+    sensor = next(s for s in ticks.defs.sensors or [] if s.name == "session_failure")
+    sensor(context.for_run_failure())
     for table in ("orders", "customers"):
         newest = ticks.instance.fetch_observations(table_key(table), limit=1).records[0].asset_observation
         assert newest is not None

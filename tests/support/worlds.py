@@ -163,6 +163,12 @@ class FakeTopics:
         assert name == TOPIC
         return self.found
 
+    def latest(self, name: str) -> dict[int, int]:
+        return self.offsets(name).latest
+
+    def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
+        return None
+
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
         assert name == TOPIC
         self.asked_ms.append(ms)
@@ -241,7 +247,7 @@ class Disk:
 
     def snapshot(self) -> StreamSnapshot:
         """What preflight sees."""
-        return take_snapshot(self.settings, self.stream, self.topics)  # type: ignore[arg-type]
+        return take_snapshot(self.settings, self.stream, self.topics)
 
     def findings(self) -> list[Finding]:
         """What preflight says."""

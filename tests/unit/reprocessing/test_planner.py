@@ -44,7 +44,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 
 def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
-    return look_for_plan(life.settings, STREAM, lambda: topics or Topics())  # type: ignore[arg-type,return-value]
+    return look_for_plan(life.settings, STREAM, lambda: topics or Topics())
 
 
 def forget(life: Life, last: int) -> None:

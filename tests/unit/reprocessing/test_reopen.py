@@ -51,7 +51,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 
 def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
-    return planning_snapshot(life.settings, STREAM, topics or Topics(end=120))  # type: ignore[arg-type]
+    return planning_snapshot(life.settings, STREAM, topics or Topics(end=120))
 
 
 def working(life: Life, plan: StreamPlan, events: RecoveryEvents | None = None) -> RecoveryContext:
@@ -68,7 +68,7 @@ def begun(life: Life, target: Target) -> RecoveryContext:
 
 
 def refusals(life: Life) -> list[str]:
-    around = take_snapshot(life.settings, STREAM, Topics(end=120))  # type: ignore[arg-type]
+    around = take_snapshot(life.settings, STREAM, Topics(end=120))
     return [f.found for f in check_start(around) if f.severity == "refuse"]
 
 
@@ -101,16 +101,16 @@ def test_records_that_are_not_wanted_are_skipped(life: Life) -> None:
 
 def test_what_the_topic_has_lost_unread_is_skipped_with_the_command_that_the_refusal_names(life: Life) -> None:
     topics = Topics(first=95, end=120)
-    around = take_snapshot(life.settings, STREAM, topics)  # type: ignore[arg-type]
+    around = take_snapshot(life.settings, STREAM, topics)
     lost = next(f for f in check_start(around) if f.severity == "lost")
     assert lost.next_step.endswith("recourse recover plan things --to-offsets 0:95")
     plan = plan_one(found(life, topics), Target("offsets", "0:95"), NONE)
     assert list(plan.skipped()) == [(TOPIC, 0, 90, 95)]
-    context = replace(working(life, plan), topics=topics)  # type: ignore[arg-type]
+    context = replace(working(life, plan), topics=topics)
     context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
     fence(life.settings, STREAM, plan.id, plan.generation)
     skip(context)
-    around = take_snapshot(life.settings, STREAM, topics)  # type: ignore[arg-type]
+    around = take_snapshot(life.settings, STREAM, topics)
     assert [f for f in check_start(around) if f.severity != "warn"] == []
 
 
@@ -323,7 +323,7 @@ def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Li
     assert record.generations[-1].restarts and record.generations[-1].from_batch == 3
     assert not StreamFolder.of(own, STREAM.name).checkpoint(2).folder.exists()
     assert life.rows(own.tables / "things") == list(range(40))
-    around = take_snapshot(own, STREAM, Topics(end=120))  # type: ignore[arg-type]
+    around = take_snapshot(own, STREAM, Topics(end=120))
     assert [f for f in check_start(around) if f.severity == "refuse"] == []
     assert around.tables[0].txn == Txn(2, -1)
 

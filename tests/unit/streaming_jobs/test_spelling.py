@@ -61,7 +61,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             lambda: Stream("s", function, {"payments": "payments"}, {"t": DeltaTable("t")}),
             "KafkaTopic('payments', ...)",
-        ),  # type: ignore[dict-item]
+        ),
         (lambda: Stream("s", function, {"payments": PAYMENTS}, {"t": "t"}), "DeltaTable('t', ...)"),  # type: ignore[dict-item]
         (lambda: stream(source=PAYMENTS, sink=DeltaTable("t"), owners="me")(function), "owners=['me']"),
     ],

@@ -508,7 +508,7 @@ def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_commit
     def on_executors(driver: Driver) -> Driver:
         def staged_files(output: Output, refused: Any, null_keys: Any, rows: BatchOfRows) -> ParquetAppend:
             table = driver.letters_in_memory(output, refused, null_keys, rows).table
-            return _parquet(output.sink, table, (rows.generation, rows.batch))  # type: ignore[arg-type]
+            return _parquet(output.sink, table, (rows.generation, rows.batch))
 
         driver.prepare_letters = staged_files
         driver.bad = 2
@@ -532,11 +532,11 @@ def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(
     rows = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
 
     monkeypatch.setattr(staged, "_write_parquet", write_as_executors)
-    _parquet(sink, rows, (1, 0))  # type: ignore[arg-type]
+    _parquet(sink, rows, (1, 0))
     (died,) = (sink.path / "g0001").iterdir()
-    _parquet(sink, rows, (1, 0)).commit(entry(0))  # type: ignore[arg-type]
+    _parquet(sink, rows, (1, 0)).commit(entry(0))
     assert not died.exists()
-    _parquet(sink, rows, (1, 0))  # type: ignore[arg-type]
+    _parquet(sink, rows, (1, 0))
     assert numbers(disk, PRIMARY) == [1]
 
 

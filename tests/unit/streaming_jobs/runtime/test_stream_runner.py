@@ -188,15 +188,15 @@ def test_a_start_position_is_the_topics_first_or_next_offsets() -> None:
 
 def test_a_start_time_is_asked_for_in_milliseconds_of_utc() -> None:
     topics = FakeTopics()
-    assert resolve_start("2026-11-21T10:00:00+02:00", topics, TOPIC) == {0: 70, 1: 35}  # type: ignore[arg-type]
-    assert resolve_start("2026-11-21T08:00:00Z", topics, TOPIC) == {0: 70, 1: 35}  # type: ignore[arg-type]
+    assert resolve_start("2026-11-21T10:00:00+02:00", topics, TOPIC) == {0: 70, 1: 35}
+    assert resolve_start("2026-11-21T08:00:00Z", topics, TOPIC) == {0: 70, 1: 35}
     assert topics.asked_ms == [1_795_248_000_000] * 2
 
 
 @pytest.mark.parametrize("start", ["", "first", "2026-11-21", "2026-11-21T10:00:00", "offsets", "1795248000000"])
 def test_any_other_start_position_is_refused_and_a_time_without_zone_too(start: str) -> None:
     with pytest.raises(ConfigurationError, match="not earliest, latest or a time with zone"):
-        resolve_start(start, FakeTopics(), TOPIC)  # type: ignore[arg-type]
+        resolve_start(start, FakeTopics(), TOPIC)
 
 
 @pytest.mark.parametrize(
@@ -595,11 +595,11 @@ def test_an_exception_of_the_streams_function_that_comes_back_in_the_same_batch_
         "(batch 7: things partition 0 offsets 40 to 49)"
     )
     running.query, running.pipeline = FakeQuery(), quiet()  # type: ignore[assignment]
-    running.pipeline.unfinished = replace(entry, batch=8)  # type: ignore[union-attr]
+    running.pipeline.unfinished = replace(entry, batch=8)
     ended(running, failure=RuntimeError(WORKER.format("no place for 41")))
     assert running.status.state == "failing", "another batch"
     running.query, running.pipeline = FakeQuery(), quiet()  # type: ignore[assignment]
-    running.pipeline.unfinished = replace(entry, batch=8)  # type: ignore[union-attr]
+    running.pipeline.unfinished = replace(entry, batch=8)
     ended(running, failure=RuntimeError(WORKER.format("no place for 43")))
     assert running.status.state == "failed"
     assert (running.status.error["code"], running.status.error["permanent"]) == ("REC-027", "true")
