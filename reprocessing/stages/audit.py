@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from reprocessing.audit import Difference, compare
-from reprocessing.conditions import broken
+from reprocessing.audit_checks import checks_of
 from reprocessing.context import Recovery, RecoveryContext
 from reprocessing.journal import NOT_CONFIRMED, next_step
 from reprocessing.plan import StreamPlan
-from reprocessing.publish import misfit, refuse_foreign
+from reprocessing.publish import refuse_foreign
 from reprocessing.replay_end import kept_table
 from reprocessing.stages.stage import Findings
 from streaming_jobs.errors import PermanentError
@@ -40,37 +40,25 @@ class Audit:
 
     def explain(self) -> str:
         """One line of the plan's text."""
-        rules = dict.fromkeys(rule for each in self.plans for rule in each.checks.rules)
-        bounds = dict.fromkeys(each.checks.max_changed for each in self.plans if each.checks.max_changed is not None)
-        return (
-            "compare staging with the published tables, as of where these end in the topics"
-            + "".join(f"; every row: {rule}" for rule in rules)
-            + "".join(f"; at most {bound:.1%} of the rows change" for bound in bounds)
+        words = dict.fromkeys(check.words() for plan in self.plans for check in checks_of(plan))
+        return "; ".join(
+            ["compare staging with the published tables, as of where these end in the topics", *filter(None, words)]
         )
 
     def run(self, recovery: Recovery) -> Findings:
         """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
         recovery.differences = []
-        reasons: list[str] = []
+        refusals: list[str] = []
         for plan in self.plans:
             context = recovery.of(plan.stream)
             refuse_foreign(context.settings, context.stream, context.record)
-            bad = broken(context.own.tables / context.stream.primary.name, plan.checks.rules)
             recovery.events.tell(_as_of(context))
             differences = list(_differences(context))
             recovery.differences += differences
-            reasons += [each.words(rule) for rule, each in bad.items() if each.rows]
-            for declared, _ in all_tables(context.stream):
-                reasons += misfit(context.settings.tables / declared.name, context.own.tables / declared.name)
-            limit = plan.checks.max_changed
-            reasons += [
-                f"{d.share:.1%} of the rows of {d.table} change, at most {limit:.1%} may"
-                for d in differences
-                if limit is not None and d.share > limit
-            ]
-        if reasons:
+            refusals += [words for check in checks_of(plan) for words in check.refusals(context, differences)]
+        if refusals:
             raise AuditRefused(
-                "; ".join(reasons),
+                "; ".join(refusals),
                 f"give it up, correct the function and plan again: recourse recover abort {recovery.plan.id}",
             )
         _ask(recovery)

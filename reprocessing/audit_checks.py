@@ -1,0 +1,85 @@
+"""Checks that rebuilt rows have to pass before they are published; the audit walks the list of them.
+
+A further kind of check is a further class here, and a line in `checks_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from reprocessing.audit import Difference
+from reprocessing.conditions import broken
+from reprocessing.context import RecoveryContext
+from reprocessing.plan import StreamPlan
+from reprocessing.publish import misfit
+from streaming_jobs.preflight.take_snapshot import all_tables
+
+
+class AuditCheck(Protocol):
+    """One check of one stream's rebuilt rows."""
+
+    def words(self) -> str:
+        """The check as a part of the plan's text; empty for one that every plan has."""
+
+    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:
+        """The reasons why the rows may not be published, in words; none if they pass."""
+
+
+@dataclass(frozen=True)
+class EveryRow:
+    """A condition in SQL holds for every row of the primary table."""
+
+    rule: str
+
+    def words(self) -> str:
+        """The rule."""
+        return f"every row: {self.rule}"
+
+    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
+        """How many rows break it, and some of them."""
+        for rule, rows in broken(context.own.tables / context.stream.primary.name, [self.rule]).items():
+            if rows.rows:
+                yield rows.words(rule)
+
+
+@dataclass(frozen=True)
+class FitsTheTable:
+    """The rebuilt files can become those of the published tables: columns, types and partitions are the same."""
+
+    def words(self) -> str:
+        """Nothing: it goes without saying."""
+        return ""
+
+    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
+        """The columns and partitions that differ."""
+        for declared, _ in all_tables(context.stream):
+            yield from misfit(context.settings.tables / declared.name, context.own.tables / declared.name)
+
+
+@dataclass(frozen=True)
+class AtMostChanged:
+    """No more than a share of the rows of any published table changes, comes or goes."""
+
+    share: float
+
+    def words(self) -> str:
+        """The bound."""
+        return f"at most {self.share:.1%} of the rows change"
+
+    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
+        """The tables that change by more."""
+        for difference in differences:
+            if difference.share > self.share:
+                yield f"{difference.share:.1%} of the rows of {difference.table} change, at most {self.share:.1%} may"
+
+
+def checks_of(plan: StreamPlan) -> tuple[AuditCheck, ...]:
+    """The checks of a stream's plan, in the order in which they are made."""
+    bound = plan.checks.max_changed
+    return (
+        *(EveryRow(rule) for rule in plan.checks.rules),
+        FitsTheTable(),
+        *(AtMostChanged(share) for share in ([] if bound is None else [bound])),
+    )
