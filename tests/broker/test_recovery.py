@@ -367,7 +367,7 @@ SESSION = ["streaming_jobs.session", "--streams", "inventory,low_stock"]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("command", [STREAMS_RUN, SESSION], ids=["streams run", "unsupervised"])
 def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story, command: list[str]) -> None:
-    """Afterwards `streams run` goes on with all of them, in the driver that had the corrected code from its start on."""
+    """Afterwards `streams run` goes on with all of them: the driver had the corrected code from its start on."""
     session = subprocess.Popen(
         [sys.executable, "-m", *command, "--trigger", "continuous"],
         cwd=story.folder,
