@@ -1,6 +1,6 @@
-"""What a stream has done: its batches in the order of its life, over all generations.
+"""The history of a stream: its batches in order, over all generations.
 
-A recovery opens a generation that goes on after a batch of an older one. The life of the stream is therefore a path:
+A recovery opens a generation that goes on after a batch of an older one. The history is therefore a path:
 the batches of the current generation, before them those of the generation it came from up to that batch, and so on.
 What was left behind is not on the path. Lines come from the ledger beside the state; the newest may be missing there
 after a crash, so the last batch is the table's.
@@ -39,14 +39,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long batches take: a start each, and a time a record, both in seconds."""
+    """The time that batches take: one per batch, and one per record, both in seconds."""
 
-    a_batch: float
-    a_record: float
+    per_batch: float
+    per_record: float
 
     def rate(self, records: int, largest: int) -> float:
-        """Records a second over that many, in batches of `largest`."""
-        return records / (math.ceil(records / largest) * self.a_batch + records * self.a_record)
+        """Records per second over that many, in batches of `largest`."""
+        return records / (math.ceil(records / largest) * self.per_batch + records * self.per_record)
 
 
 class History:
@@ -68,7 +68,7 @@ class History:
 
     @property
     def position(self) -> TopicOffsets:
-        """Where the next batch begins; empty before the first one."""
+        """The offsets at which the next batch begins; empty before the first one."""
         return self.last.ends if self.last else {}
 
     def append(self, batch: Batch) -> None:
@@ -97,8 +97,8 @@ class History:
 
     def find(self, txn: Txn) -> Batch | None:
         """The batch at a position, if it is on the path."""
-        found = self.up_to(txn)
-        return found if found is not None and found.txn == txn else None
+        batch = self.up_to(txn)
+        return batch if batch is not None and batch.txn == txn else None
 
     def before(self, txn: Txn) -> Batch | None:
         """The last batch before a position."""
@@ -106,13 +106,13 @@ class History:
 
     def between(self, after: Txn | None, up_to: Txn) -> list[Batch]:
         """The batches after one position and up to another, oldest first."""
-        found = []
+        batches = []
         for batch in self.newest_first():
             if after is not None and batch.txn <= after:
                 break
             if batch.txn <= up_to:
-                found.append(batch)
-        return found[::-1]
+                batches.append(batch)
+        return batches[::-1]
 
     def numbered(self, number: int) -> Batch | None:
         """The newest batch of that number; the border behind a skip, which reads nothing, if there is no other."""
@@ -125,7 +125,7 @@ class History:
         return border
 
     def pace(self) -> Pace | None:
-        """How long its newest batches took: a line laid through their sizes and times; None where that is not known.
+        """The pace of its newest batches: a line laid through their sizes and times; None where that is not known.
 
         A batch that began right after the one before it took all the time since, Spark's own part included.
         """
@@ -145,9 +145,9 @@ class History:
         size = sum(n for n, _ in points) / len(points)
         time = sum(t for _, t in points) / len(points)
         spread = sum((n - size) ** 2 for n, _ in points)
-        a_record = max(sum((n - size) * (t - time) for n, t in points) / spread, 0.0) if spread else 0.0
-        a_record = min(a_record, time / size)
-        return Pace(max(time - a_record * size, 0.001), a_record)
+        per_record = max(sum((n - size) * (t - time) for n, t in points) / spread, 0.0) if spread else 0.0
+        per_record = min(per_record, time / size)
+        return Pace(max(time - per_record * size, 0.001), per_record)
 
     def _last(self, holds: Callable[[int], bool]) -> Batch | None:
         """The last batch for which something holds that holds for all before it."""
@@ -181,20 +181,19 @@ class History:
 
 def lineage(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]) -> History:
     """The path from a ledger's days, newest day first; of a batch that was repeated, the newest line counts."""
-    kept = {
-        number: (first - 1, last) for number, first, last in generation_spans(generations)
-    }  # a skip's border is before first
+    spans = generation_spans(generations)
+    batches = {number: (first - 1, last) for number, first, last in spans}  # a skip's border is before the first
 
-    def on_it() -> Iterator[Sequence[RawLine]]:
+    def on_the_path() -> Iterator[Sequence[RawLine]]:
         for day in days:
             by_txn: dict[Txn, RawLine] = {}
             for line in day:
-                first, last = kept.get(line.txn.generation, (1, 0))
+                first, last = batches.get(line.txn.generation, (1, 0))
                 if first <= line.txn.batch <= last:
                     by_txn[line.txn] = line
             yield [by_txn[txn] for txn in sorted(by_txn)]
 
-    return History(older=on_it())
+    return History(older=on_the_path())
 
 
 def _from(line: LedgerLine) -> Batch:
@@ -214,14 +213,14 @@ def _from(line: LedgerLine) -> Batch:
 def generation_spans(generations: Sequence[Generation]) -> Iterator[tuple[int, int, int]]:
     """(generation, first batch, last batch) along the path, oldest first; the current one has no last batch."""
     known = {g.number: g for g in generations}
-    found: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int, int]] = []
     number: int | None = generations[-1].number
     last = 1 << 32
     while number is not None and number in known:
         generation = known[number]
-        found.append((number, generation.first_batch, last))
+        spans.append((number, generation.first_batch, last))
         number, last = generation.from_generation, generation.from_batch
-    return iter(reversed(found))
+    return iter(reversed(spans))
 
 
 def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:

@@ -1,4 +1,4 @@
-"""Where to rewind to. Every target becomes exact offsets per partition and the end of one batch at or before them.
+"""Targets of a recovery. Every one becomes exact offsets per partition and the end of one batch at or before them.
 
     earliest, latest            the topic's first record that is left; its end
     offsets, file               per partition; the file is the CSV of Kafka's own tool: topic,partition,offset
@@ -8,13 +8,12 @@
     batch N, table-version V    the end of a batch, or of the batch that made a version of the primary table
     savepoint, code             a savepoint; before the first batch of a version of the code
 
-Offsets outside of what the topic holds are moved to its edge, and the plan says so. A target of which no partition is
-behind the stream and one is ahead goes forward: the records between are skipped, and no batch is gone back to.
+Offsets outside of what the topic holds are moved to its edge, and the plan says so. If every partition
+of a target is at or ahead of the stream, and at least one ahead, the plan skips the records between.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from reprocessing.history import Batch, History, generation_spans, in_lineage, within
+from reprocessing.offsets_text import parse_offsets, read_offsets
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn
@@ -47,7 +47,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Target:
-    """What was asked for, as text; raises UsageError for a kind that there is not."""
+    """A target as text; raises UsageError for a kind that there is not."""
 
     kind: Kind
     value: str = ""
@@ -76,7 +76,10 @@ class Resolved:
 
 @dataclass(frozen=True)
 class View:
-    """What resolving looks at. `now` in seconds since 1970; `for_time` gives offsets for a topic and a time in ms."""
+    """The stream as resolving a target sees it.
+
+    `now` in seconds since 1970; `for_time` gives the offsets for a topic and a time in ms.
+    """
 
     record: StreamRecord
     history: History
@@ -113,60 +116,18 @@ def resolve(target: Target, view: View) -> Resolved:
 
 def at_or_before(wanted: TopicOffsets, view: View) -> Resolved:
     """The last batch that read nothing from these offsets on."""
-    found: Batch | Savepoint | None = view.history.last_within(wanted)
+    border: Batch | Savepoint | None = view.history.last_within(wanted)
     notes = list(view.notes)
-    if found is None:  # the ledger may not reach back that far
-        kept = [s for s in view.savepoints if in_lineage(view.record.generations, s.txn) and within(s.ends, wanted)]
-        found = kept[-1] if kept else None
-    if found is not None and any(
-        found.ends.get(topic, {}).get(p) != offset for topic, each in wanted.items() for p, offset in each.items()
+    if border is None:  # the ledger may not reach back that far
+        earlier = [s for s in view.savepoints if in_lineage(view.record.generations, s.txn) and within(s.ends, wanted)]
+        border = earlier[-1] if earlier else None
+    if border is not None and any(
+        border.ends.get(topic, {}).get(p) != offset for topic, each in wanted.items() for p, offset in each.items()
     ):
-        notes.append(f"moved back to the border of {found.txn}, which ended at {_words(found.ends)}")
-    if found is None:
+        notes.append(f"moved back to the border of {border.txn}, which ended at {_words(border.ends)}")
+    if border is None:
         notes.append(f"moved back to the stream's very start, {_words(view.starts)}")
-    return Resolved(found.txn if found else None, wanted, tuple(notes))
-
-
-def read_offsets(path: Path) -> dict[str, dict[int, int]]:
-    """Offsets by topic and partition from lines `topic,partition,offset`, as kafka-consumer-groups reads and exports.
-
-    Raises UsageError for a file that cannot be read and for a line that is no such thing.
-    """
-    found: dict[str, dict[int, int]] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"offsets file {path} cannot be read: {error}", "correct the path") from error
-    for number, row in enumerate(csv.reader(lines), 1):
-        if not row:
-            continue
-        try:
-            topic, partition, offset = row[0].strip().strip('"'), int(row[1]), int(row[2])
-        except (IndexError, ValueError) as error:
-            raise UsageError(
-                f"line {number} of {path.name} is not topic,partition,offset: {','.join(row)}", "correct it"
-            ) from error
-        if partition in found.setdefault(topic, {}):
-            raise UsageError(f"{path.name} names partition {partition} of topic {topic} twice", "keep one of them")
-        found[topic][partition] = offset
-    return found
-
-
-def write_offsets(offsets: TopicOffsets) -> str:
-    """The same as text."""
-    return "".join(f"{t},{p},{o}\n" for t, each in sorted(offsets.items()) for p, o in sorted(each.items()))
-
-
-def parse_offsets(text: str, topics: Sequence[str]) -> dict[str, dict[int, int]]:
-    """`0:120,1:98` for a stream with one topic, `orders/0:120,...` for several; raises UsageError."""
-    found: dict[str, dict[int, int]] = {}
-    for item in text.split(","):
-        place, colon, offset = item.strip().rpartition(":")
-        topic, slash, partition = place.rpartition("/")
-        if not colon or not partition.isdigit() or not offset.isdigit() or (not slash and len(topics) > 1):
-            raise UsageError(f"'{item}' is not an offset", "write partition:offset,... or topic/partition:offset,...")
-        found.setdefault(topic or topics[0], {})[int(partition)] = int(offset)
-    return found
+    return Resolved(border.txn if border else None, wanted, tuple(notes))
 
 
 def _wanted(target: Target, view: View) -> dict[str, dict[int, int]]:
@@ -182,15 +143,20 @@ def _wanted(target: Target, view: View) -> dict[str, dict[int, int]]:
     if target.kind == "shift-by":
         shift = _integer(target, "a number of records, such as -1000")
         return {topic: {p: max(o + shift, 0) for p, o in each.items()} for topic, each in view.position.items()}
-    at = _instant(target, view.now)
-    found = {name: dict(view.for_time(name, int(at * 1000))) for name in names}
+    return _at_time(_instant(target, view.now), view)
+
+
+def _at_time(at: float, view: View) -> dict[str, dict[int, int]]:
+    """The first records at or after a time; a partition without one stays where the stream is, which is noted."""
+    wanted: dict[str, dict[int, int]] = {}
     dated = False
     for topic in view.topics:
-        late = [p for p, offset in found[topic.name].items() if offset >= topic.latest.get(p, 0)]
-        dated = dated or len(late) < len(found[topic.name])
+        offsets = wanted[topic.name] = dict(view.for_time(topic.name, int(at * 1000)))
+        late = [p for p, offset in offsets.items() if offset >= topic.latest.get(p, 0)]
+        dated = dated or len(late) < len(offsets)
         for partition in late:  # a time that no record answers to says nothing about what was not read yet
             here = view.position.get(topic.name, {}).get(partition, topic.earliest.get(partition, 0))
-            found[topic.name][partition] = min(found[topic.name][partition], here)
+            offsets[partition] = min(offsets[partition], here)
         if late:
             view.notes.append(
                 f"no record of {topic.name} at or after that time in partitions {_list(late)}: they stay where the "
@@ -198,10 +164,10 @@ def _wanted(target: Target, view: View) -> dict[str, dict[int, int]]:
             )
     if not dated:
         raise UsageError(
-            f"no record of {_list(names)} at or after {instant_words(at)}",
+            f"no record of {_list(topic.name for topic in view.topics)} at or after {instant_words(at)}",
             "choose an earlier time; to skip what was not read yet: --to-latest",
         )
-    return found
+    return wanted
 
 
 def _instant(target: Target, now: float) -> float:
@@ -284,23 +250,23 @@ def _batch(target: Target, view: View) -> Resolved:
     if target.kind == "table-version":
         version = _integer(target, "a version of the table")
         table = next(t.name for t in view.record.tables if t.role == "primary")
-        found = history.at_version(table, version)
-        if found is None:
+        batch = history.at_version(table, version)
+        if batch is None:
             raise UsageError(f"no batch in the ledger is as old as version {version} of {table}", "choose a savepoint")
     else:
         number = _integer(target, "the number of a batch")
         if number == -1:
             return Resolved(None, view.starts)
-        found = history.numbered(number)
-        if found is None:
+        batch = history.numbered(number)
+        if batch is None:
             known = sorted(batch.txn.batch for batch in history.newest_first())
             raise UsageError(
                 f"batch {number} is not in the ledger ({known[0]} to {known[-1]} are)", "choose one of those"
             )
-    assert found is not None
-    if found.ends == position:
-        raise UsageError(f"{found.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
-    return Resolved(found.txn, found.ends)
+    assert batch is not None
+    if batch.ends == position:
+        raise UsageError(f"{batch.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
+    return Resolved(batch.txn, batch.ends)
 
 
 def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
@@ -311,18 +277,18 @@ def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
     batch = view.history.before(txn)
     if batch is not None:
         return batch.txn, batch.ends
-    lives = view.record.generations
-    kept = [s for s in view.savepoints if in_lineage(lives, s.txn) and s.txn < txn]
-    if kept:
-        return kept[-1].txn, kept[-1].ends
-    number, first, _ = next(generation_spans(lives))
+    generations = view.record.generations
+    earlier = [s for s in view.savepoints if in_lineage(generations, s.txn) and s.txn < txn]
+    if earlier:
+        return earlier[-1].txn, earlier[-1].ends
+    number, first, _ = next(generation_spans(generations))
     if txn > Txn(number, first):
         raise UsageError(f"what came before {txn} is no longer in the ledger", "choose a savepoint, or --to-batch -1")
     return None, view.starts
 
 
 def named_code(text: str, record: StreamRecord) -> CodeSince:
-    """Since when the newest code of that hash, or of one that begins so, ran without a break; raises UsageError.
+    """The newest code of that hash, or of one that begins so, and since when it ran without a break; raises UsageError.
 
     Another version of the package is no break: the function is the same.
     """
@@ -337,11 +303,11 @@ def named_code(text: str, record: StreamRecord) -> CodeSince:
 
 
 def _savepoint(name: str, view: View) -> Resolved:
-    found = next((s for s in view.savepoints if s.id == name), None)
-    if found is None:
+    savepoint = next((s for s in view.savepoints if s.id == name), None)
+    if savepoint is None:
         known = _list([s.id for s in view.savepoints]) or "there are none"
         raise UsageError(f"stream {view.record.stream} has no savepoint '{name}'", f"choose one: {known}")
-    return Resolved(found.txn, found.ends)
+    return Resolved(savepoint.txn, savepoint.ends)
 
 
 def _integer(target: Target, what: str) -> int:

@@ -141,8 +141,8 @@ def show_plan(
     """Show a plan, and how far it has come."""
     from reprocessing.executor import journal_of, report_of
     from reprocessing.explainer import explain
+    from reprocessing.offsets_text import write_offsets
     from reprocessing.plan_file import load
-    from reprocessing.targets import write_offsets
 
     settings = invocation(context).settings
     plan, journal = load(settings, name), journal_of(settings, name)

@@ -273,8 +273,7 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     fence(life.settings, STREAM, plan.id, 2)
     workshop.prepare(life.settings, plan, life.record, base)
-    staged = Life.__new__(Life)
-    staged.settings = workshop.settings_of(life.settings, plan)
+    staged = Life(workshop.settings_of(life.settings, plan))
     for number in range(4, 9):
         staged.batch(number, generation=2, code="z")
     context = working(life, plan)

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprocessing.history import Batch, History, Pace, generation_spans, in_lineage, lineage
-from reprocessing.targets import Target, View, named_code, parse_offsets, read_offsets, resolve, write_offsets
+from reprocessing.offsets_text import parse_offsets, read_offsets, write_offsets
+from reprocessing.targets import Target, View, named_code, resolve
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.preflight.snapshot import TopicSnapshot
@@ -321,7 +322,7 @@ def test_the_pace_is_that_of_batches_and_not_of_records_coming_in() -> None:
     waiting = [timed(n, records, 0.2 + records / 1000, 100.0 * n) for n, records in enumerate((100, 500, 900, 100))]
     pace = History(waiting).pace()
     assert pace is not None
-    assert (pace.a_batch, pace.a_record) == (pytest.approx(0.2), pytest.approx(0.001))
+    assert (pace.per_batch, pace.per_record) == (pytest.approx(0.2), pytest.approx(0.001))
     assert pace.rate(10_000, 1_000) == pytest.approx(10_000 / 12)
     one_after_another = [timed(n, 100, 0.3, 0.5 * n) for n in range(10)]
     assert History(one_after_another).pace() == Pace(pytest.approx(0.48), 0.0)  # type: ignore[arg-type]
