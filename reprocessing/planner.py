@@ -20,9 +20,8 @@ from reprocessing.targets import Resolved, Target, named_code, resolve
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.take_snapshot import all_tables
 from streaming_jobs.runtime.state_changes import differences
-from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import cuttable
 from streaming_jobs.state.savepoints import Savepoint
@@ -109,9 +108,10 @@ def _unknown_yet(found: PlanningSnapshot, checks: Checks) -> list[str]:
     notes = []
     last = found.history.last
     changed = last is None or last.code != found.world.code
+    table = existing_table(found.settings, found.stream.primary, found.stream.name)
     for rule in checks.rules:
         try:
-            broken(found.settings.tables / found.stream.primary.name, [rule])
+            broken(table.readable(), [rule])
         except UnknownColumn as error:
             if not changed:
                 raise
@@ -123,14 +123,8 @@ def _unknown_yet(found: PlanningSnapshot, checks: Checks) -> list[str]:
 
 
 def _refuse_append_only(found: PlanningSnapshot) -> None:
-    for declared, _ in all_tables(found.stream):
-        sink = open_sink(found.settings, declared, found.stream.name)
-        if sink is not None and sink.handle.metadata().configuration.get("delta.appendOnly") == "true":
-            raise UsageError(
-                f"table {sink.name} is append-only (delta.appendOnly): a publish takes the wrong rows out, and the "
-                "table refuses that",
-                f"let it take rows out: ALTER TABLE delta.`{sink.path}` UNSET TBLPROPERTIES ('delta.appendOnly')",
-            )
+    for table in open_tables(found.settings, found.stream).values():
+        table.check_rows_may_go()
 
 
 def _refuse_other_state(found: PlanningSnapshot, savepoint: str, undoes: str | None) -> None:
@@ -289,9 +283,9 @@ def _take(found: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
     if wanted.generation != found.record.generation or wanted.batch not in cuttable(checkpoint):
         return None
     try:
-        return savepoints.take(found.settings, found.record, wanted.batch, "recovery", "for a plan")
+        return savepoints.take(found.settings, found.stream, found.record, wanted.batch, "recovery", "for a plan")
     except PreflightRefused:  # a table's log no longer reaches back to it
-        savepoints.drop(found.settings, found.stream.name, savepoints.name_of(wanted))
+        savepoints.drop(found.settings, found.stream, savepoints.name_of(wanted))
         return None
 
 

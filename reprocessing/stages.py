@@ -33,17 +33,17 @@ from reprocessing.audit import compare
 from reprocessing.conditions import broken
 from reprocessing.context import RecoveryContext
 from reprocessing.journal import NOT_CONFIRMED, next_step
-from reprocessing.plan import Plan, moved, staging
-from reprocessing.publish import content_of, fence, fenced_by, misfit, publish, refuse_foreign
+from reprocessing.plan import Plan, moved
+from reprocessing.publish import fence, fenced_by, misfit, publish, refuse_foreign
 from reprocessing.reopen import skip
 from reprocessing.replay import last_entry, replay
 from reprocessing.replay_end import kept_table
 from reprocessing.snapshot import planning_snapshot
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.files import sync
-from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
+from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.sinks.delta import remembered_deletes
+from streaming_jobs.sinks.tables import all_tables, begin_deletes, existing_table
 from streaming_jobs.spelling import counted
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -103,8 +103,10 @@ class TakeSavepoint:
             raise UsageError(
                 f"stream {context.stream.name} has not finished a batch yet", "there is nothing to put right"
             )
-        savepoints.drop_outdated(context.settings, found.record, committed)
-        taken = savepoints.take(context.settings, found.record, committed, "recovery", f"before {context.plan.id}")
+        savepoints.drop_outdated(context.settings, context.stream, found.record, committed)
+        taken = savepoints.take(
+            context.settings, context.stream, found.record, committed, "recovery", f"before {context.plan.id}"
+        )
         savepoints.keep_for_recovery(context.settings, taken)
         at = found.history.position
         if context.plan.skips and all(
@@ -135,7 +137,7 @@ class Fence:
         """One commit without rows a table; until the first of them the stream may have run on, so it is kept again."""
         if not fenced_by(context.settings, context.stream, context.plan.id):
             context.journal.write("keep", "done", TakeSavepoint().run(context))
-        remembered_deletes.begin(context.settings, context.stream, generation=context.record.generation)
+        begin_deletes(context.settings, context.stream, generation=context.record.generation)
         fence(context.settings, context.stream, context.plan.id, context.plan.generation)
         return {}
 
@@ -155,7 +157,7 @@ class Prepare:
 
     def run(self, context: RecoveryContext) -> Found:
         """Make them anew."""
-        workshop.prepare(context.settings, context.plan, context.record, context.base())
+        workshop.prepare(context.settings, context.stream, context.plan, context.record, context.base())
         workshop.sync_all(context.settings, context.plan)
         return {}
 
@@ -190,23 +192,25 @@ class Audit:
 
     def run(self, context: RecoveryContext) -> Found:
         """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
-        plan, staged = context.plan, staging(context.settings, context.plan.id)
-        refuse_foreign(context.settings, context.stream, context.record)
-        bad = broken(staged / context.stream.primary.name, plan.checks.rules)
+        plan, stream = context.plan, context.stream
+        refuse_foreign(context.settings, stream, context.record)
+        published = {d.name: existing_table(context.settings, d, stream.name) for d, _ in all_tables(stream)}
+        staged = {d.name: existing_table(context.own, d, stream.name) for d, _ in all_tables(stream)}
+        bad = broken(staged[stream.primary.name].readable(), plan.checks.rules)
         context.events.tell(_as_of(context))
         context.differences = [
             compare(
                 declared.name,
-                context.settings.tables / declared.name,
-                kept_table(context, declared.name) or staged / declared.name,
+                published[declared.name].readable(),
+                (kept_table(context, declared) or staged[declared.name]).readable(),
                 declared.keys,
             )
-            for declared, role in all_tables(context.stream)
+            for declared, role in all_tables(stream)
             if role != "deletes"  # they follow from the rows, and are as old as the batches that noted them
         ]
         said = [each.words(rule) for rule, each in bad.items() if each.rows]
-        for declared, _ in all_tables(context.stream):
-            said += misfit(context.settings.tables / declared.name, staged / declared.name)
+        for name, table in published.items():
+            said += misfit(table, staged[name])
         limit = plan.checks.max_changed
         said += [
             f"{d.share:.1%} of the rows of {d.table} change, at most {limit:.1%} may"
@@ -232,8 +236,8 @@ class Publish:
 
     def run(self, context: RecoveryContext) -> Found:
         """Publish the staging tables' files."""
-        staged = staging(context.settings, context.plan.id)
-        contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(context.stream)}
+        staged = (existing_table(context.own, each, context.stream.name) for each, _ in all_tables(context.stream))
+        contents = {table.name: table.content() for table in staged}
         last = last_entry(context.own, context.stream)
         begins = context.plan.base.ends  # so that who reads the log knows from where on the rows were rebuilt
         offsets = [replace(each, start=dict(begins.get(each.topic, {}))) for each in last.offsets]

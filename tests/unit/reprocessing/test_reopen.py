@@ -19,7 +19,7 @@ from reprocessing.explainer import explain
 from reprocessing.journal import Journal
 from reprocessing.plan import Checks, Plan, folder, load, staging
 from reprocessing.planner import make_plan
-from reprocessing.publish import content_of, fence, publish
+from reprocessing.publish import fence, publish
 from reprocessing.reopen import abort, skip
 from reprocessing.report import page
 from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
@@ -29,8 +29,10 @@ from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
+from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
+from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -151,7 +153,7 @@ def test_an_abort_keeps_a_change_that_was_accepted_since_and_refuses_another(lif
 
 
 def test_a_plan_that_goes_back_says_what_it_reads_that_was_skipped(life: Life) -> None:
-    savepoints.take(life.settings, life.record, 3, "time")
+    savepoints.take(life.settings, STREAM, life.record, 3, "time")
     skip(begun(life, Target("latest")))
     plan = make_plan(found(life), Target("savepoint", "g0001-b000000003"), NONE)
     assert any("90 to 119 are read; things-0001 skipped them" in note for note in plan.notes)
@@ -244,7 +246,7 @@ def test_a_copy_is_on_disk_before_it_counts(life: Life, tmp_path: Path, monkeypa
     monkeypatch.setattr(
         "os.fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     )
-    taken = savepoints.take(life.settings, life.record, 5, "purpose")
+    taken = savepoints.take(life.settings, STREAM, life.record, 5, "purpose")
     copy(savepoints.checkpoint_of(life.settings, taken), tmp_path / "state" / "copy")
     for name in ("checkpoint.partial/offsets/5", "copy.partial/offsets/5", "copy.partial/commits/5"):
         assert any(path.endswith(name) for path in synced), name
@@ -267,7 +269,7 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
     plan = make_plan(found(life), Target("batch", "3"), NONE)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     fence(life.settings, STREAM, plan.id, 2)
-    workshop.prepare(life.settings, plan, life.record, base)
+    workshop.prepare(life.settings, STREAM, plan, life.record, base)
     staged = Life.__new__(Life)
     staged.settings = workshop.settings_of(life.settings, plan)
     for number in range(4, 9):
@@ -277,10 +279,10 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
     SwitchGeneration().run(context)
     assert life.rows() == list(range(90)) and life.record.generation == 2
     with pytest.raises(PreflightRefused, match="was replayed by plan"):
-        savepoints.take(life.settings, life.record, 5, "purpose")
+        savepoints.take(life.settings, STREAM, life.record, 5, "purpose")
     again = make_plan(found(life), Target("batch", "5"), NONE)
     assert base is not None and again.base.savepoint == base.id
-    taken = savepoints.take(life.settings, life.record, 8, "purpose")
+    taken = savepoints.take(life.settings, STREAM, life.record, 8, "purpose")
     assert (
         sum(len(life.rows(t)) for t in [life.table]) == 90 and taken.tables[0].version == life.sink().handle.version()
     )
@@ -310,7 +312,7 @@ def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Li
     assert plan.discards_state and load(life.settings, plan.id) == plan
     assert "discarded. What will be wrong" in explain(plan) and "state starts empty" in explain(plan)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
-    workshop.prepare(life.settings, plan, life.record, base)
+    workshop.prepare(life.settings, STREAM, plan, life.record, base)
     own = workshop.settings_of(life.settings, plan)
     record = stream_record.load(own, STREAM.name)
     assert record is not None and record.state_fingerprint == {} and record.topics[0].start == {0: 40}
@@ -331,7 +333,7 @@ def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> No
     plan = make_plan(found(life, gone), Target("earliest"), NONE, discard_state=True)
     assert plan.base.savepoint is None and plan.base.ends == {TOPIC: {0: 35}} and plan.records == 85
     assert any("the tables begin empty at the target" in note for note in plan.notes)
-    workshop.prepare(life.settings, plan, life.record, None)
+    workshop.prepare(life.settings, STREAM, plan, life.record, None)
     workshop.sync_all(life.settings, plan)
     record = stream_record.load(workshop.settings_of(life.settings, plan), STREAM.name)
     assert record is not None and record.topics[0].start == {0: 35}
@@ -356,13 +358,13 @@ def forget_cuts(life: Life) -> None:
 
 def test_nothing_is_discarded_where_nothing_is_replayed(life: Life) -> None:
     stateful(life)
-    savepoints.take(life.settings, life.record, 8, "purpose")
+    savepoints.take(life.settings, STREAM, life.record, 8, "purpose")
     with pytest.raises(UsageError, match="nothing to replay"):
         make_plan(found(life, Topics()), Target("savepoint", "g0001-b000000008"), NONE, discard_state=True)
 
 
 def test_savepoints_reach_back_further_than_the_ledger(life: Life) -> None:
-    savepoints.take(life.settings, life.record, 2, "purpose")
+    savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
     forget_cuts(life)
     ledger = ledger_file(life.settings, STREAM.name)
     day = next(ledger.folder.glob("*.jsonl"))
@@ -371,7 +373,7 @@ def test_savepoints_reach_back_further_than_the_ledger(life: Life) -> None:
     assert plan.base.savepoint == "g0001-b000000002"
     life.save(replace(life.record, code=(CodeSince("z", "1", 1, 4, 1.0),)))
     assert make_plan(found(life), Target("code", "z"), NONE).base.savepoint == "g0001-b000000002"
-    savepoints.drop(life.settings, STREAM.name, "g0001-b000000002")
+    savepoints.drop(life.settings, STREAM, "g0001-b000000002")
     with pytest.raises(UsageError, match="no longer in the ledger"):
         make_plan(found(life), Target("code", "z"), NONE)
 
@@ -407,7 +409,7 @@ def publishing(life: Life) -> RecoveryContext:
     """A plan that goes back, whose publish is begun; staging holds what the savepoint held."""
     context = begun(life, Target("batch", "3"))
     context.journal.write("fence", "done")
-    workshop.prepare(life.settings, context.plan, context.record, context.base())
+    workshop.prepare(life.settings, STREAM, context.plan, context.record, context.base())
     for stage in ("prepare", "replay", "audit"):
         context.journal.write(stage, "done")
     context.journal.write("publish", "begun")
