@@ -27,7 +27,7 @@ from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import DeltaTable, Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,6 +79,7 @@ def on_topic(stream: Stream, topic: str) -> Stream:
 
 def named(stream: Stream, name: str) -> Stream:
     """The same stream of one table under another name, with a table of that name."""
+    assert isinstance(stream.primary, DeltaTable)
     return replace(stream, name=name, sinks={name: replace(stream.primary, name=name)})
 
 

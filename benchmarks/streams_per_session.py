@@ -29,7 +29,8 @@ from benchmarks.speed.records import Records, generate
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import Commit, walk
+from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.stored import Commit
 
 BATCH = 50_000
 _PATIENCE = 300.0

@@ -1,8 +1,8 @@
 """Before publishing: how do the rebuilt rows differ from the published ones?
 
-Both tables are read by DataFusion through deltalake, without Spark. A table with keys is compared key by key, any
-other as a bag of rows. What differs is counted by time too, where the table has a column of times. Of the rows that
-differ those are shown whose numbers differ most, each column measured by its own largest difference.
+DataFusion reads both tables through deltalake, without Spark (`StoredTable.readable`). A table with keys is compared
+key by key, any other as a bag of rows. What differs is counted by time too, where the table has a column of times. Of
+the rows that differ those are shown whose numbers differ most, each column measured by its own largest difference.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from pyspark.sql.types import StructField
 
 from reprocessing.conditions import quoted
 from streaming_jobs.errors import UsageError
-from streaming_jobs.sinks.delta.upsert_order import is_position
+from streaming_jobs.sinks.schemas import is_position
 
 _SAMPLE = 5
 _PERIODS = 10
@@ -77,7 +76,7 @@ def paired(gone: int, came: int, changed: int, *, keyed: bool) -> tuple[int, int
     return changed + both, came - both, gone - both
 
 
-def compare(table: str, old: Path, new: Path, keys: Sequence[str]) -> Difference:
+def compare(table: str, old: DeltaTable, new: DeltaTable, keys: Sequence[str]) -> Difference:
     """The difference of two tables with the same name; columns that only one has are left out.
 
     So is the position that Recourse adds: rows of an earlier version have none.
@@ -263,10 +262,10 @@ def _by_row(
     return int(found["gone"]), int(found["came"]), 0, shown
 
 
-def _query(tables: Mapping[str, Path]) -> QueryBuilder:
+def _query(tables: Mapping[str, DeltaTable]) -> QueryBuilder:
     data = QueryBuilder()
-    for name, path in tables.items():
-        data = data.register(name, DeltaTable(path))
+    for name, table in tables.items():
+        data = data.register(name, table)
     return data
 
 
@@ -284,8 +283,8 @@ def _rows(data: QueryBuilder, sql: str, table: str) -> list[dict[str, Any]]:
         ) from error
 
 
-def _fields(table: Path) -> list[dict[str, Any]]:
-    return list(json.loads(DeltaTable(table).schema().to_json())["fields"])
+def _fields(table: DeltaTable) -> list[dict[str, Any]]:
+    return list(json.loads(table.schema().to_json())["fields"])
 
 
 def _is_position(field: Mapping[str, Any]) -> bool:

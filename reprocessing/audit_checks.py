@@ -14,7 +14,6 @@ from reprocessing.conditions import broken
 from reprocessing.context import RecoveryContext
 from reprocessing.plan import StreamPlan
 from reprocessing.publish import misfit
-from streaming_jobs.preflight.take_snapshot import all_tables
 
 
 class AuditCheck(Protocol):
@@ -39,7 +38,8 @@ class EveryRow:
 
     def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
         """How many rows break it, and some of them."""
-        for rule, rows in broken(context.own.tables / context.stream.primary.name, [self.rule]).items():
+        staged = context.staged()[context.stream.primary.name]
+        for rule, rows in broken(staged.readable(), [self.rule]).items():
             if rows.rows:
                 yield rows.words(rule)
 
@@ -54,8 +54,9 @@ class FitsTheTable:
 
     def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
         """The columns and partitions that differ."""
-        for declared, _ in all_tables(context.stream):
-            yield from misfit(context.settings.tables / declared.name, context.own.tables / declared.name)
+        staged = context.staged()
+        for name, table in context.published().items():
+            yield from misfit(table, staged[name])
 
 
 @dataclass(frozen=True)

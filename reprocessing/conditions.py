@@ -1,9 +1,9 @@
-"""Conditions that a person has written, asked of a Delta table: how many rows, which ones, and what is wrong with them.
+"""Conditions that a person has written, asked of a table: how many rows, which ones, and what is wrong with them.
 
-DataFusion reads the table through deltalake, without Spark. Rows are counted by a filter of the aggregate, not of the
-scan: a scan passes over files by their statistics, and those that were written before may be wrong (decimals). What it
-says of a condition that it cannot ask is put into words that name the unknown column or function first, and another
-name only if that is near it.
+DataFusion reads it through deltalake, without Spark (`StoredTable.readable`). Rows are counted by a filter of the
+aggregate, not of the scan: a scan passes over files by their statistics, and those that were written before may be
+wrong (decimals). What it says of a condition that it cannot ask is put into words that name the unknown column or
+function first, and another name only if that is near it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -73,19 +72,19 @@ def added_columns(old: DeltaTable, now: DeltaTable) -> list[str]:
     return [name for name in columns(now) if name not in had]
 
 
-def broken(table: Path, rules: Sequence[str]) -> dict[str, Broken]:
+def broken(table: DeltaTable, rules: Sequence[str]) -> dict[str, Broken]:
     """Rows that break each rule: a SQL condition that has to hold for every row. Unknown (null) counts as broken.
 
     Raises UnknownColumn for a rule on a column that is not there, UsageError for any other that cannot be asked.
     """
-    return {rule: _broken(DeltaTable(table), rule) for rule in rules}
+    return {rule: _broken(table, rule) for rule in rules}
 
 
-def refuse_unaskable(table: Path, rules: Sequence[str]) -> None:
+def refuse_unaskable(table: DeltaTable, rules: Sequence[str]) -> None:
     """Raise UsageError for a rule that cannot be asked of the table; no row is read."""
     for rule in rules:
         sql = f'SELECT count(*) AS n FROM (SELECT * FROM "t" LIMIT 0) AS t WHERE ({rule})'
-        _asked({"t": DeltaTable(table)}, sql, rule)
+        _asked({"t": table}, sql, rule)
 
 
 def _broken(table: DeltaTable, rule: str) -> Broken:

@@ -13,6 +13,8 @@ from reprocessing.plan import RecoveryPlan, StreamPlan
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, existing_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
@@ -83,6 +85,18 @@ class RecoveryContext:
     def own(self) -> Settings:
         """The settings of the replay."""
         return staging.settings_of(self.settings, self.plan)
+
+    def published(self) -> dict[str, StoredTable]:
+        """The stream's tables by name; raises PreflightRefused if one is gone."""
+        return self._tables(self.settings)
+
+    def staged(self) -> dict[str, StoredTable]:
+        """The staging tables by name; raises PreflightRefused if one is gone."""
+        return self._tables(self.own)
+
+    def _tables(self, settings: Settings) -> dict[str, StoredTable]:
+        name = self.stream.name
+        return {each.name: existing_table(settings, each, name) for each, _ in all_tables(self.stream)}
 
     def base(self) -> Savepoint | None:
         """The savepoint that the replay starts from; raises PreflightRefused if it was dropped."""

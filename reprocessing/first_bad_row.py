@@ -12,23 +12,22 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from deltalake import CommitProperties, DeltaTable
+from deltalake import DeltaTable
 
 from reprocessing.conditions import added_columns, bad_rows
 from reprocessing.history import Batch, in_lineage
 from reprocessing.snapshot import PlanningSnapshot
-from reprocessing.staging import table_of
 from reprocessing.targets import Resolved, Target, before
-from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.errors import UsageError
 from streaming_jobs.files import private_folder
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.sinks.delta.table_files import on_disk, table_files
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.stream import Stream
 
 
 def before_first_bad(
@@ -38,8 +37,8 @@ def before_first_bad(
 
     Also where the code of today is what wrote the first bad row, unless with `same_code`: it would write it again.
     """
-    table = found.settings.tables / found.stream.primary.name
-    bad_now = bad_rows(DeltaTable(table), condition)
+    table = existing_table(found.settings, found.stream.primary, found.stream.name)
+    bad_now = bad_rows(table.readable(), condition)
     if not bad_now:
         raise UsageError(f"no row of table {table.name} is bad: {condition}", "there is nothing to put right")
     notes: list[str] = []
@@ -75,19 +74,19 @@ def refuse_same_code(found: PlanningSnapshot, code: CodeVersion, did: str, *, sa
     )
 
 
-def _first(found: PlanningSnapshot, table: Path, condition: str, notes: list[str]) -> Batch:
+def _first(found: PlanningSnapshot, table: StoredTable, condition: str, notes: list[str]) -> Batch:
     """The first batch after which the table holds a bad row, as near as savepoints and the log can tell."""
     last = found.history.last
     assert last is not None
     clean, bad = None, last.txn  # positions: clean after the one, bad after the other
-    now = DeltaTable(table)
+    now = table.readable()
     added: dict[str, str] = {}  # columns that a savepoint has not, with the newest such savepoint
     for savepoint in found.savepoints:
         if savepoint.txn >= bad or not in_lineage(found.record.generations, savepoint.txn):
             continue
-        with as_table(found.settings, savepoint, table.name) as path:
-            is_bad = bad_rows(DeltaTable(path), condition, now=now)
-            added.update((column, savepoint.id) for column in added_columns(DeltaTable(path), now))
+        with as_table(found.settings, found.stream, savepoint) as then:
+            is_bad = bad_rows(then, condition, now=now)
+            added.update((column, savepoint.id) for column in added_columns(then, now))
         if is_bad:
             bad = savepoint.txn
             break
@@ -102,13 +101,13 @@ def _first(found: PlanningSnapshot, table: Path, condition: str, notes: list[str
             f"go back to --savepoint {savepoints.name_of(clean)}" if clean else "choose another target",
         )
     low, high = -1, len(batches) - 1
-    kept = {commit.version for commit in walk(table)}
+    kept = {commit.version for commit in table.commits()}
     while high - low > 1:
         seen = [p for p in range(low + 1, high) if _readable(table, batches[p].versions.get(table.name), kept)]
         if not seen:
             break
         middle = seen[len(seen) // 2]
-        if bad_rows(DeltaTable(table, version=batches[middle].versions[table.name]), condition, now=now):
+        if bad_rows(table.readable(batches[middle].versions[table.name]), condition, now=now):
             high = middle
         else:
             low = middle
@@ -116,16 +115,9 @@ def _first(found: PlanningSnapshot, table: Path, condition: str, notes: list[str
     return batches[low + 1]
 
 
-def _readable(table: Path, version: int | None, kept: set[int]) -> bool:
-    """True if a version is in the log and all of its files are still there."""
-    if version is None or version not in kept:
-        return False
-    try:
-        for path in table_files(table, version):
-            on_disk(table, path)
-    except PreflightRefused:
-        return False
-    return True
+def _readable(table: StoredTable, version: int | None, kept: set[int]) -> bool:
+    """True if a version is in the log and all of its rows are still there."""
+    return version is not None and version in kept and table.complete(version)
 
 
 def _first_of_code(found: PlanningSnapshot, batch: Batch) -> Batch:
@@ -137,15 +129,14 @@ def _first_of_code(found: PlanningSnapshot, batch: Batch) -> Batch:
 
 
 @contextmanager
-def as_table(settings: Settings, savepoint: Savepoint, name: str) -> Iterator[Path]:
-    """A savepoint's table as an ordinary Delta table, for as long as it is looked at."""
-    saved = next(table for table in savepoint.tables if table.name == name)
-    links = savepoints.links(settings, savepoint.stream, name, savepoint.id)
-    path = private_folder(settings.tables / "_staging") / f"look-{savepoint.stream}-{savepoint.id}-{name}"
-    shutil.rmtree(path, ignore_errors=True)
+def as_table(settings: Settings, stream: Stream, savepoint: Savepoint) -> Iterator[DeltaTable]:
+    """What the primary table held at a savepoint as what DataFusion reads, for as long as it is looked at."""
+    declared = stream.primary
+    place = private_folder(settings.tables / "_staging") / f"look-{stream.name}-{savepoint.id}-{declared.name}"
+    shutil.rmtree(place, ignore_errors=True)
     try:
-        files = savepoints.files_of(settings, savepoint)[name]
-        table_of(path, saved, files, links, stream=savepoint.stream, how=CommitProperties())
-        yield path
+        content = savepoints.contents_of(settings, stream, savepoint)[declared.name]
+        own = settings.model_copy(update={"tables_dir": private_folder(place)})
+        yield store_of(declared).create(own, declared, stream.name, content, None).readable()
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)

@@ -19,10 +19,9 @@ from reprocessing.replay_start import replay_start
 from reprocessing.snapshot import PlanningSnapshot, refuse_fenced
 from reprocessing.targets import Resolved, Target, named_code, resolve
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.preflight.take_snapshot import all_tables
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 
@@ -137,9 +136,10 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
     notes = []
     last = snapshot.history.last
     changed = last is None or last.code != snapshot.world.code
+    table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
     for rule in checks.rules:
         try:
-            broken(snapshot.settings.tables / snapshot.stream.primary.name, [rule])
+            broken(table.readable(), [rule])
         except UnknownColumn as error:
             if not changed:
                 raise
@@ -151,14 +151,8 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
 
 
 def _refuse_append_only(snapshot: PlanningSnapshot) -> None:
-    for declared, _ in all_tables(snapshot.stream):
-        sink = open_sink(snapshot.settings, declared, snapshot.stream.name)
-        if sink is not None and sink.handle.metadata().configuration.get("delta.appendOnly") == "true":
-            raise UsageError(
-                f"table {sink.name} is append-only (delta.appendOnly): a publish takes the wrong rows out, and the "
-                "table refuses that",
-                f"let it take rows out: ALTER TABLE delta.`{sink.path}` UNSET TBLPROPERTIES ('delta.appendOnly')",
-            )
+    for table in open_tables(snapshot.settings, snapshot.stream).values():
+        table.check_rows_may_go()
 
 
 def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str | None) -> None:

@@ -14,13 +14,12 @@ from typing import Any, Literal
 
 from reprocessing import staging
 from reprocessing.context import RecoveryContext
-from reprocessing.publish import Content, content_of, contents_of, fence, fenced_by, publish, sinks
+from reprocessing.publish import fence, fenced_by, publish, tables_to_publish
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange, TopicOffsets, decode
 from streaming_jobs.preflight.take_snapshot import ledger_file
-from streaming_jobs.sinks.delta.log import newest, walk
-from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.stored import Content, StoredTable, newest
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.savepoints import Savepoint
@@ -73,23 +72,23 @@ def _as_they_are(context: RecoveryContext, kept: Savepoint, doing: Doing) -> dic
     """
     unfinished = context.found("keep")["batch"] != kept.batch
     if unfinished and doing == "skip":
-        return {sink.name: content_of(sink.path) for sink in sinks(context.settings, context.stream)}
-    contents = contents_of(context.settings, kept)
-    for sink in sinks(context.settings, context.stream):
-        _, foreign = newest(sink.path, context.stream.name)
-        if foreign and all(commit.version in context.record.accepts(sink.name) for commit in foreign):
-            if unfinished or _further(sink, kept):
+        return {table.name: table.content() for table in tables_to_publish(context.settings, context.stream)}
+    contents = savepoints.contents_of(context.settings, context.stream, kept)
+    for table in tables_to_publish(context.settings, context.stream):
+        _, foreign = newest(table.commits(), context.stream.name)
+        if foreign and all(commit.version in context.record.accepts(table.name) for commit in foreign):
+            if unfinished or _further(table, kept):
                 raise PreflightRefused(
-                    f"version {foreign[0].version} of table {sink.name} came after a batch that was not finished",
+                    f"version {foreign[0].version} of table {table.name} came after a batch that was not finished",
                     f"put the table back to version {foreign[-1].version - 1}, and make the change again afterwards",
                 )
-            contents[sink.name] = content_of(sink.path)
+            contents[table.name] = table.content()
     return contents
 
 
-def _further(sink: DeltaSink, kept: Savepoint) -> bool:
+def _further(table: StoredTable, kept: Savepoint) -> bool:
     """True if the table has a batch after the savepoint's: a crash came before the primary table had it too."""
-    entries = (commit.entry for commit in walk(sink.path) if commit.entry is not None)
+    entries = (commit.entry for commit in table.commits() if commit.entry is not None)
     newest_batch = next((e for e in entries if e.stream == kept.stream and e.kind == "batch"), None)
     return newest_batch is not None and newest_batch.txn > kept.txn
 

@@ -15,7 +15,8 @@ from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import ends_of
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import entries
+from streaming_jobs.sinks.stored import entries
+from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.stream import Stream
 
 
@@ -75,8 +76,8 @@ def _watch(session: Session, context: RecoveryContext, over: threading.Event, re
             if pipeline is not None and not asked:
                 asked = True
                 try:
-                    table = running.settings.tables / running.stream.primary.name
-                    refuse_unaskable(table, context.plan.checks.rules)
+                    table = existing_table(running.settings, running.stream.primary, running.stream.name)
+                    refuse_unaskable(table.readable(), context.plan.checks.rules)
                 except UsageError as error:
                     refused.append(error)
                     session.stop_all.set()
@@ -99,7 +100,7 @@ def _replayed(context: RecoveryContext, reached: Mapping[str, Mapping[int, int]]
 
 def last_entry(own: Settings, stream: Stream) -> LedgerEntry:
     """What the replay's last batch says of itself; raises PermanentError when there was none."""
-    found = entries(own.tables / stream.primary.name, 1)
+    found = entries(store_of(stream.primary).commits(own, stream.primary), 1)
     if not found or found[0][1].batch < 0:
         raise PermanentError("the replay wrote no batch", "the topic holds no records; abort the plan")
     return found[0][1]

@@ -3,7 +3,7 @@
 A replay reads to the topics' end, and records may have come since the stream stopped. They are no difference that a
 recovery makes. So one of the replay's batches ends where the published tables' last batch did; where state is kept
 under a watermark one also begins where that one did, since what a window emits depends on it. Before the batch after
-that, the staging tables are kept as they are, by hard links, and the audit compares those.
+that, what the staging tables hold is kept in tables beside them, and the audit compares those.
 
 How: Spark has written `offsets/N` when it calls for batch N. If that batch would go past the border, its entry is
 written anew with an end on the border, and the query begins again: Spark then runs batch N as the entry says.
@@ -12,24 +12,21 @@ written anew with an end on the border, and the query begins again: Spark then r
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deltalake import CommitProperties, DeltaTable
-
-from reprocessing import staging as workshop
 from reprocessing.context import RecoveryContext
 from reprocessing.plan_file import staging
-from reprocessing.publish import content_of
+from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
 from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode
-from streaming_jobs.preflight.take_snapshot import all_tables
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
-from streaming_jobs.state.savepoints import SavedTable
 
 _FOLDER = "_at_the_border"
 
@@ -118,10 +115,14 @@ def border_of(context: RecoveryContext) -> Border:
     return Border(steps, empty, own.max_offsets_per_trigger, lambda: keep_tables(context))
 
 
-def kept_table(context: RecoveryContext, name: str) -> Path | None:
+def kept_table(context: RecoveryContext, declared: DeclaredTable) -> StoredTable | None:
     """A staging table as it was at the border; None where the replay has none, or has read nothing past it."""
-    path = staging(context.settings, context.plan) / _FOLDER / name
-    return path if path.is_dir() else None
+    place = staging(context.settings, context.plan) / _FOLDER
+    return open_table(_with_tables(context.own, place), declared, context.stream.name)
+
+
+def _with_tables(settings: Settings, tables: Path) -> Settings:
+    return settings.model_copy(update={"tables_dir": tables})
 
 
 def keep_tables(context: RecoveryContext) -> None:
@@ -132,15 +133,11 @@ def keep_tables(context: RecoveryContext) -> None:
     partial = place.with_name(f"{_FOLDER}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     for declared, _ in all_tables(context.stream):
-        table = context.own.tables / declared.name
-        if not table.is_dir():
-            continue
-        handle, content = DeltaTable(table), content_of(table)
-        partitions = tuple(handle.metadata().partition_columns)
-        saved = SavedTable(declared.name, "", handle.version(), content.schema, partitions, len(content.files))
-        how = CommitProperties(custom_metadata={"at": str(int(time.time()))})
-        files = list(content.files.values())
-        workshop.table_of(partial / declared.name, saved, files, table, stream=context.stream.name, how=how)
+        table = open_table(context.own, declared, context.stream.name)
+        if table is not None:
+            store_of(declared).create(
+                _with_tables(context.own, partial), declared, context.stream.name, table.content(), None
+            )
     partial.mkdir(parents=True, exist_ok=True)
     sync_tree(partial)  # what lies there under its last name is believed by every resume
     partial.replace(place)
@@ -153,4 +150,4 @@ def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None
     since = {place: offset - border.get(place, 0) for place, offset in by_place(reached).items()}
     if not any(since.values()):
         return 0
-    return sum(since.values()) if kept_table(context, context.stream.primary.name) is not None else None
+    return sum(since.values()) if kept_table(context, context.stream.primary) is not None else None

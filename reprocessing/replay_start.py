@@ -97,9 +97,11 @@ def _take(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
     if wanted.generation != snapshot.record.generation or wanted.batch not in cuttable(checkpoint):
         return None
     try:
-        return savepoints.take(snapshot.settings, snapshot.record, wanted.batch, "recovery", "for a plan")
+        return savepoints.take(
+            snapshot.settings, snapshot.stream, snapshot.record, wanted.batch, "recovery", "for a plan"
+        )
     except PreflightRefused:  # a table's log no longer reaches back to it
-        savepoints.drop(snapshot.settings, snapshot.stream.name, savepoints.name_of(wanted))
+        savepoints.drop(snapshot.settings, snapshot.stream, savepoints.name_of(wanted))
         return None
 
 

@@ -15,10 +15,10 @@ from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageErro
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import ends_of, starts_of
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
-from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
+from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.sinks.tables import all_tables, open_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
@@ -69,25 +69,21 @@ class PlanningSnapshot:
     def _tables(self) -> list[SawTable]:
         found = []
         for declared, role in all_tables(self.stream):
-            sink = open_sink(self.settings, declared, self.stream.name)
-            if sink is None and role == "deletes":  # the stream has not run since it remembers deletes
+            table = open_table(self.settings, declared, self.stream.name)
+            if table is None and role == "deletes":  # the stream has not run since it remembers deletes
                 continue
-            if sink is None:
+            if table is None:
                 raise PreflightRefused(f"table {declared.name} is gone", "put it back from a copy")
-            if not sink.direct:
-                raise UsageError(
-                    f"table {declared.name} has constraints or features that a publish in one commit cannot keep",
-                    "a recovery of such a table is not offered; see docs/recover.md",
-                )
-            sizes = sink.handle.get_add_actions()["size_bytes"].to_pylist()
+            table.check_one_commit()
+            files, size = table.size()
             found.append(
                 SawTable(
                     name=declared.name,
                     role=role,
-                    table_id=sink.table_id,
-                    version=sink.handle.version(),
-                    files=len(sizes),
-                    size=sum(sizes),
+                    table_id=table.table_id,
+                    version=table.version,
+                    files=files,
+                    size=size,
                     mode=declared.mode,
                 )
             )

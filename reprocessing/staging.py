@@ -1,34 +1,30 @@
 """Where a recovery replays: a state folder and tables of its own, on which an ordinary session runs.
 
     <state>/recoveries/<plan>/state/<stream>/     stream.json, the new generation's checkpoint, its ledger
-    <tables>/_staging/<plan>/<table>/             ordinary Delta tables; nobody reads them but the audit
+    <tables>/_staging/<plan>/<table>/             ordinary tables; nobody reads them but the audit
 
-The tables begin with the savepoint's files (hard links), and say in their ledger that they hold everything up to its
-batch; so the replay is nothing but this stream, started again from there, with today's code.
+The tables begin with what the savepoint retains (of Delta tables, hard links), and say in their ledger that they hold
+everything up to its batch; so the replay is nothing but this stream, started again from there, with today's code.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 
 from reprocessing.plan import StreamPlan
 from reprocessing.plan_file import folder, staging
-from streaming_jobs.files import hard_link, private_folder, sync, sync_tree
-from streaming_jobs.ledger import LedgerEntry, Txn, app_id
+from streaming_jobs.files import private_folder, sync, sync_tree
+from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY
-from streaming_jobs.sinks.delta.table_files import TableFile, on_disk
+from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
-from streaming_jobs.state.savepoints import SavedTable, Savepoint
+from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRecord
+from streaming_jobs.stream import Stream
 
 
 def settings_of(settings: Settings, plan: StreamPlan) -> Settings:
@@ -42,11 +38,13 @@ def settings_of(settings: Settings, plan: StreamPlan) -> Settings:
     )
 
 
-def prepare(settings: Settings, plan: StreamPlan, record: StreamRecord, savepoint: Savepoint | None) -> None:
+def prepare(
+    settings: Settings, stream: Stream, plan: StreamPlan, record: StreamRecord, savepoint: Savepoint | None
+) -> None:
     """Make the workshop anew, whatever a kill has left of it."""
     clear(settings, plan)
     own = settings_of(settings, plan)
-    tables = private_folder(own.tables)  # also where the replay makes the tables: `sync_all` comes before it
+    private_folder(own.tables)  # also where the replay makes the tables: `sync_all` comes before it
     opened = replace(
         record,
         generations=(*record.generations, opened_by(plan)),
@@ -59,19 +57,15 @@ def prepare(settings: Settings, plan: StreamPlan, record: StreamRecord, savepoin
     if savepoint is None:
         stream_record.save(own, opened)
         return
-    files = savepoints.files_of(settings, savepoint)
+    contents = savepoints.contents_of(settings, stream, savepoint)
+    declared = {table.name: table for table, _ in all_tables(stream)}
     roles = {table.name: table.role for table in record.tables}
     bound = []
     for saved in savepoint.tables:
-        table_id = table_of(
-            tables / saved.name,
-            saved,
-            files[saved.name],
-            savepoints.links(settings, plan.stream, saved.name, savepoint.id),
-            stream=plan.stream,
-            how=_up_to(plan, savepoint, saved.name, primary=roles[saved.name] == "primary"),
-        )
-        bound.append(BoundTable(saved.name, table_id, roles[saved.name]))
+        entry = _up_to(plan, savepoint, saved.name, primary=roles[saved.name] == "primary")
+        begun = declared[saved.name]
+        table = store_of(begun).create(own, begun, plan.stream, contents[saved.name], entry)
+        bound.append(BoundTable(saved.name, table.table_id, roles[saved.name]))
     if not plan.discards_state:
         opened = replace(opened, state_fingerprint=dict(savepoint.state_fingerprint))
         copy(
@@ -112,35 +106,10 @@ def clear(settings: Settings, plan: StreamPlan) -> None:
             sync(place)
 
 
-def table_of(
-    path: Path, saved: SavedTable, files: Sequence[TableFile], links: Path, *, stream: str, how: CommitProperties
-) -> str:
-    """Make a Delta table at `path` of a savepoint's files (hard links), in one commit as `how` says; its Delta id."""
-    handle = DeltaTable.create(
-        path,
-        Schema.from_json(saved.schema),
-        partition_by=list(saved.partition_by) or None,
-        name=saved.name,
-        configuration={STREAM_PROPERTY: stream},
-        raise_if_key_not_exists=False,
-    )
-    for file in files:
-        source = on_disk(links, file.path)
-        hard_link(source, path / source.relative_to(links))
-    handle.create_write_transaction(
-        [file.add() for file in files],
-        mode="append",
-        schema=handle.schema(),
-        partition_by=list(saved.partition_by) or None,
-        commit_properties=how,
-    )
-    return str(handle.metadata().id)
-
-
-def _up_to(plan: StreamPlan, savepoint: Savepoint, table: str, *, primary: bool) -> CommitProperties:
-    """A commit that says: this table holds everything up to the savepoint's batch, in the plan's generation."""
+def _up_to(plan: StreamPlan, savepoint: Savepoint, table: str, *, primary: bool) -> LedgerEntry:
+    """An entry that says: this table holds everything up to the savepoint's batch, in the plan's generation."""
     at = Txn(plan.generation, opened_by(plan).first_batch - 1)
-    entry = LedgerEntry(
+    return LedgerEntry(
         kind="publish",
         stream=plan.stream,
         table=table,
@@ -150,8 +119,4 @@ def _up_to(plan: StreamPlan, savepoint: Savepoint, table: str, *, primary: bool)
         txns={other.name: at.version for other in savepoint.tables if other.name != table} if primary else {},
         plan=plan.id,
         note=f"the files of savepoint {savepoint.id}",
-    )
-    return CommitProperties(
-        custom_metadata={"userMetadata": entry.encode()},
-        app_transactions=[Transaction(app_id(plan.stream, table), at.version, int(time.time() * 1000))],
     )

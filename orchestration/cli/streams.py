@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streaming_jobs.ledger import LedgerEntry
     from streaming_jobs.positions import OffsetRange
     from streaming_jobs.settings import Settings
-    from streaming_jobs.sinks.delta.log import Commit
+    from streaming_jobs.sinks.stored import Commit
     from streaming_jobs.stream import Stream
 
 app = typer.Typer(no_args_is_help=True, help="Look at streams, run and stop them.", rich_markup_mode=None)
@@ -169,7 +169,8 @@ def ledger(
     """
     from streaming_jobs.errors import UsageError
     from streaming_jobs.preflight.take_snapshot import ledger_file
-    from streaming_jobs.sinks.delta.log import entries
+    from streaming_jobs.sinks.stored import entries
+    from streaming_jobs.sinks.tables import all_tables, store_of
     from streaming_jobs.state.ledger_history import FROM_FILE, code_changes, newest_entries
 
     call = invocation(context)
@@ -178,13 +179,18 @@ def ledger(
     table = sink or stream.primary.name
     if table not in tables:
         raise UsageError(f"stream {name} has no table '{table}'", f"its tables are: {', '.join(tables)}")
-    path, file = call.settings.tables / table, ledger_file(call.settings, name)
+    declared = next(declared for declared, _ in all_tables(stream) if declared.name == table)
+    commits, file = store_of(declared).commits(call.settings, declared), ledger_file(call.settings, name)
     if table != stream.primary.name:
         if changes:
             raise UsageError("--code-changes is about the stream's primary table", "leave --sink out")
-        found = entries(path, limit)
+        found = entries(commits, limit)
     else:
-        found = code_changes(path, file, name)[:limit] if changes else newest_entries(path, file, name, limit)
+        found = (
+            code_changes(commits, table, file, name)[:limit]
+            if changes
+            else newest_entries(commits, table, file, name, limit)
+        )
     if output is Output.text and any(commit.operation == FROM_FILE for commit, _ in found):
         say(f"the log of {table} has been shortened; what is older is from {file.folder}")
     if not found and output is Output.text:
@@ -212,7 +218,7 @@ def accept(
     from streaming_jobs.state import stream_record
 
     call = invocation(context)
-    stream_record.accept(call.settings, call.topology[name].name, table, version, why)
+    stream_record.accept(call.settings, call.topology[name], table, version, why)
     say(f"accepted: version {version} of {table}; {name} may start again")
 
 

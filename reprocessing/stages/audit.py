@@ -16,7 +16,7 @@ from reprocessing.publish import refuse_foreign
 from reprocessing.replay_end import kept_table
 from reprocessing.stages.stage import Findings
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.preflight.take_snapshot import all_tables
+from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.spelling import counted
 
 
@@ -85,10 +85,11 @@ class Confirm:
 
 
 def _differences(context: RecoveryContext) -> Iterator[Difference]:
+    published, staged = context.published(), context.staged()
     for declared, role in all_tables(context.stream):
         if role != "deletes":  # they follow from the rows, and are as old as the batches that noted them
-            rebuilt = kept_table(context, declared.name) or context.own.tables / declared.name
-            yield compare(declared.name, context.settings.tables / declared.name, rebuilt, declared.keys)
+            rebuilt = kept_table(context, declared) or staged[declared.name]
+            yield compare(declared.name, published[declared.name].readable(), rebuilt.readable(), declared.keys)
 
 
 def _ask(recovery: Recovery) -> None:

@@ -25,8 +25,7 @@ from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet
-from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.checkpoint_sync import CheckpointSync
 from streaming_jobs.state.ledger_file import LedgerFile
@@ -139,7 +138,7 @@ class BatchPipeline:
     code: CodeVersion
     settings: StreamSettings
     traits: PlanTraits
-    upkeep: Sequence[TableMaintenance] = ()
+    upkeep: Sequence[Upkeep] = ()
     query: Query | None = None
     pace: Pace | None = None
     failure: BaseException | None = field(default=None, init=False)

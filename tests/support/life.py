@@ -25,10 +25,13 @@ from reprocessing.undo import plan_undo
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetBounds, OffsetRange
-from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
+from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import dead_letters
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink, open_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.schemas import DEAD_LETTERS
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, existing_table
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -103,7 +106,7 @@ class Life:
         record = stream_record.first(self.stream.name)
         tables = []
         for declared, role in all_tables(self.stream):
-            output = ROWS if role == "primary" else dead_letters.SCHEMA
+            output = ROWS if role == "primary" else DEAD_LETTERS
             sink = ensure_sink(self.settings, declared, self.stream.name, output, generation=1)
             tables.append(BoundTable(declared.name, sink.table_id, role))
         self.save(
@@ -142,6 +145,14 @@ class Life:
         sink = open_sink(self.settings, self.stream.primary, self.stream.name)
         assert sink is not None
         return sink
+
+    def stored(self) -> StoredTable:
+        """The primary table at rest, opened anew."""
+        return existing_table(self.settings, STREAM.primary, STREAM.name)
+
+    def links(self, savepoint: str) -> Path:
+        """Where a savepoint keeps its links to the primary table's files."""
+        return self.table / "_savepoints" / f"{STREAM.name}-{savepoint}"
 
     def entry(self, batch: int, generation: int = 1, code: str = "a") -> LedgerEntry:
         """A batch's ledger entry."""

@@ -72,8 +72,8 @@ def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> No
 
 
 def test_else_the_nearest_savepoint_before_it(life: Life) -> None:
-    savepoints.take(life.settings, life.record, 1, "time")
-    savepoints.take(life.settings, life.record, 2, "time")
+    savepoints.take(life.settings, STREAM, life.record, 1, "time")
+    savepoints.take(life.settings, STREAM, life.record, 2, "time")
     forget(life, 5)
     plan = plan_one(found(life), Target("batch", "4"), NONE)
     assert plan.base.savepoint == "g0001-b000000002"
@@ -88,7 +88,7 @@ def test_else_the_very_start_if_every_record_is_still_there(life: Life) -> None:
 
 
 def test_else_it_is_refused_with_the_oldest_way_back(life: Life) -> None:
-    savepoints.take(life.settings, life.record, 7, "time")
+    savepoints.take(life.settings, STREAM, life.record, 7, "time")
     forget(life, 5)
     with pytest.raises(UsageError, match="offsets 0 to 4 of topic things, partition 0, are gone") as refused:
         plan_one(found(life, Topics(first=5)), Target("batch", "4"), NONE)
@@ -97,21 +97,21 @@ def test_else_it_is_refused_with_the_oldest_way_back(life: Life) -> None:
 
 
 def test_a_savepoint_whose_records_are_gone_is_no_way_back(life: Life) -> None:
-    savepoints.take(life.settings, life.record, 1, "time")
+    savepoints.take(life.settings, STREAM, life.record, 1, "time")
     with pytest.raises(UsageError, match="cannot be replayed from"):
         plan_one(found(life, Topics(first=30)), Target("savepoint", "g0001-b000000001"), NONE)
 
 
 def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: Life) -> None:
     """Its generation was undone; the largest position before it on the path would lie after it in the topic."""
-    taken = savepoints.take(life.settings, life.record, 3, "recovery")
+    taken = savepoints.take(life.settings, STREAM, life.record, 3, "recovery")
     g2 = StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
     copy(savepoints.checkpoint_of(life.settings, taken), g2)
     lives = (*life.record.generations, Generation(2, 1.0, "recovery things-0001", 1, 3))
     life.save(replace(life.record, generations=lives))
     life.sink().commit(LedgerEntry("fence", STREAM.name, "things", 2, -1), lambda *_: None)
     life.batch(4, generation=2)
-    left = savepoints.take(life.settings, life.record, 4, "time")
+    left = savepoints.take(life.settings, STREAM, life.record, 4, "time")
     undone = (*lives, Generation(3, 2.0, "recovery things-0002", 1, 8))
     life.save(replace(life.record, generations=undone))
     copy(
@@ -148,7 +148,7 @@ def test_before_the_first_bad_row_is_before_the_code_that_wrote_its_batch(life: 
 
 def test_the_first_bad_row_is_found_between_savepoints_too(life: Life) -> None:
     for batch in (2, 4, 6):
-        savepoints.take(life.settings, life.record, batch, "time")
+        savepoints.take(life.settings, STREAM, life.record, batch, "time")
     life.sink().handle.create_checkpoint()
     for version in range(9):
         (life.table / "_delta_log" / f"{version:020d}.json").unlink()
@@ -165,7 +165,7 @@ def test_no_bad_row_is_nothing_to_put_right(life: Life) -> None:
 def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(life: Life) -> None:
     situation = found(life)
     plan = plan_one(situation, Target("batch", "3"), NONE)
-    kept = savepoints.take(life.settings, life.record, 8, "recovery")
+    kept = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
     journal.write("keep", "done", {"savepoint": kept.id})
     journal.write("finish", "done")
@@ -241,7 +241,7 @@ def test_other_targets_may_replay_with_the_code_that_there_is(same: Life) -> Non
 def test_a_column_that_newer_code_added_is_null_in_what_is_older(life: Life) -> None:
     """Savepoints of before it cannot be asked for it: they count as what a reader sees there today, and it is said."""
     for batch in (2, 6):
-        savepoints.take(life.settings, life.record, batch, "time")
+        savepoints.take(life.settings, STREAM, life.record, batch, "time")
     sink = life.sink()
     sink.handle.alter.add_columns([Field("grade", "string")])
     life.save(replace(life.record, accepted=(Accepted("things", life.sink().handle.version(), "mine", 1.0),)))
@@ -280,7 +280,7 @@ SUM, MAX = {"0": "Aggregate [k], [k, sum(value) AS s]"}, {"0": "Aggregate [k], [
 def test_state_that_does_not_fit_the_code_of_today_is_told_by_the_plan(life: Life) -> None:
     """The stream runs max() by now, and that is the code of today; the savepoint's state was made by sum()."""
     life.save(replace(life.record, state_fingerprint=SUM))
-    kept = savepoints.take(life.settings, life.record, 3, "time")
+    kept = savepoints.take(life.settings, STREAM, life.record, 3, "time")
     life.save(replace(life.record, state_fingerprint=MAX))
     wrote(life, since=4)
     with pytest.raises(UsageError, match=r"sum\(value\) AS s -> max\(value\) AS s") as refused:
@@ -295,7 +295,7 @@ def test_state_that_does_not_fit_the_code_of_today_is_told_by_the_plan(life: Lif
 def test_an_undo_that_the_code_of_today_cannot_carry_out_is_not_planned(life: Life) -> None:
     life.save(replace(life.record, state_fingerprint=SUM))
     plan = plan_one(found(life), Target("batch", "3"), NONE)
-    kept = savepoints.take(life.settings, life.record, 8, "recovery")
+    kept = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
     journal.write("keep", "done", {"savepoint": kept.id})
     journal.write("finish", "done")

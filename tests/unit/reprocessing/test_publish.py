@@ -22,15 +22,19 @@ from reprocessing.conditions import bad_rows, broken
 from reprocessing.journal import Journal
 from reprocessing.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
 from reprocessing.plan_file import next_id, save, sealed, staging
-from reprocessing.publish import Content, content_of, contents_of, fence, misfit, publish, refuse_foreign
+from reprocessing.publish import fence, misfit, publish, refuse_foreign
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused, UsageError
 from streaming_jobs.files import hard_link
 from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.sinks.delta import unencoded_paths
+from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.log import newest
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
+from streaming_jobs.sinks.stored import Content
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted
@@ -48,8 +52,13 @@ def life(tmp_path: Path) -> Life:
     return life
 
 
+def stored(table: Path) -> DeltaStoredTable:
+    """A Delta table of anybody's, as a table of the stream."""
+    return DeltaStoredTable(DeltaSink(table, STREAM.primary, STREAM.name, DeltaTable(table)))
+
+
 def planned(life: Life, batch: int | None = 2) -> StreamPlan:
-    taken = None if batch is None else savepoints.take(life.settings, life.record, batch, "recovery")
+    taken = None if batch is None else savepoints.take(life.settings, STREAM, life.record, batch, "recovery")
     tables = tuple(
         SawTable(t.name, t.role, t.table_id, 1, 1, 1, "append")  # type: ignore[arg-type]
         for t in life.record.tables
@@ -78,7 +87,7 @@ def staging_begun(life: Life, plan: StreamPlan) -> None:
     """Fence the tables, and let staging begin with the savepoint's rows."""
     fence(life.settings, STREAM, plan.id, plan.generation)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
-    workshop.prepare(life.settings, plan, life.record, base)
+    workshop.prepare(life.settings, STREAM, plan, life.record, base)
 
 
 def rebuilt(life: Life, plan: StreamPlan) -> None:
@@ -191,7 +200,7 @@ def test_from_the_fence_on_an_old_driver_writes_nothing_and_nobody_else_starts(l
 
 def test_a_replay_that_starts_over_replaces_everything(life: Life) -> None:
     plan = planned(life, None)
-    workshop.prepare(life.settings, plan, life.record, None)
+    workshop.prepare(life.settings, STREAM, plan, life.record, None)
     workshop.sync_all(life.settings, plan)  # as the stage does; the replay has yet to make the tables
     own = workshop.settings_of(life.settings, plan)
     record = stream_record.load(own, STREAM.name)
@@ -230,7 +239,7 @@ def test_what_somebody_else_did_before_a_publish_that_goes_on_is_not_written_ove
 def test_what_the_table_holds_afterwards_is_compared(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(life)
     rebuilt(life, plan)
-    monkeypatch.setattr("reprocessing.publish.same_content", lambda *_: False)
+    monkeypatch.setattr("streaming_jobs.sinks.delta.stored_table.has_content", lambda *_: False)
     with pytest.raises(LedgerConflict, match="does not hold the files"):
         published(life, plan)
 
@@ -249,9 +258,9 @@ def test_a_publish_brings_a_new_column_along(life: Life) -> None:
 def test_an_abort_leaves_the_tables_as_they_were_one_generation_later(life: Life) -> None:
     plan = planned(life)
     old = life.rows()
-    kept = savepoints.take(life.settings, life.record, 5, "recovery")
+    kept = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
     fence(life.settings, STREAM, plan.id, plan.generation)
-    published(life, plan, contents=contents_of(life.settings, kept), generation=3)
+    published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, kept), generation=3)
     assert life.rows() == old and life.at() == Txn(3, 5)
     commit, _ = newest(life.table, STREAM.name)
     assert commit is not None and not commit.changes_data, "nothing was rewritten"
@@ -261,8 +270,8 @@ def test_an_abort_that_was_killed_in_the_middle_goes_on(life: Life) -> None:
     """Its secondary table is a generation further than the fence already."""
     plan = planned(life)
     old = life.rows()
-    kept = savepoints.take(life.settings, life.record, 5, "recovery")
-    contents = contents_of(life.settings, kept)
+    kept = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
+    contents = savepoints.contents_of(life.settings, STREAM, kept)
 
     def killed(table: str) -> None:
         raise KeyboardInterrupt(table)
@@ -293,13 +302,13 @@ def test_a_change_by_somebody_else_is_seen_until_it_is_accepted(life: Life) -> N
 
 
 def test_a_savepoint_from_before_an_accepted_change_is_not_what_an_abort_goes_back_to(life: Life) -> None:
-    kept = savepoints.take(life.settings, life.record, 5, "time")
-    savepoints.drop_outdated(life.settings, life.record, 5)
+    kept = savepoints.take(life.settings, STREAM, life.record, 5, "time")
+    savepoints.drop_outdated(life.settings, STREAM, life.record, 5)
     assert savepoints.find(life.settings, STREAM.name, kept.id) == kept
     DeltaTable(life.table).delete("id = 1")
-    savepoints.drop_outdated(life.settings, life.record, 5)
+    savepoints.drop_outdated(life.settings, STREAM, life.record, 5)
     assert savepoints.find(life.settings, STREAM.name, kept.id) is None
-    again = savepoints.take(life.settings, life.record, 5, "time")
+    again = savepoints.take(life.settings, STREAM, life.record, 5, "time")
     assert again.tables[0].version > kept.tables[0].version
     savepoints.keep_for_recovery(life.settings, again)
     assert savepoints.savepoints(life.settings, STREAM.name)[0].reason == "recovery"
@@ -330,10 +339,10 @@ def test_files_of_another_schema_do_not_fit(life: Life, tmp_path: Path) -> None:
         ("parts", pa.table({"id": [1], "place": ["plain"]}), None, "partitioned by other columns"),
     ):
         write_deltalake(tmp_path / name, rows, partition_by=partitions)
-        assert len(found := misfit(life.table, tmp_path / name)) == 1 and words in found[0]
+        assert len(found := misfit(stored(life.table), stored(tmp_path / name))) == 1 and words in found[0]
     more = pa.table({"id": [1], "place": ["plain"], "more": ["x"]})
     write_deltalake(tmp_path / "more", more, partition_by=["place"])
-    assert misfit(life.table, tmp_path / "more") == []
+    assert misfit(stored(life.table), stored(tmp_path / "more")) == []
 
 
 def test_statistics_that_were_written_wrong_hide_no_row_from_a_condition(tmp_path: Path) -> None:
@@ -350,26 +359,30 @@ def test_statistics_that_were_written_wrong_hide_no_row_from_a_condition(tmp_pat
     table = DeltaTable(tmp_path / "table")
     assert table.to_pyarrow_table(filters=[("amount", ">", Decimal(5))]).num_rows == 0, "it does hide it from others"
     assert bad_rows(table, "amount > 5") == 1
-    assert broken(tmp_path / "table", ["amount < 5"])["amount < 5"].rows == 1
+    assert broken(DeltaTable(tmp_path / "table"), ["amount < 5"])["amount < 5"].rows == 1
 
 
 def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
     staged = tmp_path / "staged"
     rows = pa.table({"id": list(range(60)), "place": ["plain"] * 60})
     write_deltalake(staged, rows)
-    found = broken(life.table, ["id >= 0", "place IS NOT NULL"])
+    found = broken(DeltaTable(life.table), ["id >= 0", "place IS NOT NULL"])
     assert {rule: (each.rows, each.null) for rule, each in found.items()} == {
         "id >= 0": (30, 0),
         "place IS NOT NULL": (0, 0),
     }
     never_null = "(id < 0) IS NOT TRUE"  # as a plan before the first bad row asks of what it has rebuilt
-    assert broken(life.table, [never_null])[never_null].rows == 30 == bad_rows(DeltaTable(life.table), never_null)
-    by_row = audit.compare("things", life.table, life.table, ())
+    assert (
+        broken(DeltaTable(life.table), [never_null])[never_null].rows
+        == 30
+        == bad_rows(DeltaTable(life.table), never_null)
+    )
+    by_row = audit.compare("things", DeltaTable(life.table), DeltaTable(life.table), ())
     assert (by_row.only_old, by_row.only_new, by_row.changed, by_row.share) == (0, 0, 0, 0.0)
-    by_key = audit.compare("things", life.table, staged, ("id",))
+    by_key = audit.compare("things", DeltaTable(life.table), DeltaTable(staged), ("id",))
     assert (by_key.old_rows, by_key.new_rows, by_key.only_old, by_key.only_new) == (60, 60, 30, 30)
     assert by_key.changed == 30 - 6, "one place in five is the same"
-    by_row = audit.compare("things", life.table, staged, ())
+    by_row = audit.compare("things", DeltaTable(life.table), DeltaTable(staged), ())
     assert (by_row.only_old, by_row.only_new) == (54, 54)
     assert by_row.totals["id"] == (sum(range(30)) - sum(range(30, 60)), sum(range(60)))
     assert len(by_row.sample) == len(by_key.sample) == 5
@@ -385,20 +398,20 @@ def test_what_differs_is_counted_by_time(tmp_path: Path) -> None:
         return tmp_path / name
 
     old, new = table("old", 1), table("new", 2)
-    by_key = audit.compare("t", old, new, ("id",))
+    by_key = audit.compare("t", DeltaTable(old), DeltaTable(new), ("id",))
     assert by_key.time_column == "at" and (by_key.changed, by_key.only_new) == (2, 1)
     assert list(by_key.by_time) == [
         ("2026-03-03 06:00", 0, 0, 1),
         ("2026-03-04 06:00", 0, 0, 1),
         ("2026-03-05 06:00", 0, 1, 0),
     ]
-    by_row = audit.compare("t", old, new, ())
+    by_row = audit.compare("t", DeltaTable(old), DeltaTable(new), ())
     assert list(by_row.by_time) == [
         ("2026-03-03 06:00", 1, 1, 0),
         ("2026-03-04 06:00", 1, 1, 0),
         ("2026-03-05 06:00", 0, 1, 0),
     ]
-    assert audit.compare("t", old, old, ("id",)).by_time == ()
+    assert audit.compare("t", DeltaTable(old), DeltaTable(old), ("id",)).by_time == ()
 
 
 def test_times_before_1970_and_columns_of_any_type_are_compared(tmp_path: Path) -> None:
@@ -406,7 +419,7 @@ def test_times_before_1970_and_columns_of_any_type_are_compared(tmp_path: Path) 
     for name, n in (("old", 1), ("new", 2)):
         rows = pa.table({"inside": [{"a": n}], "list": [[n]], "at": at})
         write_deltalake(tmp_path / name, rows)
-    found = audit.compare("t", tmp_path / "old", tmp_path / "new", ())
+    found = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
     assert list(found.by_time) == [("1960-01-01 06:05", 1, 1, 0)]
 
 
@@ -420,7 +433,7 @@ def test_dates_beyond_what_nanoseconds_can_hold_are_compared(tmp_path: Path, kin
     for name, n in (("old", 1), ("new", 2)):
         write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "n": [n, n], "at": pa.array(days, kind)}))
     for keys in (("id",), ()):
-        found = audit.compare("t", tmp_path / "old", tmp_path / "new", keys)
+        found = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), keys)
         assert len(found.by_time) == 2
         assert sum(gone + came + changed for _, gone, came, changed in found.by_time) == (2 if keys else 4)
         assert all(period[4] == "-" for period, *_ in found.by_time)
@@ -429,7 +442,7 @@ def test_dates_beyond_what_nanoseconds_can_hold_are_compared(tmp_path: Path, kin
 @pytest.mark.parametrize("rule", ["nothing > 1", "id >>> 1 (", "'", "1 / (id - id) = 1", "CAST(place AS INT) > 0"])
 def test_a_rule_that_cannot_be_asked_is_refused(life: Life, rule: str) -> None:
     with pytest.raises(UsageError, match="cannot be asked"):
-        broken(life.table, [rule])
+        broken(DeltaTable(life.table), [rule])
     with pytest.raises(UsageError, match="cannot be asked"):
         bad_rows(DeltaTable(life.table), rule)
 
@@ -475,7 +488,7 @@ def test_a_journal_line_that_a_kill_cut_off_counts_as_not_written(tmp_path: Path
 def test_the_ledger_adopts_lines_once_and_those_of_packed_days_too(life: Life) -> None:
     plan = planned(life)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
-    workshop.prepare(life.settings, plan, life.record, base)
+    workshop.prepare(life.settings, STREAM, plan, life.record, base)
     replay(life, plan)
     own = workshop.settings_of(life.settings, plan)
     mine, other = ledger_file(life.settings, STREAM.name), ledger_file(own, STREAM.name)
@@ -497,7 +510,7 @@ def test_what_a_killed_publish_has_left_is_compared_when_it_goes_on(life: Life) 
     rebuilt(life, plan)
     kept = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     assert kept is not None
-    published(life, plan, contents=contents_of(life.settings, kept))
+    published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, kept))
     with pytest.raises(LedgerConflict, match="does not hold the files"):
         published(life, plan)
 
@@ -533,11 +546,11 @@ def test_a_misspelt_name_is_told_the_one_that_is_near_it(life: Life) -> None:
         bad_rows(DeltaTable(life.table), "sqrrt(id) > 1")
 
 
-def tables(tmp_path: Path, old: pa.Table, new: pa.Table) -> tuple[Path, Path]:
+def tables(tmp_path: Path, old: pa.Table, new: pa.Table) -> tuple[DeltaTable, DeltaTable]:
     """Two versions of a table `t`."""
     for name, rows in (("old", old), ("new", new)):
         write_deltalake(tmp_path / name / "t", rows)
-    return tmp_path / "old" / "t", tmp_path / "new" / "t"
+    return DeltaTable(tmp_path / "old" / "t"), DeltaTable(tmp_path / "new" / "t")
 
 
 def test_the_largest_differences_are_shown_first(tmp_path: Path) -> None:
@@ -587,11 +600,11 @@ def test_a_sum_that_does_not_fit_its_type_ends_no_audit(tmp_path: Path) -> None:
 def test_rows_that_break_a_rule_are_shown_and_nulls_are_named(tmp_path: Path) -> None:
     amounts = pa.array([None, None, -1, 5], pa.int64())
     write_deltalake(tmp_path / "t", pa.table({"id": [1, 2, 3, 4], "amount": amounts}))
-    found = broken(tmp_path / "t", ["amount >= 0"])["amount >= 0"]
+    found = broken(DeltaTable(tmp_path / "t"), ["amount >= 0"])["amount >= 0"]
     assert (found.rows, found.null) == (3, 2)
     words = found.words("amount >= 0")
     assert words.startswith("3 rows break the rule amount >= 0: for 2 it is null") and "id 3, amount -1" in words
-    assert broken(tmp_path / "t", ["id > 0"])["id > 0"].rows == 0
+    assert broken(DeltaTable(tmp_path / "t"), ["id > 0"])["id > 0"].rows == 0
 
 
 def test_a_position_that_only_new_code_writes_is_no_difference(tmp_path: Path) -> None:
@@ -600,7 +613,7 @@ def test_a_position_that_only_new_code_writes_is_no_difference(tmp_path: Path) -
     )
     for name, positions in (("old", [None, None]), ("new", [7, 8])):
         write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "_position": positions}, schema=schema))
-    found = audit.compare("t", tmp_path / "old", tmp_path / "new", ("id",))
+    found = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ("id",))
     assert (found.changed, found.only_old, found.only_new, dict(found.totals)) == (0, 0, 0, {})
-    by_row = audit.compare("t", tmp_path / "old", tmp_path / "new", ())
+    by_row = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
     assert by_row.only_old == by_row.only_new == 0

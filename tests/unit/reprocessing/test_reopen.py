@@ -19,7 +19,7 @@ from reprocessing.explainer import explain
 from reprocessing.journal import Journal
 from reprocessing.plan import Checks, StreamPlan
 from reprocessing.plan_file import folder, load, staging
-from reprocessing.publish import content_of, fence, publish
+from reprocessing.publish import fence, publish
 from reprocessing.reopen import abort, skip
 from reprocessing.report import page
 from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
@@ -29,8 +29,10 @@ from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
-from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
+from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
+from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -156,7 +158,7 @@ def test_an_abort_keeps_a_change_that_was_accepted_since_and_refuses_another(lif
 
 
 def test_a_plan_that_goes_back_says_what_it_reads_that_was_skipped(life: Life) -> None:
-    savepoints.take(life.settings, life.record, 3, "time")
+    savepoints.take(life.settings, STREAM, life.record, 3, "time")
     skip(begun(life, Target("latest")))
     plan = plan_one(found(life), Target("savepoint", "g0001-b000000003"), NONE)
     assert any("90 to 119 are read; things-0001 skipped them" in note for note in plan.notes)
@@ -249,7 +251,7 @@ def test_a_copy_is_on_disk_before_it_counts(life: Life, tmp_path: Path, monkeypa
     monkeypatch.setattr(
         "os.fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     )
-    taken = savepoints.take(life.settings, life.record, 5, "purpose")
+    taken = savepoints.take(life.settings, STREAM, life.record, 5, "purpose")
     copy(savepoints.checkpoint_of(life.settings, taken), tmp_path / "state" / "copy")
     for name in ("checkpoint.partial/offsets/5", "copy.partial/offsets/5", "copy.partial/commits/5"):
         assert any(path.endswith(name) for path in synced), name
@@ -272,7 +274,7 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
     plan = plan_one(found(life), Target("batch", "3"), NONE)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     fence(life.settings, STREAM, plan.id, 2)
-    workshop.prepare(life.settings, plan, life.record, base)
+    workshop.prepare(life.settings, STREAM, plan, life.record, base)
     staged = Life(workshop.settings_of(life.settings, plan))
     for number in range(4, 9):
         staged.batch(number, generation=2, code="z")
@@ -281,10 +283,10 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
     run_stage(context, SwitchGeneration)
     assert life.rows() == list(range(90)) and life.record.generation == 2
     with pytest.raises(PreflightRefused, match="was replayed by plan"):
-        savepoints.take(life.settings, life.record, 5, "purpose")
+        savepoints.take(life.settings, STREAM, life.record, 5, "purpose")
     again = plan_one(found(life), Target("batch", "5"), NONE)
     assert base is not None and again.base.savepoint == base.id
-    taken = savepoints.take(life.settings, life.record, 8, "purpose")
+    taken = savepoints.take(life.settings, STREAM, life.record, 8, "purpose")
     assert (
         sum(len(life.rows(t)) for t in [life.table]) == 90 and taken.tables[0].version == life.sink().handle.version()
     )
@@ -315,7 +317,7 @@ def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Li
     text = explain(load(life.settings, plan.id))
     assert "discarded. What will be wrong" in text and "state starts empty" in text
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
-    workshop.prepare(life.settings, plan, life.record, base)
+    workshop.prepare(life.settings, STREAM, plan, life.record, base)
     own = workshop.settings_of(life.settings, plan)
     record = stream_record.load(own, STREAM.name)
     assert record is not None and record.state_fingerprint == {} and record.topics[0].start == {0: 40}
@@ -336,7 +338,7 @@ def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> No
     plan = plan_one(found(life, gone), Target("earliest"), NONE, discard_state=True)
     assert plan.base.savepoint is None and plan.base.ends == {TOPIC: {0: 35}} and plan.records == 85
     assert any("the tables begin empty at the target" in note for note in plan.notes)
-    workshop.prepare(life.settings, plan, life.record, None)
+    workshop.prepare(life.settings, STREAM, plan, life.record, None)
     workshop.sync_all(life.settings, plan)
     record = stream_record.load(workshop.settings_of(life.settings, plan), STREAM.name)
     assert record is not None and record.topics[0].start == {0: 35}
@@ -361,13 +363,13 @@ def forget_cuts(life: Life) -> None:
 
 def test_nothing_is_discarded_where_nothing_is_replayed(life: Life) -> None:
     stateful(life)
-    savepoints.take(life.settings, life.record, 8, "purpose")
+    savepoints.take(life.settings, STREAM, life.record, 8, "purpose")
     with pytest.raises(UsageError, match="nothing to replay"):
         plan_one(found(life, Topics()), Target("savepoint", "g0001-b000000008"), NONE, discard_state=True)
 
 
 def test_savepoints_reach_back_further_than_the_ledger(life: Life) -> None:
-    savepoints.take(life.settings, life.record, 2, "purpose")
+    savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
     forget_cuts(life)
     ledger = ledger_file(life.settings, STREAM.name)
     day = next(ledger.folder.glob("*.jsonl"))
@@ -376,7 +378,7 @@ def test_savepoints_reach_back_further_than_the_ledger(life: Life) -> None:
     assert plan.base.savepoint == "g0001-b000000002"
     life.save(replace(life.record, code=(CodeSince("z", "1", 1, 4, 1.0),)))
     assert plan_one(found(life), Target("code", "z"), NONE).base.savepoint == "g0001-b000000002"
-    savepoints.drop(life.settings, STREAM.name, "g0001-b000000002")
+    savepoints.drop(life.settings, STREAM, "g0001-b000000002")
     with pytest.raises(UsageError, match="no longer in the ledger"):
         plan_one(found(life), Target("code", "z"), NONE)
 
@@ -413,7 +415,7 @@ def publishing(life: Life) -> RecoveryContext:
     """A plan that goes back, whose publish is begun; staging holds what the savepoint held."""
     context = begun(life, Target("batch", "3"))
     context.journal.write("fence", "done")
-    workshop.prepare(life.settings, context.plan, context.record, context.base())
+    workshop.prepare(life.settings, STREAM, context.plan, context.record, context.base())
     for stage in ("prepare", "replay", "audit"):
         context.journal.write(stage, "done")
     context.journal.write("publish", "begun")

@@ -21,11 +21,14 @@ from reprocessing.targets import Target
 from streaming_jobs.files import sync_tree
 from streaming_jobs.formats import Json
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import store
+from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state.checkpoint import Checkpoint
 from tests.support.life import STREAM, TOPIC, Life, Topics, plan_one, recovery, run_stage
 from tests.support.power import Power
 
 Offsets = dict[int, int]
+LETTERS = all_tables(STREAM)[-1][0]
 
 
 class Spark:
@@ -132,7 +135,7 @@ def replaying(life: Life) -> RecoveryContext:
     plan = plan_one(planning_snapshot(life.settings, STREAM, Topics(end=120)), Target("batch", "3"))
     context = recovery(life, plan.id, Topics(end=120)).of(STREAM.name)
     context.journal.write("keep", "done", run_stage(context, TakeSavepoint))
-    staging.prepare(life.settings, plan, life.record, context.base())
+    staging.prepare(life.settings, STREAM, plan, life.record, context.base())
     return context
 
 
@@ -157,37 +160,38 @@ def test_for_windows_the_last_batch_is_the_published_tables_own(life: Life, even
 def test_the_tables_are_kept_once_as_they_are_at_the_border(life: Life) -> None:
     """What a killed attempt has written past the border since is not in them."""
     context = replaying(life)
-    replayed = Life.__new__(Life)
-    replayed.settings = context.own
+    replayed = Life(context.own)
     for number in range(4, 9):
         replayed.batch(number, generation=2)
-    assert replay_end.kept_table(context, "things") is None and replay_end.at_the_border(context, of({0: 90})) == 0
+    assert (
+        replay_end.kept_table(context, STREAM.primary) is None and replay_end.at_the_border(context, of({0: 90})) == 0
+    )
     assert replay_end.at_the_border(context, of({0: 120})) is None, "no batch ended there"
     replay_end.keep_tables(context)
     replayed.batch(9, generation=2)
     replay_end.keep_tables(context)
-    kept = replay_end.kept_table(context, "things")
-    assert kept is not None and life.rows(kept) == life.rows() == list(range(90))
+    kept = replay_end.kept_table(context, STREAM.primary)
+    assert kept is not None and life.rows(kept.path) == life.rows() == list(range(90))
     assert replayed.rows() == list(range(100)) and replay_end.at_the_border(context, of({0: 120})) == 30
 
 
 def test_a_kill_while_they_are_kept_leaves_nothing_half(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     context = replaying(life)
-    making = staging.table_of
+    making = store.make_table
 
-    def killed(path: Path, *arguments: object, **options: object) -> str:
+    def killed(path: Path, *arguments: object, **options: object) -> None:
         if path.name == "things_dead_letters":
             raise KeyboardInterrupt
-        return making(path, *arguments, **options)  # type: ignore[arg-type]
+        making(path, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(staging, "table_of", killed)
+    monkeypatch.setattr(store, "make_table", killed)
     write_deltalake(context.own.tables / "things_dead_letters", life_letters(life), mode="append")
     with pytest.raises(KeyboardInterrupt):
         replay_end.keep_tables(context)
-    assert replay_end.kept_table(context, "things") is None
-    monkeypatch.setattr(staging, "table_of", making)
+    assert replay_end.kept_table(context, STREAM.primary) is None
+    monkeypatch.setattr(store, "make_table", making)
     replay_end.keep_tables(context)
-    assert replay_end.kept_table(context, "things_dead_letters") is not None
+    assert replay_end.kept_table(context, LETTERS) is not None
 
 
 def test_what_was_kept_survives_a_power_cut(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +202,8 @@ def test_what_was_kept_survives_a_power_cut(life: Life, tmp_path: Path, monkeypa
     replay_end.keep_tables(context)
     cut = Settings.load({"home": power.cut(tmp_path / "cut")})
     power.close()
-    kept = replay_end.kept_table(replace(context, settings=cut), "things")
-    assert kept is not None and life.rows(kept) == list(range(40))
+    kept = replay_end.kept_table(replace(context, settings=cut), STREAM.primary)
+    assert kept is not None and life.rows(kept.path) == list(range(40))
 
 
 def life_letters(life: Life) -> object:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
+from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.errors import ConfigurationError, UsageError
-from streaming_jobs.stream import SOURCE_COLUMN, DeltaTable, KafkaTopic, Stream, checked_name, stream
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, checked_name, stream
 from tests.support.worlds import OUTPUT, THINGS, NoBytes
 
 PRICES = KafkaTopic("prices", value=NoBytes())

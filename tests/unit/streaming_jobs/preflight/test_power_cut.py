@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
@@ -73,7 +72,7 @@ def topics() -> Any:
 
 
 def planned(life: Life) -> StreamPlan:
-    savepoints.take(life.settings, life.record, 2, "purpose")
+    savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
     return plan_one(planning_snapshot(life.settings, STREAM, topics()), Target("batch", "2"), Checks())
 
 
@@ -83,9 +82,9 @@ def whole(settings: Settings) -> None:
     assert not [f for f in check_start(take_snapshot(settings, STREAM, topics())) if "cannot be read" in f.found]
     life.rows()
     for savepoint in savepoints.savepoints(settings, STREAM.name):
-        for table, files in savepoints.files_of(settings, savepoint).items():
-            place = savepoints.links(settings, STREAM.name, table, savepoint.id)
-            assert [on_disk(place, f.path).stat().st_size for f in files] == [f.size for f in files], unquote(table)
+        for table, content in savepoints.contents_of(settings, STREAM, savepoint).items():
+            files = content.files.values()
+            assert [on_disk(content.root, f.path).stat().st_size for f in files] == [f.size for f in files], table
         Checkpoint(savepoints.checkpoint_of(settings, savepoint)).check()
 
 
@@ -157,7 +156,7 @@ def test_what_an_abort_has_journaled_as_done_survives_a_power_cut(
 
 
 def test_a_savepoint_that_was_taken_survives_a_power_cut(life: Life, power: Power, tmp_path: Path) -> None:
-    taken = savepoints.take(life.settings, life.record, 4, "purpose")
+    taken = savepoints.take(life.settings, STREAM, life.record, 4, "purpose")
     settings = Settings.load({"home": power.cut(tmp_path / "cut")})
     assert savepoints.savepoints(settings, STREAM.name) == [taken]
     whole(settings)

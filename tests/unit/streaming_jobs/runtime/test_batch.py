@@ -31,7 +31,8 @@ from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, SinkSet
 from streaming_jobs.sinks.delta import writers as staged
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ParquetAppend, _parquet
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.stream_folder import StreamFolder

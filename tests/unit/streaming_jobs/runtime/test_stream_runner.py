@@ -40,6 +40,7 @@ from streaming_jobs.runtime.query_builder import (
     triggered,
 )
 from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.runtime.stream_tables import make_tables
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.first_status import first_status
@@ -240,7 +241,7 @@ def test_an_output_column_that_no_table_can_take_is_refused(settings: SettingsFa
     schema = StructType([*OUTPUT.fields, StructField(name, LongType())])
     output: Any = SimpleNamespace(schema=schema)
     with pytest.raises(UsageError, match="table evens: "):
-        assembly(settings())._schema("evens", {"evens": output})
+        make_tables(settings(), parity, {"evens": output}, 1)
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_the_rows_of_an_accepted_change_are_not_counted(life: Life) -> None:
 
     DeltaTable(life.table).delete("id = 3")
     assert not judged(life).ok
-    stream_record.accept(life.settings, STREAM.name, "things", BATCHES + 1, "asked for")
+    stream_record.accept(life.settings, STREAM, "things", BATCHES + 1, "asked for")
     found = judged(life)
     assert outcomes(found)["things: row counts"] == outcomes(found)["things: records"] == "not compared"
     assert found.ok, found.comparisons

@@ -1,9 +1,9 @@
-"""Which of a table's newest commits a power cut has left half written, and whether they may go.
+"""Which of a Delta table's newest commits a power cut has left half written, and whether they may go.
 
 A commit is torn when its text is cut off, or a file that it adds is not there with all its bytes. Damage that comes
 later looks alike, so it goes only where nothing is lost with it: where it is not somebody else's, the version below it
-still has all of its files, and that version is at least where Spark, the primary table or a recovery's journal say
-that the table is. All of that is decided, for all tables, before the first file is removed.
+still has all of its files, and that version is at least where others say that the table is. Nothing is removed here but
+copies: a checkpoint of the log that was cut off, and what names the newest one.
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.files import remove_files
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id
-from streaming_jobs.preflight.take_snapshot import all_tables
-from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.log_cleanup import log_files
-from streaming_jobs.state.stream_record import StreamRecord
-from streaming_jobs.stream import Stream
+from streaming_jobs.sinks.stored import ReliedOn, TornEnd
 
 _START = Txn(0, -1)
 _FROM_COPY = "put the file back from a copy, or go back to a savepoint (`recourse savepoints list`)"
 
 
 @dataclass(frozen=True)
-class Commit:
+class Actions:
     """A commit's actions, and its ledger entry if it has one."""
 
     actions: Sequence[tuple[str, Mapping[str, Any]]]
@@ -51,13 +48,11 @@ class Torn:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, and what others rely on: the position they know it at, and whether a recovery asks."""
+    """A table, its stream, and what others rely on."""
 
     path: Path
     stream: str
-    record: StreamRecord
-    known_at: Txn
-    recovering: bool
+    relied: ReliedOn
 
     @property
     def log(self) -> Path:
@@ -65,29 +60,30 @@ class Table:
         return self.path / "_delta_log"
 
 
-def torn_files(
-    settings: Settings, stream: Stream, record: StreamRecord, committed: int | None, reached: Txn | None
-) -> list[Path]:
-    """The files of torn commits in the stream's tables, in the order in which they are to be removed.
+def torn_end(path: Path, stream: str, relied: ReliedOn) -> TornEnd | None:
+    """The files of its torn commits, in the order in which they are to be removed; None where there is no table.
 
-    `committed` is Spark's last committed batch, `reached` where a recovery that asks has brought all tables. Raises
-    PreflightRefused for a commit that is not whole and that something relies on.
+    Raises PreflightRefused for a commit that is not whole and that something relies on.
     """
-    everywhere = reached or _START
-    known_at = {stream.primary.name: Txn(record.generation, -1 if committed is None else committed)}
-    found: list[Path] = []
-    for declared, role in all_tables(stream):
-        known = max(known_at.get(declared.name, _START), everywhere)
-        table = Table(settings.tables / declared.name, stream.name, record, known, reached is not None)
-        if not table.log.is_dir():
-            continue
-        torn, below = _tail(table)
-        if torn:
-            _refuse_needed(table, torn, below)
-            found += _files(table.log, torn)
-        if role == "primary":
-            known_at |= _listed(table, below)
-    return found
+    table = Table(path, stream, relied)
+    if not table.log.is_dir():
+        return None
+    torn, below = _tail(table)
+    if torn:
+        _refuse_needed(table, torn, below)
+    return TornEnd(list(_files(table.log, torn)) if torn else [], below)
+
+
+def torn_copies(path: Path) -> Iterator[Path]:
+    """Remove a checkpoint of the log that was cut off, and what names the newest one; both repeat what commits say."""
+    log = path / "_delta_log"
+    if not log.is_dir():
+        return
+    hint = log / "_last_checkpoint"
+    torn = [file.path for file in log_files(log) if file.kind == "checkpoint" and not _is_parquet(file.path)]
+    if torn or (hint.exists() and not _points_somewhere(hint)):
+        yield from remove_files(hint)
+    yield from remove_files(*torn)
 
 
 def _tail(table: Table) -> tuple[list[Torn], int]:
@@ -111,7 +107,7 @@ def _tail(table: Table) -> tuple[list[Torn], int]:
     return torn, -1
 
 
-def _read(path: Path, table: Table) -> Commit | None:
+def _read(path: Path, table: Table) -> Actions | None:
     """The commit; None when its text was cut off.
 
     Others may leave `commitInfo` out. Of ours, every one that moves the table carries its transaction, and a text that
@@ -131,19 +127,19 @@ def _read(path: Path, table: Table) -> Commit | None:
     moved = any(kind == "txn" and action["appId"] == ours for kind, action in actions)
     if (moves and not moved) or (moved and not any(kind == "commitInfo" for kind, _ in actions)):
         return None
-    return Commit(actions, entry)
+    return Actions(actions, entry)
 
 
 def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
     """Raise PreflightRefused if one of the torn versions may not go."""
     name, first = table.path.name, torn[0].found
-    accepted = table.record.accepts(name)
+    relied = table.relied
     for each in torn:
         foreign = each.readable and (each.entry is None or each.entry.stream != table.stream)
-        if foreign or each.version in accepted:
+        if foreign or each.version in relied.accepted:
             raise PreflightRefused(each.found, _FROM_COPY)
     if below < 0:
-        if table.record.table(name) is not None:
+        if relied.bound:
             raise PreflightRefused(f"{first}, and no version is below it", _FROM_COPY)
         return
     try:
@@ -152,10 +148,10 @@ def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
         raise PreflightRefused(f"{first}, and version {below} cannot be read: {error}", _FROM_COPY) from error
     number = handle.transaction_version(app_id(table.stream, name))
     at = _START if number is None else Txn.of(number)
-    if at < table.known_at:
+    if at < relied.at:
         raise PreflightRefused(first, _FROM_COPY)
     furthest = max(at.generation, *(each.entry.generation for each in torn if each.entry is not None), 0)
-    if furthest > table.record.generation and not table.recovering:
+    if furthest > relied.generation and not relied.recovering:
         raise PreflightRefused(
             f"{first}: a recovery was writing it",
             "go on with the recovery, or give it up; its name: `recourse recover list`",
@@ -177,17 +173,7 @@ def _files(log: Path, torn: Sequence[Torn]) -> Iterator[Path]:
         yield commit
 
 
-def _listed(primary: Table, version: int) -> dict[str, Txn]:
-    """Where the primary's newest entry says that the other tables are; a fence came to them first."""
-    commit, _ = newest(primary.path, primary.stream, version)
-    if commit is None or commit.entry is None:
-        return {}
-    if commit.entry.kind == "fence":
-        return {bound.name: commit.entry.txn for bound in primary.record.tables if bound.name != primary.path.name}
-    return {name: Txn.of(number) for name, number in commit.entry.txns.items()}
-
-
-def _added(commit: Commit) -> list[tuple[str, int]]:
+def _added(commit: Actions) -> list[tuple[str, int]]:
     return [(str(action["path"]), int(action["size"])) for kind, action in commit.actions if kind == "add"]
 
 
@@ -201,3 +187,18 @@ def _size(table: Path, path: str) -> int | None:
         if (table / name).exists():
             return (table / name).stat().st_size
     return None
+
+
+def _is_parquet(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(size - 4, 0))
+        return size > 8 and file.read() == b"PAR1"
+
+
+def _points_somewhere(hint: Path) -> bool:
+    try:
+        version = int(json.loads(hint.read_bytes())["version"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    return any(hint.parent.glob(f"{version:020d}.checkpoint*"))
