@@ -131,6 +131,7 @@ class ChildProcess:
         if not self._pid_is_anothers():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+        self.process.kill()  # also where the group could not be signalled: it is waited for without a deadline
         return self.collect()
 
     def collect(self) -> int:
