@@ -14,10 +14,11 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from orchestration.bundle.fields import place
 from orchestration.bundle.job_yaml import Bundle, Continuous, Job
 from orchestration.sessions.reporting import table_key, topic_key
-from orchestration.sessions.supervisor import Command, SessionSpec, run_session, session_command
+from orchestration.sessions.supervisor import Command, SessionSpec, run_session
 from orchestration.sessions.tags import KIND_TAG
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.topology import Topology

@@ -38,7 +38,7 @@ from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError, Tran
 from streaming_jobs.failures import classify
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.platform.class_data import RECORD_SECONDS
-from streaming_jobs.platform.exit_status import jvm_gone
+from streaming_jobs.platform.processes.exit_status import jvm_gone
 from streaming_jobs.runtime import restart_in_place, session_options
 from streaming_jobs.runtime.batch import Replan
 from streaming_jobs.runtime.code_watch import CodeWatch, as_line, versions

@@ -24,8 +24,8 @@ from streaming_jobs.errors import RecourseError, SetupError, TransientError
 from streaming_jobs.files import private_folder
 from streaming_jobs.platform import class_data
 from streaming_jobs.platform.class_data import RECORD_SECONDS
-from streaming_jobs.platform.exit_status import ended_by
 from streaming_jobs.platform.jars import broker_jars, spark_jars
+from streaming_jobs.platform.processes.exit_status import ended_by
 from streaming_jobs.settings import Settings, SparkSettings
 
 SHARE = 0.01

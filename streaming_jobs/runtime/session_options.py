@@ -1,14 +1,25 @@
-"""The options of the driver process."""
+"""The command line of the driver process, and its options."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.runtime import restart_in_place
 from streaming_jobs.settings import checked_trigger
+
+
+def session_command(arguments: Sequence[str]) -> list[str]:
+    """The command line of a driver with these options."""
+    return [sys.executable, "-m", "streaming_jobs.session", *arguments]
+
+
+def supervised_command(streams: Sequence[str], *options: str) -> list[str]:
+    """The command line of a driver with these streams that stops when its standard input ends: give it a pipe."""
+    return session_command(["--streams", ",".join(streams), "--supervised", *options])
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

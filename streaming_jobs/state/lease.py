@@ -18,14 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.platform.process_identity import Mark, is_alive, mark
+from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds, or last held, a lease; `since` in seconds since 1970, the marks as process_identity.py makes them."""
+    """Who holds, or last held, a lease; `since` in seconds since 1970, marks as `processes/identity.py` has them."""
 
     pid: int
     pid_started: Mark

@@ -14,8 +14,9 @@ import pytest
 
 from orchestration.sessions import supervisor
 from streaming_jobs.files import private_folder, write_json
-from streaming_jobs.platform import broker, process_identity
-from streaming_jobs.platform.process_identity import is_alive, mark
+from streaming_jobs.platform import broker
+from streaming_jobs.platform.processes import identity
+from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.state.lease import holder, take
 from tests.conftest import SettingsFactory
 
@@ -129,6 +130,6 @@ def test_a_broker_file_of_an_earlier_version_is_still_read(
 def test_without_proc_the_start_time_in_seconds_is_the_mark(
     other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_identity, "_stat", lambda _: [])
+    monkeypatch.setattr(identity, "_stat", lambda _: [])
     assert float(mark(other.pid)) == pytest.approx(psutil.Process(other.pid).create_time(), abs=0.01)
     assert is_alive(other.pid, mark(other.pid))

@@ -1,4 +1,4 @@
-"""Which process a pid meant: its start time beside it, so that another process with the same pid is told apart.
+"""The identity of a process: its pid and its start time, so that another process with the same pid is not taken for it.
 
 On Linux the mark is the machine's boot and the clock ticks from boot to the process's start (`/proc/PID/stat`, field
 22). Both stay as they are when the clock is set; a start time in seconds since 1970, as psutil derives it from the
