@@ -258,7 +258,7 @@ class BatchPipeline:
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:
         """The rows of this batch are in the tables; its state may not be in the checkpoint, so it is computed again."""
         log.info("batch is in the tables already", stream=self.stream.name, batch=entry.batch)
-        if self.traits.stateful:
+        if self.traits.may_keep_state:
             frame.write.format("noop").mode("overwrite").save()
             if done.code != entry.code:
                 log.warning(
@@ -299,7 +299,7 @@ class BatchPipeline:
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
         """The rows of every table that has not got this batch yet. One sink's function is in the plan already."""
-        if self.traits.stateful and path == "executor" and self.stream.primary.mode == "append":
+        if self.traits.may_keep_state and path == "executor" and self.stream.primary.mode == "append":
             # Rows that no table can hold take a second pass, and the state may not be computed twice.
             held.callback(frame.unpersist)
             frame = frame.persist()

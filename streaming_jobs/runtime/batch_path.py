@@ -38,10 +38,11 @@ def choose_path(
 
     The number of records is known from the offsets before the batch runs. State can emit any number of rows;
     there the session's cap on result size stops a batch that does not fit, and its repetition takes the executors.
+    An operator that is not known may do anything, so its rows never come to the driver.
     """
     if settings.path != "auto":
         return settings.path
-    if died_before or (traits.multiplies and records > 10_000):
+    if died_before or traits.unknown or (traits.multiplies and records > 10_000):
         return "executor"
     fits = records * bytes_per_record <= settings.driver_path_max_mb << 20
     return "driver" if traits.stateful or fits else "executor"

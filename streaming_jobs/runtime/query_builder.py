@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import function_raised
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
+
+log = structlog.get_logger()
 
 
 @dataclass
@@ -235,7 +239,16 @@ class QueryBuilder:
                 "would read the topic twice, at two positions",
                 "write it as one pass: a flag column or an explode instead of a union, a window instead of a self-join",
             )
-        return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each))
+        unknown = sorted({operator for t in each for operator in t.unknown})
+        if unknown:
+            log.warning(
+                "operators that are not known may keep state or multiply rows: batches take the executors",
+                stream=self.stream.name,
+                operators=",".join(unknown),
+            )
+        return PlanTraits(
+            stateful=each[0].stateful, multiplies=any(t.multiplies for t in each), unknown=tuple(unknown)
+        )
 
     def _bound(
         self,
