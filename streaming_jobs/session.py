@@ -40,7 +40,7 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.platform.class_data import RECORD_SECONDS
 from streaming_jobs.platform.exit_status import jvm_gone
 from streaming_jobs.runtime import restart_in_place, session_options
-from streaming_jobs.runtime.batch import Replan
+from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.code_watch import CodeWatch, as_line, versions
 from streaming_jobs.runtime.lag import EndOffsets
 from streaming_jobs.runtime.query_builder import Connection

@@ -22,7 +22,8 @@ from streaming_jobs.preflight.rules import primary_has
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.runtime.batch import BatchFiles, BatchHooks, BatchPipeline, BatchReport, Replan
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Replan
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.pace import Pace
@@ -246,9 +247,7 @@ class QueryBuilder:
                 stream=self.stream.name,
                 operators=",".join(unknown),
             )
-        return PlanTraits(
-            stateful=each[0].stateful, multiplies=any(t.multiplies for t in each), unknown=tuple(unknown)
-        )
+        return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each), unknown=tuple(unknown))
 
     def _bound(
         self,

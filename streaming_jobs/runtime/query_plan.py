@@ -2,10 +2,12 @@
 
 Works on the text of Spark's analysed plan (`QueryExecution.analyzed`), one node a line, `~` before streaming
 nodes. An operator that is in none of the lists here may keep state and may multiply rows: its batches take the
-executors, where neither can do harm. The state fingerprint is that text for every stateful node, with the expressions that make the columns it
-groups by (a window's length stands only there), without generated ids and without the watermark delay: it changes
-when an aggregation, a grouping or a window changes, and state built by the old one would be silently wrong under
-the new one. Filters and what is computed besides may change.
+executors, where neither can do harm.
+
+The state fingerprint is that text for every stateful node, with the expressions that make the columns it groups by
+(a window's length stands only there), without generated ids and without the watermark delay: it changes when an
+aggregation, a grouping or a window changes, and state built by the old one would be silently wrong under the new one.
+Filters and what is computed besides may change.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from streaming_jobs.preflight.rules import check_start, enforce
 from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
 from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
 from streaming_jobs.preflight.torn_files import mend
-from streaming_jobs.runtime.batch import BatchPipeline, BatchReport, Replan
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.lag import EndOffsets, LagClock, position_in
 from streaming_jobs.runtime.query_builder import Connection, QueryBuilder

@@ -47,7 +47,8 @@ def test_an_operator_that_is_not_known_may_keep_state_and_takes_the_executors(na
     assert (traits.stateful, traits.multiplies) == (name in STATEFUL, name in MULTIPLYING)
     path = choose_path(StreamSettings(), traits, records=1, bytes_per_record=1, died_before=False)
     assert path == "executor"
-    assert traits_of(plan.replace("~RememberThings", "RememberThings")).unknown == ("ProjectTwice",), "on a static table"
+    static = plan.replace("~RememberThings", "RememberThings")
+    assert traits_of(static).unknown == ("ProjectTwice",), "what works on a static table keeps no state"
 
 
 @pytest.mark.parametrize("name", STATELESS)

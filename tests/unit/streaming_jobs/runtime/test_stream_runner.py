@@ -29,7 +29,7 @@ from streaming_jobs.errors import (
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.runtime.batch import BatchReport, StopAtBorder
+from streaming_jobs.runtime.batch_hooks import BatchReport, StopAtBorder
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.query_builder import (
     Connection,
