@@ -354,7 +354,7 @@ class Session:
         failed = [r.status.error for r in self.running if r.status.state == "failed" and r.status.error]
         if not failed:
             return 0
-        return PermanentError.exit_code if all(error["permanent"] == "true" for error in failed) else 1
+        return PermanentError.exit_code if all(error["permanent"] for error in failed) else 1
 
     def _end_spark(self) -> None:
         if self.spark is None:

@@ -12,7 +12,7 @@ import structlog
 
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
-from streaming_jobs.failures import classify, named, told
+from streaming_jobs.failures import classify, named, report_of
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.rules import check_start, enforce
 from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
@@ -378,7 +378,7 @@ class StreamRunner:
             return
         self._restart_at = time.monotonic() + delay
         self.status.state, self.status.next_try = "failing", time.time() + delay
-        self.status.tell({**told(error), "lasting": str(self.retries.lasting).lower()})
+        self.status.set_error({**report_of(error), "lasting": self.retries.lasting})
         log.warning("stream failed, will try again", stream=self.stream.name, error=str(error), seconds=delay)
 
     def give_up(self) -> None:
@@ -389,7 +389,7 @@ class StreamRunner:
 
     def _over(self, error: RecourseError) -> None:
         self.status.next_try = None
-        self.status.tell(told(error))
+        self.status.set_error(report_of(error))
         self.status.state = "failed"
         # A refusal in our own words needs no traceback; anything else does.
         refused = error.__cause__ is None

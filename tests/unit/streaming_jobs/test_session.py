@@ -206,7 +206,7 @@ def test_a_session_makes_way_after_the_recovery_of_one_of_its_streams(home: Sett
     """If it can be started again in its place: the code in this process is the code that was wrong."""
     session = Session(home, [plain, parity], supervised=supervised)
     session.run()
-    session.running[0].status.state, session.running[0].status.error = "failed", {"permanent": "true"}
+    session.running[0].status.state, session.running[0].status.error = "failed", {"permanent": True}
     stop = marker(home)
     for text, ends in (
         ("by hand", False),

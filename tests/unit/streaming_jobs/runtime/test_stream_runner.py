@@ -518,14 +518,14 @@ def test_a_query_that_has_to_begin_again_is_no_stop_and_no_failure(make: Make) -
 @pytest.mark.parametrize(
     ("failure", "code", "permanent"),
     [
-        (Fenced("table evens is in generation 2", "let it end"), "REC-023", "true"),
-        (ConfigurationError("bad trigger", "correct it"), "REC-002", "true"),
-        (UsageError("the function returned too few frames", "return them"), "REC-001", "true"),
-        (SetupError("no Java", "install it"), "REC-003", "false"),
+        (Fenced("table evens is in generation 2", "let it end"), "REC-023", True),
+        (ConfigurationError("bad trigger", "correct it"), "REC-002", True),
+        (UsageError("the function returned too few frames", "return them"), "REC-001", True),
+        (SetupError("no Java", "install it"), "REC-003", False),
     ],
 )
 def test_what_a_retry_would_meet_again_ends_the_stream(
-    make: Make, failure: RecourseError, code: str, permanent: str
+    make: Make, failure: RecourseError, code: str, permanent: bool
 ) -> None:
     running = ended(make(), failure=failure)
     assert running.status.state == "failed"
@@ -555,7 +555,7 @@ def test_what_may_pass_is_tried_again_later_and_later_and_then_given_up(
         running.fail(TransientError("a passing fault"))
         assert (running.status.state, running.gave_up, running.ended) == ("failing", True, False)
         assert running.status.next_try == clock.now + 600
-        assert running.status.error is not None and running.status.error["lasting"] == "true"
+        assert running.status.error is not None and running.status.error["lasting"] is True
     begun = len(starts)
     clock.now += 599
     running.poll(None)  # type: ignore[arg-type]
@@ -565,7 +565,7 @@ def test_what_may_pass_is_tried_again_later_and_later_and_then_given_up(
     assert len(starts) == begun + 1
     running.give_up()
     assert (running.status.state, running.status.next_try, running.gave_up) == ("failed", None, False)
-    assert running.status.error["permanent"] == "false"
+    assert running.status.error["permanent"] is False
 
 
 def test_between_two_tries_a_stream_is_failing_and_says_when_the_next_one_is(make: Make, clock: Clock) -> None:
@@ -602,7 +602,7 @@ def test_an_exception_of_the_streams_function_that_comes_back_in_the_same_batch_
     running.pipeline.unfinished = replace(entry, batch=8)  # type: ignore[union-attr]
     ended(running, failure=RuntimeError(WORKER.format("no place for 43")))
     assert running.status.state == "failed"
-    assert (running.status.error["code"], running.status.error["permanent"]) == ("REC-027", "true")
+    assert (running.status.error["code"], running.status.error["permanent"]) == ("REC-027", True)
 
 
 def test_after_ten_good_minutes_the_retries_count_from_the_beginning(make: Make, clock: Clock) -> None:
