@@ -125,7 +125,7 @@ def _error_report(value: dict[str, Any] | None) -> ErrorReport | None:
     if value is None:
         return None
     flags = {name: value[name] in (True, "true") for name in ("permanent", "lasting") if name in value}
-    return cast(ErrorReport, {**value, **flags})
+    return cast("ErrorReport", {**value, **flags})
 
 
 def update(status: Status, progress: dict[str, Any]) -> None:
