@@ -19,8 +19,9 @@ import structlog
 
 from benchmarks.speed.results import machine
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.runtime.batch import BatchReport
+from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.query_builder import Connection
+from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config, spark_options
@@ -120,15 +121,16 @@ class Workshop:
         quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
         connection = Connection(spark_options(kafka, self.bootstrap), Topics.of(kafka, self.bootstrap), quick)
         lease = acquire(settings, stream.name, purpose="benchmark", wait=5)
-        running = StreamRunner(stream, settings, connection, lease, "available-now", Status(stream.name))
+        queries = SparkQueries(settings, connection=connection)
+        running = StreamRunner(stream, settings, queries, lease, Status(stream.name), "available-now")
         started = Started(running)
-        tell = running._report
+        tell = running.batch_done
 
         def report(done: BatchReport) -> None:
             started.reports.append(done)
             tell(done)
 
-        running._report = report  # type: ignore[method-assign]
+        running.batch_done = report  # type: ignore[method-assign]
         running.preflight()
         running.start(self.spark)
         return started

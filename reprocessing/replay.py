@@ -40,7 +40,7 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         raise refused[0]
     if code != 0:
         error = (session.running[0].status.error or {}) if session.running else {}
-        permanent = error.get("permanent") == "true"
+        permanent = error.get("permanent", False)
         raise (PermanentError if permanent else TransientError)(
             f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
             f"recourse recover abort {context.plan.id}, correct it, and plan again"

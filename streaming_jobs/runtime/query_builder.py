@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import function_raised
@@ -20,7 +22,8 @@ from streaming_jobs.preflight.rules import primary_has
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.runtime.batch import BatchFiles, BatchHooks, BatchPipeline, BatchReport, Replan
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Replan
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.pace import Pace
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+log = structlog.get_logger()
 
 
 @dataclass
@@ -230,7 +235,14 @@ class QueryBuilder:
                 "would read the topic twice, at two positions",
                 "write it as one pass: a flag column or an explode instead of a union, a window instead of a self-join",
             )
-        return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each))
+        unknown = sorted({operator for t in each for operator in t.unknown})
+        if unknown:
+            log.warning(
+                "operators that are not known may keep state or multiply rows: batches take the executors",
+                stream=self.stream.name,
+                operators=",".join(unknown),
+            )
+        return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each), unknown=tuple(unknown))
 
     def _bound(
         self,

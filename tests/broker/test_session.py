@@ -107,7 +107,7 @@ def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_ev
     assert failed is not None and failed.error is not None and "a bug in the function" in failed.error["found"]
     raised = read_status(settings, "crooked")
     assert raised is not None and raised.error is not None and raised.restarts == 1, "the second time it is permanent"
-    assert (raised.error["code"], raised.error["permanent"]) == ("REC-027", "true")
+    assert (raised.error["code"], raised.error["permanent"]) == ("REC-027", True)
     assert re.fullmatch(
         r"the stream's function raised ValueError: no place for \d+ \(\S+/tests/support/things.py:\d+\) "
         r"\(batch 0: things partition 0 offsets 0 to \d+, things partition 1 offsets 0 to \d+\)",

@@ -22,7 +22,8 @@ from streaming_jobs.errors import CommitRefused, Fenced, LedgerConflict, Offsets
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.runtime import crash_points
-from streaming_jobs.runtime.batch import BatchFiles, BatchHooks, BatchPipeline, BatchReport, StopAtBorder
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, StopAtBorder
 from streaming_jobs.runtime.batch_path import DriverPathAttempts, choose_path
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
