@@ -1,8 +1,8 @@
 """For tests of streams: the seams of this package without a broker, a JVM or a disk behind them.
 
-    table = MemoryTable("clean")        # a sink (`sinks/base.py`), ledger and all
-    table.rows()                        # what readers would see, as Arrow
-    table.commits                       # (ledger entry, its rows), the oldest first
+    table = MemoryTable("clean")    # a sink (`sinks/base.py`), ledger and all
+    table.rows()                    # what readers would see, as Arrow
+    table.commits                   # (ledger entry, its rows), the oldest first
 
 A batch that is committed twice is there once, and a driver of an older generation is refused, as by a Delta table.
 
@@ -85,7 +85,7 @@ class MemoryTable:
         """The entry of the last commit."""
         return self.commits[-1][0] if self.commits else None
 
-    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:  # noqa: ARG002 - of the contract
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the frame's rows."""
         return MemoryWrite(self, frame.toArrow())
 
@@ -94,7 +94,7 @@ class MemoryTable:
         spark: SparkSession,
         refused: Sequence[tuple[Source, OffsetRange, int]],
         null_keys: Sequence[pa.Table],
-        rows: BatchOfRows,  # noqa: ARG002 - of the contract
+        rows: BatchOfRows,
     ) -> PendingWrite:
         """The refused records with their reasons, and the rows without a key as they are."""
         letters = []
@@ -219,18 +219,16 @@ class MemoryRuntime:
     jvm: int | None = None
     """A process that a test lets stand for the JVM."""
     names: list[str] = field(default_factory=list)
-    """Of the sessions that were started."""
     ends: list[str] = field(default_factory=list)
     """`stop` or `kill`, as it was called."""
     failed: TransientError | None = None
-    """The session's end, once a test sets it."""
 
-    def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:  # noqa: ARG002 - of the contract
+    def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
         """Give something where a session is wanted."""
         self.names.append(name)
         return cast("SparkSession", SimpleNamespace())
 
-    def failure(self, patience: float = 0.0) -> TransientError | None:  # noqa: ARG002 - of the contract
+    def failure(self, patience: float = 0.0) -> TransientError | None:
         """The error that a test has set."""
         return self.failed
 
@@ -282,7 +280,7 @@ class MemoryQuery:
         if self.thread_lives:
             raise RuntimeError("Stream Execution thread failed to stop within 5000 milliseconds")
 
-    def awaitTermination(self, timeout: Any = None) -> bool:  # noqa: ARG002, N802 - of the contract
+    def awaitTermination(self, timeout: Any = None) -> bool:  # noqa: N802
         """True if its thread has ended; raises Spark's error for a query that has failed."""
         from pyspark.errors import StreamingQueryException
 
@@ -293,13 +291,14 @@ class MemoryQuery:
 
 @dataclass
 class MemoryQueries:
-    """Queries without Spark and Kafka, over tables in memory; each one ends as soon as it is started."""
+    """Queries without Spark and Kafka, over tables in memory; each one ends as soon as it is started.
+
+    `launched` names the streams whose query was started, in that order; `hooks` are those of the newest query of each.
+    """
 
     settings: Settings
     launched: list[str] = field(default_factory=list)
-    """The streams whose query was started, in that order."""
     hooks: dict[str, QueryHooks] = field(default_factory=dict)
-    """By stream those of its newest query."""
 
     def open(self, streams: Iterable[Stream]) -> None:
         """Nothing is needed."""
@@ -308,17 +307,11 @@ class MemoryQueries:
         """Every stream may start, as if for the first time."""
         return Preflight(StreamSnapshot(stream.name, None, CheckpointSnapshot(), (), ()), [])
 
-    def query(self, stream: Stream) -> MemoryQuery:  # noqa: ARG002 - for a subclass to look at
+    def query(self, stream: Stream) -> MemoryQuery:
         """The query of a stream that is started: one that has come to its end."""
         return MemoryQuery(active=False)
 
-    def launch(
-        self,
-        spark: SparkSession,  # noqa: ARG002 - of the contract
-        stream: Stream,
-        snapshot: StreamSnapshot,  # noqa: ARG002 - of the contract
-        hooks: QueryHooks,
-    ) -> LaunchedQuery:
+    def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
         """Start the stream's query."""
         self.launched.append(stream.name)
         self.hooks[stream.name] = hooks
@@ -348,7 +341,7 @@ class MemoryQueries:
         entry = LedgerEntry("batch", stream.name, stream.primary.name, 1, batch)
         self.hooks[stream.name].report(BatchReport(entry, "driver", "direct", 1, batch))
 
-    def ends(self, stream: Stream) -> Ends | None:  # noqa: ARG002 - of the contract
+    def ends(self, stream: Stream) -> Ends | None:
         """Nobody has seen them."""
         return None
 
