@@ -27,6 +27,11 @@ _AT_THE_TOP = (SESSION, *(f"streaming_jobs.{name}" for name in ("entry", "testin
 RECORD = (
     ("streaming_jobs.session", "Session", "takes the leases, starts Spark, starts a stream, looks after it"),
     ("streaming_jobs.runtime.stream_runner", "StreamRunner", "one stream: checks, starts, tries again"),
+    (
+        "streaming_jobs.runtime.stream_queries",
+        "SparkQueries",
+        "its query over Kafka: checked, started, its topics' ends",
+    ),
     ("streaming_jobs.preflight.rules", "check_start", "do checkpoint, tables and topics tell the same story?"),
     ("streaming_jobs.runtime.query_builder", "QueryBuilder", "topics, the stream's function and tables become a query"),
     ("streaming_jobs.sources.kafka", "KafkaSource", "records of a range of offsets, decoded; bad ones are counted"),
@@ -35,6 +40,7 @@ RECORD = (
     ("streaming_jobs.sinks.delta.output", "DeltaOutput", "a Delta table seen that way"),
     ("streaming_jobs.sinks.delta.writers", "prepare_write", "its rows are computed; nobody sees them yet"),
     ("streaming_jobs.sinks.delta.sink", "DeltaSink", "one commit: rows and ledger entry together, once"),
+    ("streaming_jobs.runtime.batch_hooks", "BatchFiles", "what a batch leaves beside its tables"),
     ("streaming_jobs.state.ledger_file", "LedgerFile", "a line of the batch, kept beside the state"),
 )
 RECOVERY = (

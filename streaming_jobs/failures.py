@@ -1,4 +1,4 @@
-"""Which failures may pass and which need a person: every exception a query can end with becomes one of ours."""
+"""Failures that may pass, and those that need a person: every exception a query can end with becomes one of ours."""
 
 from __future__ import annotations
 

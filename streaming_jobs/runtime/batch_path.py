@@ -1,4 +1,4 @@
-"""Which way a batch's rows travel: through the driver, which is quicker, or through the executors, which hold more."""
+"""The way of a batch's rows: through the driver, which is quicker, or through the executors, which hold more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running stream says of itself: `<state>/<stream>/status.json`, replaced at least each second.
+"""The report of a running stream: `<state>/<stream>/status.json`, replaced at least each second.
 
 It is a report, not the truth: the lease says whether a driver lives, the ledger what is done.
 """

@@ -49,12 +49,12 @@ class MemoryRuntime:
     failed: TransientError | None = None
     """The session's end, once a test sets it."""
 
-    def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:  # noqa: ARG002 - of the contract
+    def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
         """Give something where a session is wanted."""
         self.names.append(name)
         return cast("SparkSession", SimpleNamespace())
 
-    def failure(self, patience: float = 0.0) -> TransientError | None:  # noqa: ARG002 - of the contract
+    def failure(self, patience: float = 0.0) -> TransientError | None:
         """The error that a test has set."""
         return self.failed
 
@@ -106,7 +106,7 @@ class MemoryQuery:
         if self.thread_lives:
             raise RuntimeError("Stream Execution thread failed to stop within 5000 milliseconds")
 
-    def awaitTermination(self, timeout: Any = None) -> bool:  # noqa: ARG002, N802 - of the contract
+    def awaitTermination(self, timeout: Any = None) -> bool:  # noqa: N802 - of the contract
         """True if its thread has ended; raises Spark's error for a query that has failed."""
         from pyspark.errors import StreamingQueryException
 
@@ -132,15 +132,15 @@ class MemoryQueries:
         """Every stream may start, as if for the first time."""
         return Preflight(StreamSnapshot(stream.name, None, CheckpointSnapshot(), (), ()), [])
 
-    def query(self, stream: Stream) -> MemoryQuery:  # noqa: ARG002 - for a subclass to look at
+    def query(self, stream: Stream) -> MemoryQuery:
         """The query of a stream that is started: one that has come to its end."""
         return MemoryQuery(active=False)
 
     def launch(
         self,
-        spark: SparkSession,  # noqa: ARG002 - of the contract
+        spark: SparkSession,
         stream: Stream,
-        snapshot: StreamSnapshot,  # noqa: ARG002 - of the contract
+        snapshot: StreamSnapshot,
         hooks: QueryHooks,
     ) -> LaunchedQuery:
         """Start the stream's query."""
@@ -172,7 +172,7 @@ class MemoryQueries:
         entry = LedgerEntry("batch", stream.name, stream.primary.name, 1, batch)
         self.hooks[stream.name].report(BatchReport(entry, "driver", "direct", 1, batch))
 
-    def ends(self, stream: Stream) -> Ends | None:  # noqa: ARG002 - of the contract
+    def ends(self, stream: Stream) -> Ends | None:
         """Nobody has seen them."""
         return None
 

@@ -76,7 +76,7 @@ class MemoryStore:
         self._owners: dict[str, str] = {}
         self._retained: dict[Path, dict[str, MemoryContent]] = {}
 
-    def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable | None:  # noqa: ARG002
+    def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable | None:
         """The table if its folder is there."""
         file = settings.tables / declared.name / _FILE
         if not file.exists():
@@ -130,21 +130,21 @@ class MemoryStore:
         """A table of dead letters in this store."""
         return MemoryDeclaration(name, self, DEAD_LETTERS, description=f"Records that the stream {stream} refused")
 
-    def sink(self, table: StoredTable, settings: StreamSettings, deletes: StoredTable | None = None) -> Sink:  # noqa: ARG002
+    def sink(self, table: StoredTable, settings: StreamSettings, deletes: StoredTable | None = None) -> Sink:
         """The table itself."""
         return _table(table)
 
-    def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:  # noqa: ARG002
+    def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
         """The table itself."""
         return _table(table)
 
     def upkeep(
         self,
         table: StoredTable,
-        settings: TableSettings,  # noqa: ARG002
+        settings: TableSettings,
         *,
-        generation: int,  # noqa: ARG002
-        forgets: timedelta | None,  # noqa: ARG002
+        generation: int,
+        forgets: timedelta | None,
     ) -> Upkeep:
         """Nothing to do."""
         return MemoryUpkeep(table)
@@ -165,15 +165,15 @@ class MemoryStore:
             for table, version in versions
         ]
 
-    def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, MemoryContent]:  # noqa: ARG002
+    def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, MemoryContent]:
         """The pieces that are held."""
         return {table.name: self._retained[saved.folder][table.name] for table in tables}
 
-    def release(self, settings: Settings, saved: SavedAs) -> None:  # noqa: ARG002
+    def release(self, settings: Settings, saved: SavedAs) -> None:
         """Hold them no longer."""
         self._retained.pop(saved.folder, None)
 
-    def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:  # noqa: ARG002
+    def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
         """No folder: the pieces are in memory."""
         return ()
 
@@ -181,11 +181,11 @@ class MemoryStore:
         """The file that names the log."""
         return settings.tables / declared.name / _FILE
 
-    def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:  # noqa: ARG002
+    def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
         """Nothing of memory survives a power cut half."""
         return iter(())
 
-    def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:  # noqa: ARG002
+    def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
         """Every commit is whole."""
         table = self.open(settings, declared, stream)
         return None if table is None else TornEnd((), table.version)

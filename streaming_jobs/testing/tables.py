@@ -187,7 +187,7 @@ class MemoryTable:
         """No piece, of its columns."""
         return MemoryContent((), self.schema, self.partition_by)
 
-    def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:  # noqa: ARG002
+    def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
         """Other pieces for its rows, in one commit."""
         now, new = self.content(), memory_content(content)
         known = {field.name for field in now.schema.fields}
@@ -217,7 +217,7 @@ class MemoryTable:
     def check_rows_may_go(self) -> None:
         """Rows may always go."""
 
-    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:  # noqa: ARG002 - of the contract
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the frame's rows."""
         return MemoryWrite(self, frame.toArrow())
 
@@ -226,7 +226,7 @@ class MemoryTable:
         spark: SparkSession,
         refused: Sequence[tuple[Source, OffsetRange, int]],
         null_keys: Sequence[pa.Table],
-        rows: BatchOfRows,  # noqa: ARG002 - of the contract
+        rows: BatchOfRows,
     ) -> PendingWrite:
         """The refused records with their reasons, and the rows without a key as they are."""
         letters = []
