@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
-from reprocessing.publish import publish
+from reprocessing.rebuild.publish import publish
 from streaming_jobs.ledger import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.content import content_of

@@ -22,7 +22,7 @@ PAGE = Path(__file__).with_suffix(".md")
 PICTURE = PAGE.with_name("images") / "rooms.svg"
 PACKAGES = ("streaming_jobs", "reprocessing", "quality", "orchestration")
 SESSION = "streaming_jobs.session"
-_AT_THE_TOP = (SESSION, *(f"streaming_jobs.{name}" for name in ("entry", "testing", "warm_up")))
+_AT_THE_TOP = (SESSION, *(f"streaming_jobs.{name}" for name in ("entry", "warm_up")))
 
 RECORD = (
     ("streaming_jobs.session", "Session", "takes the leases, starts Spark, starts a stream, looks after it"),
@@ -45,20 +45,24 @@ RECORD = (
 )
 RECOVERY = (
     ("orchestration.cli.recover", "plan", "the command"),
-    ("reprocessing.planner", "make_plan", "where the replay starts, what it costs: a frozen plan"),
-    ("reprocessing.snapshot", "planning_snapshot", "what it looks at: record, tables, topics, history as they are now"),
-    ("reprocessing.targets", "resolve", "the target becomes offsets and the end of a batch"),
+    ("reprocessing.planning.planner", "make_plan", "where the replay starts, what it costs: a frozen plan"),
+    (
+        "reprocessing.planning.snapshot",
+        "planning_snapshot",
+        "record, tables, topics, history as they are now",
+    ),
+    ("reprocessing.planning.targets", "resolve", "the target becomes offsets and the end of a batch"),
     ("reprocessing.executor", "apply", "walks the stages; a journal says how far it came"),
     (
         "reprocessing.stages.stand_still",
         "TakeSavepoint",
         "the stream as it is, so that abort and undo can bring it back",
     ),
-    ("reprocessing.publish", "fence", "from here on only this plan may start the stream"),
-    ("reprocessing.staging", "prepare", "tables and state of the savepoint, beside the published ones"),
-    ("reprocessing.replay", "replay", "an ordinary session on them, with the corrected code"),
-    ("reprocessing.audit", "compare", "rebuilt rows against published ones, and the rules"),
-    ("reprocessing.publish", "publish", "one commit per table: old files out, rebuilt files in"),
+    ("reprocessing.rebuild.publish", "fence", "from here on only this plan may start the stream"),
+    ("reprocessing.rebuild.staging", "prepare", "tables and state of the savepoint, beside the published ones"),
+    ("reprocessing.rebuild.replay", "replay", "an ordinary session on them, with the corrected code"),
+    ("reprocessing.rebuild.audit", "compare", "rebuilt rows against published ones, and the rules"),
+    ("reprocessing.rebuild.publish", "publish", "one commit per table: old files out, rebuilt files in"),
 )
 
 
@@ -186,6 +190,11 @@ _COLUMNS = {
     "orchestration.sessions": 0,
     "orchestration.bundle": 0,
     "reprocessing": 1,
+    "reprocessing.stages": 1,
+    "reprocessing.rebuild": 1,
+    "reprocessing.planning": 1,
+    "reprocessing.plans": 2,
+    "streaming_jobs.testing": 4,
     "streaming_jobs.session": 2,
     "streaming_jobs.runtime": 2,
     "streaming_jobs.preflight": 2,

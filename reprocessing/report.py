@@ -10,11 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reprocessing.audit import Difference, paired
 from reprocessing.explainer import explain
-from reprocessing.journal import Journal, Line
-from reprocessing.plan import RecoveryPlan
-from reprocessing.targets import instant_words
+from reprocessing.planning.targets import instant_words
+from reprocessing.plans.journal import Journal, Line
+from reprocessing.plans.plan import RecoveryPlan
+from reprocessing.rebuild.audit import Difference, paired
 from streaming_jobs.files import write_atomic
 
 _STYLE = """

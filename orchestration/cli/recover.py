@@ -16,8 +16,8 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import counted
 
 if TYPE_CHECKING:
-    from reprocessing.context import Recovery, RecoveryEvents
-    from reprocessing.plan import RecoveryPlan, StreamPlan
+    from reprocessing.plans.plan import RecoveryPlan, StreamPlan
+    from reprocessing.rebuild.context import Recovery, RecoveryEvents
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
 
@@ -79,11 +79,11 @@ def plan(
 ) -> None:
     """Show what a recovery would do, and keep that as a plan. Nothing of the stream is changed, and it may run on."""
     from reprocessing.explainer import explain
-    from reprocessing.first_bad_row import before_first_bad as search
-    from reprocessing.offline import look_for_plan
-    from reprocessing.plan import Checks
-    from reprocessing.planner import Request, make_plan
-    from reprocessing.targets import Target
+    from reprocessing.planning.first_bad_row import before_first_bad as search
+    from reprocessing.planning.offline import look_for_plan
+    from reprocessing.planning.planner import Request, make_plan
+    from reprocessing.planning.targets import Target
+    from reprocessing.plans.plan import Checks
 
     call = invocation(context)
     selected = call.topology.select([stream])[0]
@@ -141,8 +141,8 @@ def show_plan(
     """Show a plan, and how far it has come."""
     from reprocessing.executor import journal_of, report_of
     from reprocessing.explainer import explain
-    from reprocessing.offsets_text import write_offsets
-    from reprocessing.plan_file import load
+    from reprocessing.planning.offsets_text import write_offsets
+    from reprocessing.plans.plan_file import load
 
     settings = invocation(context).settings
     plan, journal = load(settings, name), journal_of(settings, name)
@@ -170,8 +170,8 @@ def show_plan(
 @app.command("list", short_help="Print all plans.")
 def list_plans(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Print all plans, oldest first."""
-    from reprocessing.plan_file import load, names
-    from reprocessing.targets import instant_words
+    from reprocessing.planning.targets import instant_words
+    from reprocessing.plans.plan_file import load, names
 
     settings = invocation(context).settings
     plans = []
@@ -219,7 +219,7 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
     """Take a published plan back: a plan of its own, shown and then applied. Records that came since stay."""
     from reprocessing import executor
     from reprocessing.explainer import explain
-    from reprocessing.plan_file import load
+    from reprocessing.plans.plan_file import load
     from reprocessing.undo import plan_undo
 
     call = invocation(context)
@@ -267,7 +267,7 @@ def _stream_value(plan: StreamPlan) -> dict[str, Any]:
 
 def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Callable[[Recovery], None]) -> None:
     from reprocessing.executor import recovery_of
-    from reprocessing.plan_file import load
+    from reprocessing.plans.plan_file import load
 
     call = invocation(context)
     plan = load(call.settings, name)
@@ -284,8 +284,8 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
 
 
 def _events(yes: bool) -> RecoveryEvents:
-    from reprocessing.audit import paired
-    from reprocessing.context import RecoveryEvents
+    from reprocessing.rebuild.audit import paired
+    from reprocessing.rebuild.context import RecoveryEvents
 
     def confirm(recovery: Recovery) -> bool:
         for difference in recovery.differences:

@@ -48,7 +48,7 @@ def create(
 @app.command("list", short_help="Print a stream's savepoints and what they cost.")
 def list_savepoints(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Print a stream's savepoints, oldest first: when and why each was taken, and what it occupies."""
-    from reprocessing.targets import instant_words
+    from reprocessing.planning.targets import instant_words
     from streaming_jobs.state import savepoints
 
     call = invocation(context)
@@ -95,7 +95,7 @@ def generations() -> None:
 @generations_app.command("list", short_help="Print a stream's generations.")
 def list_generations(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, where it went on from, and its size."""
-    from reprocessing.targets import instant_words
+    from reprocessing.planning.targets import instant_words
     from streaming_jobs.state import stream_record
 
     call = invocation(context)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reprocessing.plan import RecoveryPlan
+from reprocessing.plans.plan import RecoveryPlan
 from reprocessing.stages.audit import Audit, AuditRefused, Confirm
 from reprocessing.stages.clean_up import CleanUp
 from reprocessing.stages.rebuild import Prepare, Publish, Replay, SwitchGeneration

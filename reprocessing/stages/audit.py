@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from reprocessing.audit import Difference, compare
-from reprocessing.audit_checks import checks_of
-from reprocessing.context import Recovery, RecoveryContext
-from reprocessing.journal import NOT_CONFIRMED, next_step
-from reprocessing.plan import StreamPlan
-from reprocessing.publish import refuse_foreign
-from reprocessing.replay_end import kept_table
+from reprocessing.plans.journal import NOT_CONFIRMED, next_step
+from reprocessing.plans.plan import StreamPlan
+from reprocessing.rebuild.audit import Difference, compare
+from reprocessing.rebuild.audit_checks import checks_of
+from reprocessing.rebuild.context import Recovery, RecoveryContext
+from reprocessing.rebuild.publish import refuse_foreign
+from reprocessing.rebuild.replay_end import kept_table
 from reprocessing.stages.stage import Findings
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.sinks.tables import all_tables

@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from reprocessing import staging
-from reprocessing.context import Recovery
-from reprocessing.publish import publish
-from reprocessing.replay import last_entry
+from reprocessing.rebuild import staging
+from reprocessing.rebuild.context import Recovery
+from reprocessing.rebuild.publish import publish
+from reprocessing.rebuild.replay import last_entry
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
 from streaming_jobs.files import sync
 from streaming_jobs.preflight.take_snapshot import ledger_file

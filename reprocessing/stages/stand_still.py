@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from reprocessing.context import Recovery
-from reprocessing.plan import moved
-from reprocessing.publish import fence, fenced_by, refuse_foreign
-from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.plans.plan import moved
+from reprocessing.rebuild.context import Recovery
+from reprocessing.rebuild.publish import fence, fenced_by, refuse_foreign
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.sinks.tables import begin_deletes

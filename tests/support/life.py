@@ -13,14 +13,14 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.executor import recovery_of
-from reprocessing.plan import Checks, StreamPlan
-from reprocessing.plan_file import load
-from reprocessing.planner import Request, make_plan
-from reprocessing.snapshot import PlanningSnapshot
+from reprocessing.planning.planner import Request, make_plan
+from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.plan import Checks, StreamPlan
+from reprocessing.plans.plan_file import load
+from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stage import Findings, OfOneStream
-from reprocessing.targets import Target
 from reprocessing.undo import plan_undo
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn

@@ -12,10 +12,10 @@ import pytest
 
 from orchestration import cli
 from reprocessing import executor
-from reprocessing.plan import Checks, StreamPlan
-from reprocessing.plan_file import folder, load
-from reprocessing.snapshot import planning_snapshot
-from reprocessing.targets import Target
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.plan import Checks, StreamPlan
+from reprocessing.plans.plan_file import folder, load
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.stream_folder import StreamFolder

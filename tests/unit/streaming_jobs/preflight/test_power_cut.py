@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from reprocessing import executor, staging
-from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.journal import Journal, Line
-from reprocessing.plan import Checks, StreamPlan
-from reprocessing.plan_file import load
-from reprocessing.snapshot import planning_snapshot
-from reprocessing.targets import Target
+from reprocessing import executor
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.journal import Journal, Line
+from reprocessing.plans.plan import Checks, StreamPlan
+from reprocessing.plans.plan_file import load
+from reprocessing.rebuild import staging
+from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.preflight.rules import check_start, enforce
 from streaming_jobs.preflight.take_snapshot import take_snapshot
@@ -367,7 +368,9 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
 def test_a_publish_that_was_cut_off_is_made_again(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(life).id
     with monkeypatch.context() as patched:
-        patched.setattr("reprocessing.publish._refuse_other_content", lambda sink, *_: 1 / (sink.name != "things"))
+        patched.setattr(
+            "reprocessing.rebuild.publish._refuse_other_content", lambda sink, *_: 1 / (sink.name != "things")
+        )
         with pytest.raises(ZeroDivisionError):
             act(life.settings, plan, "resume")
     log = life.table / "_delta_log"

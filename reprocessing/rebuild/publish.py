@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reprocessing.journal import next_step
+from reprocessing.plans.journal import next_step
 from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange

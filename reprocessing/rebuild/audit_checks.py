@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from reprocessing.audit import Difference
-from reprocessing.conditions import broken
-from reprocessing.context import RecoveryContext
-from reprocessing.plan import StreamPlan
-from reprocessing.publish import misfit
+from reprocessing.planning.conditions import broken
+from reprocessing.plans.plan import StreamPlan
+from reprocessing.rebuild.audit import Difference
+from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.rebuild.publish import misfit
 
 
 class AuditCheck(Protocol):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from reprocessing.journal import Journal
-from reprocessing.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
-from reprocessing.plan_file import folder, load, names, names_of, next_id, save, sealed
+from reprocessing.plans.journal import Journal
+from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from reprocessing.plans.plan_file import folder, load, names, names_of, next_id, save, sealed
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
@@ -77,7 +77,7 @@ def earlier(settings: Settings) -> Path:
     """A plan that version 0.1.0 has written."""
     path = folder(settings, "things-0001") / "plan.json"
     path.parent.mkdir(parents=True)
-    return Path(shutil.copy(Path(__file__).parent / "plans" / "format-1.json", path))
+    return Path(shutil.copy(Path(__file__).with_name("format-1.json"), path))
 
 
 def test_a_plan_of_an_earlier_version_is_one_of_one_stream(settings: Settings, earlier: Path) -> None:

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from reprocessing.history import Batch, History, generation_spans, in_lineage, within
-from reprocessing.offsets_text import parse_offsets, read_offsets
+from reprocessing.planning.history import Batch, History, generation_spans, in_lineage, within
+from reprocessing.planning.offsets_text import parse_offsets, read_offsets
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import Txn

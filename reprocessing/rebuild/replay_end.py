@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from reprocessing.context import RecoveryContext
-from reprocessing.plan_file import staging
+from reprocessing.plans.plan_file import staging
+from reprocessing.rebuild.context import RecoveryContext
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
 from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.preflight.snapshot import TopicSnapshot

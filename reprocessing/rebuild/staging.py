@@ -13,8 +13,8 @@ import shutil
 import time
 from dataclasses import replace
 
-from reprocessing.plan import StreamPlan
-from reprocessing.plan_file import folder, staging
+from reprocessing.plans.plan import StreamPlan
+from reprocessing.plans.plan_file import folder, staging
 from streaming_jobs.files import private_folder, sync, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import Settings

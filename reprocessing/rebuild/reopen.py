@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from reprocessing import staging
-from reprocessing.context import RecoveryContext
-from reprocessing.publish import fence, fenced_by, publish, tables_to_publish
+from reprocessing.rebuild import staging
+from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.rebuild.publish import fence, fenced_by, publish, tables_to_publish
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange, TopicOffsets, decode

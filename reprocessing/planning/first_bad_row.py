@@ -15,10 +15,10 @@ from contextlib import contextmanager
 
 from deltalake import DeltaTable
 
-from reprocessing.conditions import added_columns, bad_rows
-from reprocessing.history import Batch, in_lineage
-from reprocessing.snapshot import PlanningSnapshot
-from reprocessing.targets import Resolved, Target, before
+from reprocessing.planning.conditions import added_columns, bad_rows
+from reprocessing.planning.history import Batch, in_lineage
+from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.planning.targets import Resolved, Target, before
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import private_folder
 from streaming_jobs.ledger import CodeVersion

@@ -12,19 +12,19 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing import executor
-from reprocessing import staging as workshop
-from reprocessing.audit import Difference
-from reprocessing.context import RecoveryContext, RecoveryEvents
 from reprocessing.explainer import explain
-from reprocessing.journal import Journal
-from reprocessing.plan import Checks, StreamPlan
-from reprocessing.plan_file import folder, load, staging
-from reprocessing.publish import fence, publish
-from reprocessing.reopen import abort, skip
+from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.journal import Journal
+from reprocessing.plans.plan import Checks, StreamPlan
+from reprocessing.plans.plan_file import folder, load, staging
+from reprocessing.rebuild import staging as workshop
+from reprocessing.rebuild.audit import Difference
+from reprocessing.rebuild.context import RecoveryContext, RecoveryEvents
+from reprocessing.rebuild.publish import fence, publish
+from reprocessing.rebuild.reopen import abort, skip
 from reprocessing.report import page
-from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.stages import AuditRefused, Confirm, Fence, Publish, SwitchGeneration, TakeSavepoint, stages_of
-from reprocessing.targets import Target
 from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
@@ -123,7 +123,7 @@ def test_a_skip_that_was_killed_between_two_tables_goes_on(life: Life, monkeypat
         raise KeyboardInterrupt(point)
 
     with monkeypatch.context() as patched:
-        patched.setattr("reprocessing.context.crash_point", killed)
+        patched.setattr("reprocessing.rebuild.context.crash_point", killed)
         with pytest.raises(KeyboardInterrupt, match="recover_skip_between"):
             skip(context)
     assert life.record.generation == 1 and refusals(life)

@@ -9,15 +9,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reprocessing.conditions import UnknownColumn, broken
-from reprocessing.first_bad_row import refuse_same_code
-from reprocessing.history import generation_spans
-from reprocessing.offline import OF_THE_STREAM, only_the_broker
-from reprocessing.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan
-from reprocessing.plan_file import next_id, save, sealed
-from reprocessing.replay_start import replay_start
-from reprocessing.snapshot import PlanningSnapshot, refuse_fenced
-from reprocessing.targets import Resolved, Target, named_code, resolve
+from reprocessing.planning.conditions import UnknownColumn, broken
+from reprocessing.planning.first_bad_row import refuse_same_code
+from reprocessing.planning.history import generation_spans
+from reprocessing.planning.offline import OF_THE_STREAM, only_the_broker
+from reprocessing.planning.replay_start import replay_start
+from reprocessing.planning.snapshot import PlanningSnapshot, refuse_fenced
+from reprocessing.planning.targets import Resolved, Target, named_code, resolve
+from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan
+from reprocessing.plans.plan_file import next_id, save, sealed
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings

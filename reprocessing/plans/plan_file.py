@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from reprocessing.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import private_folder, sync, write_json
 from streaming_jobs.ledger import CodeVersion

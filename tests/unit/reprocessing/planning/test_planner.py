@@ -11,13 +11,13 @@ import pytest
 from deltalake import Field, write_deltalake
 
 from reprocessing.explainer import explain
-from reprocessing.first_bad_row import before_first_bad
-from reprocessing.journal import Journal
-from reprocessing.offline import look_for_plan
-from reprocessing.plan import Checks, moved
-from reprocessing.plan_file import folder, load, names
-from reprocessing.snapshot import PlanningSnapshot
-from reprocessing.targets import Target
+from reprocessing.planning.first_bad_row import before_first_bad
+from reprocessing.planning.offline import look_for_plan
+from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.journal import Journal
+from reprocessing.plans.plan import Checks, moved
+from reprocessing.plans.plan_file import folder, load, names
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.preflight.take_snapshot import ledger_file

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from reprocessing import replay_end, staging
-from reprocessing.context import RecoveryContext
-from reprocessing.replay_end import Border
-from reprocessing.snapshot import planning_snapshot
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.rebuild import replay_end, staging
+from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.rebuild.replay_end import Border
 from reprocessing.stages import TakeSavepoint
-from reprocessing.targets import Target
 from streaming_jobs.files import sync_tree
 from streaming_jobs.formats import Json
 from streaming_jobs.settings import Settings

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from reprocessing.conditions import refuse_unaskable
-from reprocessing.context import RecoveryContext
-from reprocessing.replay_end import at_the_border, border_of
+from reprocessing.planning.conditions import refuse_unaskable
+from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.rebuild.replay_end import at_the_border, border_of
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import ends_of

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 
-from reprocessing import audit
-from reprocessing import staging as workshop
-from reprocessing.conditions import bad_rows, broken
-from reprocessing.journal import Journal
-from reprocessing.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
-from reprocessing.plan_file import next_id, save, sealed, staging
-from reprocessing.publish import fence, misfit, publish, refuse_foreign
+from reprocessing.planning.conditions import bad_rows, broken
+from reprocessing.plans.journal import Journal
+from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
+from reprocessing.plans.plan_file import next_id, save, sealed, staging
+from reprocessing.rebuild import audit
+from reprocessing.rebuild import staging as workshop
+from reprocessing.rebuild.publish import fence, misfit, publish, refuse_foreign
 from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, PreflightRefused, UsageError
 from streaming_jobs.files import hard_link
 from streaming_jobs.ledger import CodeVersion, Txn

@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql.types import StructField
 
-from reprocessing.conditions import quoted
+from reprocessing.planning.conditions import quoted
 from streaming_jobs.errors import UsageError
 from streaming_jobs.sinks.schemas import is_position
 

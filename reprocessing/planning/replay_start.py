@@ -8,10 +8,10 @@ the state.
 
 from __future__ import annotations
 
-from reprocessing.history import in_lineage
-from reprocessing.plan import Base
-from reprocessing.snapshot import PlanningSnapshot
-from reprocessing.targets import Resolved
+from reprocessing.planning.history import in_lineage
+from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.planning.targets import Resolved
+from reprocessing.plans.plan import Base
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import TopicOffsets

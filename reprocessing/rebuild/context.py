@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reprocessing import staging
-from reprocessing.audit import Difference
-from reprocessing.journal import Journal, StreamJournal
-from reprocessing.plan import RecoveryPlan, StreamPlan
+from reprocessing.plans.journal import Journal, StreamJournal
+from reprocessing.plans.plan import RecoveryPlan, StreamPlan
+from reprocessing.rebuild import staging
+from reprocessing.rebuild.audit import Difference
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from reprocessing.history import Batch, History, lineage
-from reprocessing.journal import next_step
-from reprocessing.plan import PlannedAgainst, SawTable, SawTopic
-from reprocessing.targets import View
+from reprocessing.planning.history import Batch, History, lineage
+from reprocessing.planning.targets import View
+from reprocessing.plans.journal import next_step
+from reprocessing.plans.plan import PlannedAgainst, SawTable, SawTopic
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import ends_of, starts_of
