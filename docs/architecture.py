@@ -59,9 +59,9 @@ RECOVERY = (
         "the stream as it is, so that abort and undo can bring it back",
     ),
     ("reprocessing.rebuild.publish", "fence", "from here on only this plan may start the stream"),
-    ("reprocessing.rebuild.staging", "prepare", "tables and state of the savepoint, beside the published ones"),
+    ("reprocessing.stages.rebuild", "Prepare", "tables and state of the savepoint, beside the published ones"),
     ("reprocessing.rebuild.replay", "replay", "an ordinary session on them, with the corrected code"),
-    ("reprocessing.rebuild.audit", "compare", "rebuilt rows against published ones, and the rules"),
+    ("reprocessing.stages.audit", "Audit", "rebuilt rows against published ones, and the rules"),
     ("reprocessing.rebuild.publish", "publish", "one commit per table: old files out, rebuilt files in"),
 )
 
