@@ -34,6 +34,15 @@ import subprocess, sys
 print("ready", subprocess.Popen(["sleep", sys.argv[1]]).pid, flush=True)
 sys.stdin.read()
 """
+LEAVES_ONE_THAT_IS_NOT_COLLECTED = """
+import os, time
+if os.fork() == 0:
+    if (ended := os.fork()) == 0:
+        os._exit(0)
+    os.setpgid(0, 0)
+    print("ready", os.getpid(), ended, flush=True)
+    time.sleep(60)
+"""
 Start = Callable[..., ChildProcess]
 
 
@@ -103,8 +112,10 @@ def test_an_end_in_order_is_asked_for_and_gives_the_child_s_own_exit_code(start:
 
 def test_a_child_that_does_not_end_in_time_is_killed(start: Start) -> None:
     child = start(STUBBORN)
-    assert child.end(0.2) == -signal.SIGKILL
-    assert child.gone
+    began = time.monotonic()
+    assert child.end(0.2, group_patience=60.0) == -signal.SIGKILL
+    assert time.monotonic() - began < 30
+    assert child.wait_until_gone(20.0) == -signal.SIGKILL
 
 
 def test_what_the_child_has_left_behind_is_given_its_time_and_then_killed(start: Start, output: Path) -> None:
@@ -135,6 +146,18 @@ def test_a_child_is_gone_when_all_of_its_group_has_ended(start: Start, output: P
     assert child.gone
 
 
+def test_a_group_whose_last_member_only_waits_to_be_collected_is_gone(start: Start, output: Path) -> None:
+    child = start(LEAVES_ONE_THAT_IS_NOT_COLLECTED)
+    outside, ended = (psutil.Process(int(pid)) for pid in output.read_text().split()[1:])
+    try:
+        assert child.wait(20.0) == 0
+        wait_for(lambda: ended.status() == psutil.STATUS_ZOMBIE, "the end of the last member")
+        assert os.getpgid(ended.pid) == child.pid
+        assert child.gone
+    finally:
+        outside.kill()
+
+
 def test_a_pid_that_another_process_has_by_now_is_left_alone(start: Start) -> None:
     other = start(STOPS)
     collected = subprocess.Popen(["true"])
@@ -144,6 +167,11 @@ def test_a_pid_that_another_process_has_by_now_is_left_alone(start: Start) -> No
     assert child.gone
     assert child.end(0.0) == 0
     assert other.wait(0.3) is None
+
+
+def test_a_child_whose_group_cannot_be_signalled_is_killed_all_the_same() -> None:
+    process = subprocess.Popen(["sleep", "10"])  # it leads no group
+    assert ChildProcess(process).kill() == -signal.SIGKILL
 
 
 def test_a_command_that_cannot_start_leaves_no_reaper(tmp_path: Path, output: Path) -> None:
