@@ -22,7 +22,7 @@ PAGE = Path(__file__).with_suffix(".md")
 PICTURE = PAGE.with_name("images") / "rooms.svg"
 PACKAGES = ("streaming_jobs", "reprocessing", "quality", "orchestration")
 SESSION = "streaming_jobs.session"
-_AT_THE_TOP = (SESSION, *(f"streaming_jobs.{name}" for name in ("entry", "testing", "warm_up")))
+_AT_THE_TOP = (SESSION, *(f"streaming_jobs.{name}" for name in ("entry", "warm_up")))
 
 RECORD = (
     ("streaming_jobs.session", "Session", "takes the leases, starts Spark, starts a stream, looks after it"),
@@ -48,7 +48,9 @@ RECOVERY = (
     ("reprocessing.staging", "prepare", "tables and state of the savepoint, beside the published ones"),
     ("reprocessing.replay", "replay", "an ordinary session on them, with the corrected code"),
     ("reprocessing.audit", "compare", "rebuilt rows against published ones, and the rules"),
-    ("reprocessing.publish", "publish", "one commit per table: old files out, rebuilt files in"),
+    ("reprocessing.publish", "publish", "one commit per table: old rows out, rebuilt rows in"),
+    ("streaming_jobs.sinks.stored", "StoredTable", "what all of them ask of a table at rest, whatever keeps it"),
+    ("streaming_jobs.sinks.delta.stored_table", "DeltaStoredTable", "a Delta table seen that way"),
 )
 
 
@@ -182,6 +184,7 @@ _COLUMNS = {
     "streaming_jobs.state": 2,
     "streaming_jobs.sinks": 1,
     "streaming_jobs.sinks.delta": 1,
+    "streaming_jobs.testing": 0,
     "streaming_jobs.platform": 2,
     "streaming_jobs.sources": 3,
     "streaming_jobs.formats": 4,
