@@ -124,7 +124,7 @@ def _unknown_yet(found: PlanningSnapshot, checks: Checks) -> list[str]:
 
 def _refuse_append_only(found: PlanningSnapshot) -> None:
     for table in open_tables(found.settings, found.stream).values():
-        table.check_rows_may_go()
+        table.check_removable()
 
 
 def _refuse_other_state(found: PlanningSnapshot, savepoint: str, undoes: str | None) -> None:
