@@ -62,7 +62,9 @@ RECOVERY = (
     ("reprocessing.stages.rebuild", "Prepare", "tables and state of the savepoint, beside the published ones"),
     ("reprocessing.rebuild.replay", "replay", "an ordinary session on them, with the corrected code"),
     ("reprocessing.stages.audit", "Audit", "rebuilt rows against published ones, and the rules"),
-    ("reprocessing.rebuild.publish", "publish", "one commit per table: old files out, rebuilt files in"),
+    ("reprocessing.rebuild.publish", "publish", "one commit per table: old rows out, rebuilt rows in"),
+    ("streaming_jobs.sinks.stored", "StoredTable", "what all of them ask of a table at rest, whatever keeps it"),
+    ("streaming_jobs.sinks.delta.stored_table", "DeltaStoredTable", "a Delta table seen that way"),
 )
 
 

@@ -1,4 +1,4 @@
-"""The declaration of a table that a stream writes, whatever keeps it: what a stream's author has said about one sink.
+"""The declaration of a table that a stream writes, whatever store keeps it: the options of one sink.
 
 `DeltaTable` in `stream.py` is one, `MemoryDeclaration` in `streaming_jobs.testing` another. The store that it names
 opens the table (`sinks/stored.py`).
@@ -41,7 +41,7 @@ class DeclaredTable(Protocol):
 
     @property
     def deletes_kept(self) -> str:
-        """For how long a delete is remembered."""
+        """The time for which a delete is remembered."""
 
     @property
     def partition_by(self) -> Sequence[str]:
@@ -53,7 +53,7 @@ class DeclaredTable(Protocol):
 
     @property
     def owners(self) -> Sequence[str]:
-        """Who answers for it."""
+        """The people or teams that answer for it."""
 
     @property
     def mode(self) -> Mode:

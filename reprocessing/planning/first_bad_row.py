@@ -130,13 +130,13 @@ def _first_of_code(found: PlanningSnapshot, batch: Batch) -> Batch:
 
 @contextmanager
 def as_table(settings: Settings, stream: Stream, savepoint: Savepoint) -> Iterator[DeltaTable]:
-    """What the primary table held at a savepoint as what DataFusion reads, for as long as it is looked at."""
+    """The primary table at a savepoint as DataFusion reads it, for as long as it is looked at."""
     declared = stream.primary
     place = private_folder(settings.tables / "_staging") / f"look-{stream.name}-{savepoint.id}-{declared.name}"
     shutil.rmtree(place, ignore_errors=True)
     try:
         content = savepoints.contents_of(settings, stream, savepoint)[declared.name]
-        own = settings.model_copy(update={"tables_dir": private_folder(place)})
-        yield store_of(declared).create(own, declared, stream.name, content, None).readable()
+        looking = settings.model_copy(update={"tables_dir": private_folder(place)})
+        yield store_of(declared).create(looking, declared, stream.name, content, None).readable()
     finally:
         shutil.rmtree(place, ignore_errors=True)

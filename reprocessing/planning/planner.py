@@ -152,7 +152,7 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
 
 def _refuse_append_only(snapshot: PlanningSnapshot) -> None:
     for table in open_tables(snapshot.settings, snapshot.stream).values():
-        table.check_rows_may_go()
+        table.check_removable()
 
 
 def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str | None) -> None:

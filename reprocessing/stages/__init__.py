@@ -1,4 +1,4 @@
-"""The stages of a recovery: one small class per stage; executor and explainer walk the same list. Read `stage.py` first.
+"""The stages of a recovery, one small class each; executor and explainer walk the same list. Read `stage.py` first.
 
 Each stage may be run again from its beginning after a kill; its findings go into the journal. A stage is of one stream,
 or of all of the plan's streams together: no stream goes further than its fence before all are fenced, and nothing is

@@ -107,11 +107,11 @@ class Named(Protocol):
 
 
 class Upkeep(Protocol):
-    """What keeps one sink quick and small between batches. Nothing that it does ends a stream."""
+    """The work that keeps one sink quick and small between batches. None of it ends a stream."""
 
     @property
     def sink(self) -> Named:
-        """The sink that it keeps."""
+        """The sink that it is for."""
 
     @property
     def put_off(self) -> Mapping[str, str]:

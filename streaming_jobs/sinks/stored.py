@@ -98,7 +98,7 @@ class SavedTable:
 
 @dataclass(frozen=True)
 class SavedAs:
-    """Where a savepoint is: of which stream, its name, and its folder, in which a store may write files of its own."""
+    """A savepoint as stores know it: stream, name, and its folder, in which a store may write files of its own."""
 
     stream: str
     name: str
@@ -114,7 +114,7 @@ class Content(Protocol):
 
     @property
     def pieces(self) -> int:
-        """Of how many pieces it consists."""
+        """The number of its pieces."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class StoredTable(Protocol):
         """Commit the entry without rows, once; the version, or None if the table has it. Raises as `holds` does."""
 
     def content(self, version: int | None = None) -> Content:
-        """What it holds in a version (None: the newest); raises PreflightRefused where that is no longer known."""
+        """The content of a version (None: the newest); raises PreflightRefused where that is no longer known."""
 
     def has_content(self, content: Content, version: int | None = None) -> bool:
         """True if a version (None: the newest) consists of just these pieces."""
@@ -185,7 +185,7 @@ class StoredTable(Protocol):
         """Its columns without any row."""
 
     def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
-        """Make it hold the content, in one commit with the entry, once; `place` names where new pieces go.
+        """Make it hold the content, in one commit with the entry, once; `place` is a name for the place of new pieces.
 
         Columns that only the content has are added before. Raises as `holds` does.
         """
@@ -194,21 +194,21 @@ class StoredTable(Protocol):
         """True if all pieces of a version are still there."""
 
     def readable(self, version: int | None = None) -> DeltaTable:
-        """A version (None: the newest) as what DataFusion reads, which are Delta tables."""
+        """A version (None: the newest) as a Delta table, which is all that DataFusion reads."""
 
     def size(self) -> tuple[int, int]:
-        """How many pieces it consists of, and their bytes."""
+        """The number of its pieces, and their bytes."""
 
     def check_one_commit(self) -> None:
         """Raise UsageError if a publish in one commit cannot keep everything that the table has."""
 
-    def check_rows_may_go(self) -> None:
+    def check_removable(self) -> None:
         """Raise UsageError if the table does not let rows go."""
 
 
 @dataclass(frozen=True)
 class ReliedOn:
-    """What others rely on of a table whose end may be torn.
+    """The facts that others rely on of a table whose last commits may be torn.
 
     They know it at the position `at`; its commits in `accepted` were accepted by a person; it is `bound` to the stream,
     which is in `generation`. A `recovering` caller knows what a recovery was writing.
@@ -223,7 +223,7 @@ class ReliedOn:
 
 @dataclass(frozen=True)
 class TornEnd:
-    """What a power cut has left of a table's last commits: files to remove, in order, and the newest whole version.
+    """The end of a table's log after a power cut: files to remove, in order, and the newest whole version.
 
     -1 where no version is whole.
     """
@@ -271,13 +271,13 @@ class TableStore(Protocol):
     def upkeep(
         self, table: StoredTable, settings: TableSettings, *, generation: int, forgets: timedelta | None
     ) -> Upkeep:
-        """What keeps a table quick and small between batches; `forgets` is for how long it remembers deletes."""
+        """The upkeep of a table between batches; `forgets` is the time for which it remembers deletes."""
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
         """Keep these versions' rows for a savepoint, on disk when this returns, whatever becomes of the tables."""
 
     def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, Content]:
-        """What these tables of a savepoint held, by name."""
+        """The contents of these tables of a savepoint, by name."""
 
     def release(self, settings: Settings, saved: SavedAs) -> None:
         """Let go of the rows that a savepoint keeps, of a half-made one too."""
@@ -286,13 +286,13 @@ class TableStore(Protocol):
         """The folders beside the savepoint's own with the files that it keeps of a table."""
 
     def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
-        """Where the table's log lies, for people."""
+        """The place of the table's log, for people."""
 
     def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
-        """Remove what a power cut has left half written and only repeats what commits say; what that was."""
+        """Remove files that a power cut has left half written and that only repeat what commits say; yields each."""
 
     def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
-        """What of the table's last commits a power cut has torn; None where there is no table. Removes nothing.
+        """The table's last commits that a power cut has torn; None where there is no table. Removes nothing.
 
         Raises PreflightRefused if something relies on a commit that is not whole.
         """

@@ -131,7 +131,7 @@ def find(settings: Settings, stream: str, name: str) -> Savepoint | None:
 
 
 def contents_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> dict[str, Content]:
-    """What each table held at a savepoint."""
+    """The content of each table at a savepoint, by name."""
     saved, contents = _saved_as(settings, savepoint.stream, savepoint.id), dict[str, Content]()
     for store, names in _by_store(stream, (table.name for table in savepoint.tables)):
         contents |= store.retained(settings, [table for table in savepoint.tables if table.name in names], saved)

@@ -44,7 +44,7 @@ class MemoryContent:
 
     @property
     def pieces(self) -> int:
-        """How many there are."""
+        """The number of them."""
         return len(self.parts)
 
     def rows(self) -> pa.Table:
@@ -214,7 +214,7 @@ class MemoryTable:
     def check_one_commit(self) -> None:
         """Every content can be published in one commit."""
 
-    def check_rows_may_go(self) -> None:
+    def check_removable(self) -> None:
         """Rows may always go."""
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:

@@ -28,21 +28,21 @@ class DeltaContent:
 
     @property
     def pieces(self) -> int:
-        """How many files it has."""
+        """The number of its files."""
         return len(self.files)
 
     def inodes(self) -> list[tuple[int, int]]:
-        """What each file is on disk, in order."""
+        """Device and number of each file on disk, in order."""
         return inodes(self.root, self.files)
 
 
 def inodes(root: Path, files: Iterable[str]) -> list[tuple[int, int]]:
-    """What each file below a folder is on disk, in order."""
+    """Device and number of each file below a folder, in order."""
     return [((status := on_disk(root, path).stat()).st_dev, status.st_ino) for path in files]
 
 
 def content_of(table: Path, version: int | None = None) -> DeltaContent:
-    """What a table holds in a version (None: the newest)."""
+    """The content of a version of a table (None: the newest)."""
     handle = DeltaTable(table, version=version)
     files = table_files(table, handle.version())
     return DeltaContent(files, table, handle.schema().to_json(), tuple(handle.metadata().partition_columns))

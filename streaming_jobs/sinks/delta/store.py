@@ -147,7 +147,7 @@ class DeltaStore:
         return torn_commits.torn_copies(settings.tables / declared.name)
 
     def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
-        """What of the newest commits is torn."""
+        """The newest commits that are torn."""
         return torn_commits.torn_end(settings.tables / declared.name, stream, relied)
 
 

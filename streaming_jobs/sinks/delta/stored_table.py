@@ -118,7 +118,7 @@ class DeltaStoredTable:
                 "a recovery of such a table is not offered; see docs/recover.md",
             )
 
-    def check_rows_may_go(self) -> None:
+    def check_removable(self) -> None:
         """Raise UsageError for a table that is append-only."""
         if self.sink.handle.metadata().configuration.get("delta.appendOnly") == "true":
             raise UsageError(

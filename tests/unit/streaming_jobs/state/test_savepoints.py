@@ -30,6 +30,7 @@ from streaming_jobs.state.savepoint_retention import expired
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.life import PER_BATCH, STREAM, Life
 
 DAY = 86_400.0
@@ -380,3 +381,22 @@ def test_with_a_savepoint_old_checkpoints_go_and_an_undo_still_has_what_it_needs
     assert not first.exists() and here.exists()
     assert len(list(here.parent.glob("g000?"))) == 3
     Checkpoint(savepoints.checkpoint_of(life.settings, kept)).check()
+
+
+def test_a_savepoint_outlives_the_declaration_of_its_tables(tmp_path: Path) -> None:
+    """Such a stream does not start; what it has kept can still be looked at and dropped, and nothing new is kept."""
+    both = replace(STREAM, sinks={**STREAM.sinks, "copies": Declared("copies")})
+
+    class OfTwo(Life):
+        stream = both
+
+    life = OfTwo(tmp_path)
+    for number in range(3):
+        life.batch(number)
+    taken = savepoints.take(life.settings, both, life.record, 1, "purpose")
+    assert set(savepoints.contents_of(life.settings, STREAM, taken)) == {"things", "copies", "things_dead_letters"}
+    assert savepoints.cost(life.settings, STREAM, taken) == savepoints.cost(life.settings, both, taken)
+    with pytest.raises(PreflightRefused, match="no longer writes table copies"):
+        savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
+    savepoints.drop(life.settings, STREAM, taken.id)
+    assert not list(life.settings.tables.glob(f"*/_savepoints/*{taken.id}"))
