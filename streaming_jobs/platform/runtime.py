@@ -163,12 +163,16 @@ class ExistingSpark:
         return TransientError("Spark was stopped from outside", "the next session repeats its batches")
 
     def stop(self) -> None:
-        """Stop the queries of this session that still run."""
+        """Stop the queries of this session that still run; `jvm` stays as it is if one of them does not end."""
         if self._ours is None:
             return
-        for query in self._ours.streams.active:
-            query.stop()
-        self.jvm = None
+        try:
+            for query in self._ours.streams.active:
+                query.stop()
+        except Exception as error:  # noqa: BLE001 - its thread is at work yet, or Spark is gone
+            log.warning("a query of this session did not stop by itself", reason=str(error)[:200])
+        else:
+            self.jvm = None
 
     def kill(self) -> None:
         """Leave a batch that is at work to end with this process: its Spark is not ours to end."""

@@ -66,10 +66,10 @@ class QueryStop:
     def is_over(self, query: RunningQuery, now: float, *, in_batch: bool) -> bool:
         """True if nothing of a query that is not active is at work any more.
 
-        Spark calls a query terminated as soon as a stop is asked for (MicroBatchExecution.stop), and waits for its
-        thread afterwards, `stopTimeout` at most. A batch that it interrupts goes on in Python to the end of its commit.
+        Spark calls a query terminated as soon as a stop is asked for, and waits for its thread afterwards,
+        `stopTimeout` at most. A batch that it interrupts goes on in Python to the end of its commit, and then in Spark.
         """
-        if in_batch or not _thread_ended(query):
+        if in_batch or not query.ended:
             self._ending(now, in_batch=in_batch)
             return False
         self._ending_since = None
@@ -80,13 +80,3 @@ class QueryStop:
             self._ending_since = now
             if in_batch:
                 log.info("the stream is held until its batch is over", stream=self.stream, at_most=self.lingering)
-
-
-def _thread_ended(query: RunningQuery) -> bool:
-    """True if Spark's thread for the query has ended; its failure is asked for by `exception`."""
-    from pyspark.errors import StreamingQueryException
-
-    try:
-        return bool(query.awaitTermination(0.001))  # seconds, not zero; a float is taken
-    except StreamingQueryException:  # this is how it tells that it ended with a failure
-        return True

@@ -34,6 +34,7 @@ from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 log = structlog.get_logger()
 
@@ -56,14 +57,50 @@ class RunningQuery(Protocol):
     def recentProgress(self) -> Sequence[Any]:  # noqa: N802
         """The last reports, the oldest first."""
 
-    def awaitTermination(self, timeout: Any = None) -> bool | None:  # noqa: N802
-        """True if the query's thread has ended, within `timeout` seconds; raises what the query failed with."""
+    @property
+    def ended(self) -> bool:
+        """True once nothing of it is at work in Spark any more; `isActive` is False before that."""
 
     def exception(self) -> BaseException | None:
         """The failure that ended it, or None."""
 
     def stop(self) -> None:
         """End it; raises if its thread does not end in time."""
+
+
+@dataclass(frozen=True)
+class SparkQuery:
+    """Spark's query."""
+
+    query: StreamingQuery
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        """As Spark says; False as soon as a stop was asked for (MicroBatchExecution.stop)."""
+        return self.query.isActive
+
+    @property
+    def lastProgress(self) -> Any:  # noqa: N802
+        """As Spark says."""
+        return self.query.lastProgress
+
+    @property
+    def recentProgress(self) -> Sequence[Any]:  # noqa: N802
+        """As Spark says."""
+        return self.query.recentProgress
+
+    @property
+    def ended(self) -> bool:
+        """True if the query's thread has ended; `awaitTermination` merely says the opposite of `isActive`."""
+        return not self.query._jsq.streamingQuery().queryExecutionThread().isAlive()
+
+    def exception(self) -> BaseException | None:
+        """As Spark says."""
+        return self.query.exception()
+
+    def stop(self) -> None:
+        """As Spark does: it waits for the thread for `spark.sql.streaming.stopTimeout`, and raises after it."""
+        self.query.stop()
 
 
 @dataclass(frozen=True)
@@ -151,7 +188,7 @@ class SparkQueries:
             replan=self.replan,
         ).assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
-        return LaunchedQuery(built.start(), built.pipeline, built.record.generation, built.record.starts)
+        return LaunchedQuery(SparkQuery(built.start()), built.pipeline, built.record.generation, built.record.starts)
 
     def before_commit(self, stream: Stream) -> Callable[[StreamRecord], None]:
         """The check that runs when the rows of a batch are ready: the topics are still the ones it was read from."""

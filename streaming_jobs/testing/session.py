@@ -75,7 +75,6 @@ class MemoryQuery:
     reports: list[Mapping[str, Any]] = field(default_factory=list)
     """Progress as Spark writes it, the oldest first."""
     failure: Exception | None = None
-    """What it has failed with, or fails with when its end is awaited."""
     thread_lives: bool = False
     """True if its thread does not end when it is stopped."""
     stops: int = 0
@@ -95,6 +94,11 @@ class MemoryQuery:
         """The newest report."""
         return self.recentProgress[-1] if self.reports else None
 
+    @property
+    def ended(self) -> bool:
+        """True once it is not active and its thread has ended too."""
+        return not self.active and not self.thread_lives
+
     def exception(self) -> Exception | None:
         """The failure."""
         return self.failure
@@ -105,14 +109,6 @@ class MemoryQuery:
         self.active = False
         if self.thread_lives:
             raise RuntimeError("Stream Execution thread failed to stop within 5000 milliseconds")
-
-    def awaitTermination(self, timeout: Any = None) -> bool:  # noqa: N802 - of the contract
-        """True if its thread has ended; raises Spark's error for a query that has failed."""
-        from pyspark.errors import StreamingQueryException
-
-        if self.failure is not None:
-            raise StreamingQueryException(str(self.failure))
-        return not self.active and not self.thread_lives
 
 
 @dataclass

@@ -474,8 +474,10 @@ class Launch:
     """Starts a process that sleeps in the place of a JVM."""
 
     stops: int = 0
+    inherited: tuple[int, ...] = ()
 
     def __call__(self, settings: Settings, *, keep_open: Sequence[int], **_: Any) -> Any:
+        self.inherited = tuple(keep_open)
         jvm = subprocess.Popen(["sleep", "60"], pass_fds=tuple(keep_open))
         return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=jvm)), stop=self.stop)
 
@@ -495,6 +497,7 @@ def test_a_batch_that_never_ends_ends_the_session_and_its_jvm_and_keeps_the_leas
     assert runtime.exit_code == -9 and not launch.stops, "an orderly stop would wait for the batch"
     assert state(home, "plain") == "failed" and session.in_batch
     assert holder(home, "plain") is not None, "the batch may still commit"
+    assert launch.inherited == session.running[0].lease.inherited != (), "the JVM holds the lease too"
 
 
 STUCK = """

@@ -112,6 +112,38 @@ def test_where_no_spark_is_there_none_can_be_used(settings: SettingsFactory) -> 
     assert runtime.jvm is None and runtime.failure() is None
 
 
+@dataclass
+class There:
+    """A Spark that is there, in process 17; also the session beside it."""
+
+    stopped: Callable[[], bool] = lambda: False
+    queries: list[SimpleNamespace] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        handle = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 17))
+        self._jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(ProcessHandle=handle)))
+        self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=self.stopped))
+        self.conf = SimpleNamespace(isModifiable=lambda _: False)
+        self.streams = SimpleNamespace(active=self.queries)
+
+    def newSession(self) -> There:
+        return self
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_process_in_which_a_query_did_not_end_is_named_on(settings: SettingsFactory, in_time: bool) -> None:
+    def stop() -> None:
+        if not in_time:
+            raise RuntimeError("Stream Execution thread failed to stop within 5000 milliseconds")
+
+    there: Any = There(queries=[SimpleNamespace(stop=stop)])
+    runtime = ExistingSpark(settings(), there)
+    runtime.start("tests")
+    assert runtime.failure() is None
+    runtime.stop()
+    assert runtime.jvm == (None if in_time else 17)
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_spark_that_is_stopped_from_outside_or_does_not_answer_has_failed(
     settings: SettingsFactory, alive: bool
@@ -121,22 +153,7 @@ def test_a_spark_that_is_stopped_from_outside_or_does_not_answer_has_failed(
             return True
         raise ConnectionError("refused")
 
-    class Java:
-        """Process 17, in which everything is."""
-
-        java = SimpleNamespace(
-            lang=SimpleNamespace(
-                ProcessHandle=SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 17)),
-            )
-        )
-
-    ours = SimpleNamespace(
-        conf=SimpleNamespace(isModifiable=lambda _: False),
-        streams=SimpleNamespace(active=[]),
-        _jvm=Java(),
-        _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=is_stopped)),
-    )
-    there: Any = SimpleNamespace(newSession=lambda: ours)
+    there: Any = There(is_stopped)
     runtime = ExistingSpark(settings(), there)
     runtime.start("tests")
     failure = runtime.failure()
