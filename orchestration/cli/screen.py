@@ -1,4 +1,4 @@
-"""The live screen of `recourse up`: what is shown, apart from when."""
+"""The live screen of `recourse up`: its content, and drawing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Feeding:
-    """How far the feeder is; `rate` in records a second."""
+    """The progress of the feeder; `rate` in records per second."""
 
     state: str
     sent: int
@@ -32,7 +32,7 @@ class Feeding:
 
 
 def lines(found: Sequence[Observed], feeding: Feeding | None) -> list[str]:
-    """The screen as plain lines, for a log: one a stream, and the feeder."""
+    """The screen as plain lines, for a log: one per stream, and one for the feeder."""
     text = []
     for observed in found:
         status = observed.status
@@ -50,7 +50,7 @@ def lines(found: Sequence[Observed], feeding: Feeding | None) -> list[str]:
 
 
 def panel(head: Sequence[str], found: Sequence[Observed], feeding: Feeding | None) -> Group:
-    """The screen for a terminal: what to open, the streams, the feeder, and what a person should know."""
+    """The screen for a terminal: addresses to open, the streams, the feeder, and notes."""
     from rich.console import Group
     from rich.text import Text
 
@@ -69,7 +69,7 @@ def panel(head: Sequence[str], found: Sequence[Observed], feeding: Feeding | Non
 
 
 class Screen:
-    """Draws on stderr: in place on a terminal, otherwise the lines every `every` seconds."""
+    """Draws on stderr: in place on a terminal, otherwise as lines every `every` seconds."""
 
     def __init__(self, head: Sequence[str] = (), *, every: float = 10.0) -> None:
         from rich.live import Live
@@ -91,7 +91,7 @@ class Screen:
             self._live.stop()
 
     def show(self, found: Sequence[Observed], feeding: Feeding | None = None, *, last: bool = False) -> None:
-        """Draw the state of now; `last` draws it though the last time is not long ago."""
+        """Draw the present state; `last` draws it without waiting for the interval."""
         if self._live:
             self._live.update(panel(self._head, found, feeding), refresh=True)
         elif last or time.monotonic() >= self._next:

@@ -157,7 +157,7 @@ def test_what_is_gone_is_named_and_fails_only_when_strict(home: Home, capsys: py
     next((home.folder / "state" / "things" / "ledger").iterdir()).write_text("")
     assert home.verify() == 0
     said = capsys.readouterr().err
-    assert "things: nothing can be said of 40 offsets: the entries of 4 batches are neither in its log nor in" in said
+    assert "things: 40 offsets cannot be judged: the entries of 4 batches are neither in its log nor in" in said
     assert "all that could be compared is right, and not all could be" in said
     assert home.verify("--strict") == 1
 
