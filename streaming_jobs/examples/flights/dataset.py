@@ -57,7 +57,7 @@ def departures(share: float = 1.0) -> pd.DataFrame:
 
 
 def flights_in(share: float) -> int:
-    """How many flights are the first `share` of all, at least one; raises UsageError outside ]0, 1]."""
+    """Number of flights in the first `share` of all, at least one; raises UsageError outside ]0, 1]."""
     if not 0 < share <= 1:
         raise UsageError(f"a share of {share} makes no sense", "give a number above 0 and at most 1")
     return max(1, int(TOTAL * share + 1e-6))
@@ -87,11 +87,11 @@ def partitions(count: int) -> NDArray[np.int64]:
 
 
 def release() -> None:
-    """Give back the memory that the flights take in this process; they are built anew when they are asked for again."""
+    """Free the memory that the flights take in this process; the next use builds them anew."""
     _departures.cache_clear()
     partitions.cache_clear()
     gc.collect()
-    with suppress(OSError, AttributeError):  # only glibc keeps what was freed until it is told
+    with suppress(OSError, AttributeError):  # only glibc keeps freed memory until malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
