@@ -108,7 +108,7 @@ def _print_report(report: Report) -> None:
         *((f"  at random: {victim}", number(count)) for victim, count in sorted(tally.victims.items())),
         ("kills of the broker", number(tally.broker_kills)),
         ("sessions started", number(tally.sessions)),
-        ("sessions that ended by themselves", number(len(tally.unplanned))),
+        ("sessions that ended without a kill", number(len(tally.unplanned))),
         ("batches", number(report.batches)),
         ("  replayed after a kill", number(len(tally.replayed))),
         ("    half committed: in one table of two", number(len(tally.half))),

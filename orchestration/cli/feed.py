@@ -72,7 +72,9 @@ def summary(report: FeedReport) -> str:
     """The result of a feed in one line."""
     line = f"sent {number(report.records)} records in {report.seconds:.1f} s"
     if report.stopped:
-        return f"{line}; interrupted at {number(report.held)} of {number(report.total)}: the same command goes on there"
+        return (
+            f"{line}; interrupted at {number(report.held)} of {number(report.total)}: the same command continues there"
+        )
     return f"{line}, {number(round(report.rate))} a second" if report.rate else line
 
 

@@ -108,7 +108,7 @@ def _smaller_batches(call: Invocation) -> dict[str, str]:
 class SessionFailed(RecourseError):
     """The session of `recourse up --once` did not get to the end of its topics.
 
-    The lines before it say which stream failed and why. Correct that, and run the command again: it goes on from there.
+    The lines before it say which stream failed and why. Correct that, and run the command again: it continues there.
     """
 
     code = "REC-033"

@@ -240,7 +240,7 @@ def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | N
             text = f"still {seen.state} after {wait:g} s (process {seen.owner.pid})"
             return {"stream": stream, "stopped": False, "result": text, "state": seen.state}
         time.sleep(0.1)
-    result = "stopped" if was_live else "was not running; it will not be started by itself"
+    result = "stopped" if was_live else "was not running; it stays stopped until somebody starts it"
     return {"stream": stream, "stopped": True, "result": result, "state": seen.state}
 
 

@@ -225,4 +225,4 @@ def _of_other_code(table: str, state: Sequence[str], written: _Written) -> str:
         return ""
     if state:
         return f"{written.others}, and today's rows rest on their state ({', '.join(state)})"
-    return f"{written.others}, whose rows cannot be told from those of today's code"
+    return f"{written.others}, whose rows cannot be distinguished from those of today's code"

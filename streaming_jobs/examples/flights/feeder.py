@@ -80,7 +80,7 @@ def feed(
     PermanentError when somebody else wrote to the topic meanwhile.
     """
     if rate is not None and rate <= 0:
-        raise UsageError(f"a rate of {rate} events a second makes no sense", "give a number above 0, or none")
+        raise UsageError(f"a rate of {rate} records per second makes no sense", "give a number above 0, or none")
     total = dataset.flights_in(share)
     topics = Topics.of(settings.kafka, bootstrap_servers(settings))
     with _only_feeder(settings):
@@ -274,11 +274,11 @@ class _Sender:
                 self._producer.purge()
                 raise BrokerUnreachable(
                     f"the broker at {self._failures.bootstrap} took no record for {format_duration(self._patience)}",
-                    "bring it back (`recourse doctor`) and feed again: it goes on where it stopped",
+                    "bring it back (`recourse doctor`) and feed again: it continues where it stopped",
                 )
         if self._undelivered is not None:
             raise BrokerUnreachable(
-                f"a record was not delivered: {self._undelivered.str()}", "feed again: it goes on where it stopped"
+                f"a record was not delivered: {self._undelivered.str()}", "feed again: it continues where it stopped"
             )
 
     def _delivered(self, error: KafkaError | None, _: Message) -> None:
