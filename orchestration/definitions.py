@@ -1,7 +1,7 @@
 """Everything Dagster shows and runs, made from the declared streams and the job YAML. Open this file first.
 
-Loading it starts no JVM and asks no broker. `workspace.yaml` and `recourse up` both load this module; what it consists
-of is in `location`.
+Loading it starts no JVM and contacts no broker. `workspace.yaml` and `recourse up` both load this module; `location`
+puts the definitions together.
 """
 
 from __future__ import annotations

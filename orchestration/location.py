@@ -34,7 +34,7 @@ def location(
 ) -> dg.Definitions:
     """The definitions of a bundle; raises ConfigurationError, or Dagster's own error for what Dagster refuses.
 
-    `fault` says, at each tick of the sensors that tell it, what is wrong with the job YAML of then.
+    `fault` returns what is wrong with the job YAML now; the sensors that report it call it at each tick.
     """
     all_sessions = sessions(bundle, topology, settings, command)
     assets = {session.job.key: session_assets(session) for session in all_sessions}
@@ -72,5 +72,5 @@ def location(
         ],
         executor=session_executor,  # a run worker and its driver, no process between them
     )
-    dg.Definitions.validate_loadable(made)  # Dagster resolves jobs and names late: only now it has refused nothing
+    dg.Definitions.validate_loadable(made)  # Dagster resolves jobs and names late: errors in them come only here
     return made

@@ -1,6 +1,6 @@
-"""Keepalive, watchdog and alerts: what is seen in Dagster and on disk, handed to `decisions`, and what follows.
+"""Keepalive, watchdog and alerts: sensors that collect facts, let `decisions` decide, and act on the decision.
 
-All of them only read small files and Dagster's storage; none starts Spark or asks Kafka.
+All of them only read small files and Dagster's storage; none starts Spark or connects to Kafka.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ log = structlog.get_logger()
 FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 DELETE_AT_ONCE = 5
 _FAILURE = "dagster._core.definitions.events.Failure: "
-"""What Dagster puts before the text of a failed step."""
+"""The prefix that Dagster puts before the text of a failed step."""
 
 
 def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinition:
-    """Desired state of a continuous job: a session runs, unless somebody stopped it or it gave up."""
+    """The desired state of a continuous job: a session runs, unless it was stopped on purpose or gave up."""
     job = session.job
 
     @dg.sensor(
@@ -81,14 +81,14 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
 
 
 def watchdog_sensor(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
-    """Ends runs that Dagster believes to be in progress but of which nothing lives (dagster issue #4319)."""
+    """Ends runs that Dagster shows in progress although no process of theirs is left (dagster issue #4319)."""
 
     @dg.sensor(
         name="watchdog",
         minimum_interval_seconds=15,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Fails a session's run when its worker is gone, no driver holds its streams, no heartbeat comes. "
-        "Says in a queued run's log what it waits for.",
+        description="Fails a session's run when its worker is gone, no driver holds its streams and no heartbeat "
+        "comes. Writes into a queued run's log which run it waits for.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         ended = []
@@ -105,7 +105,7 @@ def watchdog_sensor(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
 
 
 def run_failure_alert(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
-    """Says in the log, and on the tables' pages, that a session's run failed."""
+    """Reports in the log, and on the tables' pages, that a session's run failed."""
     by_job = {session.job.key: session for session in sessions}
 
     @dg.run_failure_sensor(
@@ -120,8 +120,8 @@ def run_failure_alert(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
         if session is None:
             return
         steps = context.get_step_failure_events()
-        said = next((e.step_failure_data.error_display_string for e in steps), context.failure_event.message or "")
-        text = said.strip().split("\n\nStack Trace")[0].removeprefix(_FAILURE)[:2000]
+        message = next((e.step_failure_data.error_display_string for e in steps), context.failure_event.message or "")
+        text = message.strip().split("\n\nStack Trace")[0].removeprefix(_FAILURE)[:2000]
         log.error("session failed", job=session.job.key, run=run.run_id, found=text)
         for stream in session.streams:
             for table in stream.sinks.values():
@@ -131,21 +131,21 @@ def run_failure_alert(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
 
 
 def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefinition:
-    """Says once that a stream failed inside a session that goes on, or that its driver has gone silent."""
+    """Reports once that a stream failed while its session continues, or that its driver has gone silent."""
 
     @dg.sensor(
         name="stream_failure",
         minimum_interval_seconds=15,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Reports a stream that failed or fell silent while its session goes on.",
+        description="Reports a stream that failed or fell silent while its session continues.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        told: dict[str, str] = json.loads(context.cursor or "{}")
+        reported: dict[str, str] = json.loads(context.cursor or "{}")
         alerts = {s.name: alert_of(_stream(settings, s.name)) for s in streams}
         events: list[dg.AssetObservation] = []
         for stream in streams:
             alert = alerts[stream.name]
-            if alert is None or told.get(stream.name) == alert.key:
+            if alert is None or reported.get(stream.name) == alert.key:
                 continue
             log.error("stream alert", stream=stream.name, found=alert.text)
             events += [_alert(table.name, alert.text, None) for table in stream.sinks.values()]
@@ -160,27 +160,25 @@ def stream_alert(streams: Sequence[Stream], settings: Settings) -> dg.SensorDefi
 
 
 def job_yaml_sensor(fault: Callable[[], Fault | None]) -> dg.SensorDefinition:
-    """Fails its ticks as long as the job YAML on disk cannot be used: a red mark where the last good one is in use."""
+    """Fails its ticks while the job YAML on disk cannot be used, so that the use of the last good one shows red."""
 
     @dg.sensor(
         name="job_yaml",
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Reads databricks.yml and what it includes; fails with file and line where it cannot be used. Jobs "
-        "and sensors then are those of the last one that could.",
+        "and sensors are then those of the last version that could be used.",
     )
     def tick(_: dg.SensorEvaluationContext) -> dg.SkipReason:
-        if (found := fault()) is not None:
-            raise ConfigurationError(found.found, found.next_step)
-        return dg.SkipReason(
-            "the job YAML can be used; what has changed in it counts when the code location is reloaded"
-        )
+        if (problem := fault()) is not None:
+            raise ConfigurationError(problem.found, problem.next_step)
+        return dg.SkipReason("the job YAML can be used; changes in it take effect when the code location is reloaded")
 
     return tick
 
 
 def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.SensorDefinition:
-    """Forgets sessions that ended long ago, their events, and those without a run; the newest ones stay."""
+    """Deletes sessions that ended long ago, their events, and old events without a run; the newest ones stay."""
 
     @dg.sensor(
         name="retention",
@@ -218,7 +216,7 @@ def _presumed_dead(session: SessionSpec, run: RunSeen) -> str | None:
 
 
 def _may_be_of(run: RunSeen, status: Status | None, owner: Owner | None) -> bool:
-    """True if who holds a stream may be the run's driver: not a recovery, and no session that says it is another's."""
+    """True if the holder of a stream may be the run's driver: not a recovery, and not the session of another run."""
     if owner is None or owner.purpose != "session":
         return False
     return status is None or status.pid != owner.pid or status.run_id == run.run_id
@@ -236,12 +234,12 @@ def _end(instance: dg.DagsterInstance, seen: RunSeen, reason: str) -> None:
 
 
 def _holders(session: SessionSpec) -> dict[str, str]:
-    found = {name: holder(session.settings, name) for name in session.job.streams}
-    return {name: f"process {owner.pid} ({owner.purpose})" for name, owner in found.items() if owner}
+    owners = {name: holder(session.settings, name) for name in session.job.streams}
+    return {name: f"process {owner.pid} ({owner.purpose})" for name, owner in owners.items() if owner}
 
 
 def _fingerprint(session: SessionSpec, runs: Sequence[RunSeen]) -> str:
-    """The present fingerprint where it decides, from the settings as they are now."""
+    """The present fingerprint, from the settings as they are now; empty where the newest run did not give up."""
     newest = newest_session(runs)
     then = newest.tags.get(FINGERPRINT_TAG, "") if newest else ""
     if newest is None or not gave_up(newest, then):

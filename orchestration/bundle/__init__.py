@@ -1,1 +1,1 @@
-"""How streams run, read from `databricks.yml` and the files it includes. Read `job_yaml.py` first."""
+"""The job YAML: `databricks.yml` and the files it includes, which say how streams run. Read `job_yaml.py` first."""

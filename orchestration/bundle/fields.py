@@ -28,8 +28,8 @@ class _Loader(yaml.SafeLoader):
         except (yaml.YAMLError, RecursionError):
             raise
         except Exception as error:
-            found = f"'{node.value}' cannot be read: {error}"
-            raise yaml.constructor.ConstructorError(None, None, found, node.start_mark) from error
+            problem = f"'{node.value}' cannot be read: {error}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -74,14 +74,14 @@ def _line(file: Path, path: str) -> int | None:
     line = None
     for part in _PART.findall(path):
         if isinstance(node, yaml.MappingNode):
-            found = next(((key, value) for key, value in node.value if key.value == part), None)
+            match = next(((key, value) for key, value in node.value if key.value == part), None)
         elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-            found = (node.value[int(part)], node.value[int(part)])
+            match = (node.value[int(part)], node.value[int(part)])
         else:
-            found = None
-        if found is None:
+            match = None
+        if match is None:
             break
-        line, node = found[0].start_mark.line + 1, found[1]
+        line, node = match[0].start_mark.line + 1, match[1]
     return line
 
 
@@ -139,7 +139,7 @@ class Section:
         return Section.of(self.items(key)[position], self.file, f"{self._below(key)}[{position}]", allowed=allowed)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A scalar as text; true and false as YAML writes them. Missing without a default is an error."""
+        """A scalar as text; true and false as YAML writes them. A missing field without a default is an error."""
         value = self.values.get(key, default)
         if value is None:
             raise self._at(key).error("is missing")

@@ -1,8 +1,8 @@
-"""How streams run: `databricks.yml` and the files it includes, in Databricks bundle format, a subset of it.
+"""The job YAML: `databricks.yml` and the files it includes, in a subset of the Databricks bundle format.
 
 The same files deploy to Databricks and feed the Dagster loader. A field that is not understood here is
 refused, never ignored, and so is a job that the two would run differently. One job is one session: its
-task's `--streams` run in one driver. `docs/dagster.md` shows the format.
+task's `--streams` run in one driver. `docs/jobs.md` shows the format.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENTRY_POINT = "recourse-session"
 
 TAKEN = {"bool", "conf", "config", "context", "dict", "float", "input", "int", "meta", "output", "str", "type"}
 TAKEN |= {"arg_dict", "input_arg_dict", "output_arg_dict", *keyword.kwlist}
-"""Names that Dagster does not give a job."""
+"""Names that Dagster does not accept for a job."""
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
@@ -94,12 +94,12 @@ class Job:
         return {parameter.name: parameter.default for parameter in self.parameters}
 
     def arguments(self, values: Mapping[str, str] | None = None) -> list[str]:
-        """The session's arguments with every job parameter put in; a scheduled job ends when it has caught up."""
+        """The session's arguments with every job parameter resolved; a scheduled job ends when it has caught up."""
         chosen = {**self.defaults, **(values or {})}
-        found = [_RUN_REFERENCE.sub(lambda m: chosen[_parameter_of(m[1])], text) for text in self.task.parameters]
-        if isinstance(self.trigger, Schedule) and not _option(found, "--trigger"):
-            found += ["--trigger", "available-now"]
-        return found
+        arguments = [_RUN_REFERENCE.sub(lambda m: chosen[_parameter_of(m[1])], text) for text in self.task.parameters]
+        if isinstance(self.trigger, Schedule) and not _option(arguments, "--trigger"):
+            arguments += ["--trigger", "available-now"]
+        return arguments
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ def is_shipped(path: Path) -> bool:
 
 
 def for_streams(bundle: Bundle, declared: Sequence[str]) -> Bundle:
-    """The shipped bundle where other streams are declared: without its jobs for streams that are not there.
+    """The shipped bundle, fitted to the declared streams: without its jobs for streams that are not declared.
 
-    Streams that are then in no job share one that always runs, so that a project needs no bundle to begin with.
+    Declared streams in none of its jobs share one continuous job, so that a project needs no bundle to begin with.
     """
     jobs = [job for job in bundle.jobs if any(name in declared for name in job.streams)]
     rest = [name for name in declared if not any(name in job.streams for job in jobs)]
@@ -247,8 +247,8 @@ def _task(entry: Section, trigger: Continuous | Schedule | None) -> Task:
     if isinstance(trigger, Continuous) and isinstance(tasks[0], Mapping):
         for retry in ("max_retries", "min_retry_interval_millis", "retry_on_timeout"):
             if retry in tasks[0]:
-                found = f"tasks[0].{retry}: a continuous job has no task retries"
-                raise entry.error(found, "remove it; the job is restarted anyway")
+                problem = f"tasks[0].{retry}: a continuous job has no task retries"
+                raise entry.error(problem, "remove it; the job is restarted anyway")
     task = entry.item("tasks", 0, allowed=fields)
     wheel = task.section("python_wheel_task", allowed=("package_name", "entry_point", "parameters"), required=True)
     entry_point = wheel.text("entry_point")
@@ -258,14 +258,14 @@ def _task(entry: Section, trigger: Continuous | Schedule | None) -> Task:
 
 
 def _parameters(entry: Section) -> tuple[Parameter, ...]:
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     for position in range(len(entry.items("parameters", []))):
         item = entry.item("parameters", position, allowed=("name", "default"))
         name = item.text("name")
-        if not _PARAMETER.fullmatch(name) or name in found:
+        if not _PARAMETER.fullmatch(name) or name in parameters:
             raise item.error(f"'{name}' is not a new parameter name", "use letters, digits and '_', each name once")
-        found[name] = Parameter(name, item.text("default"))
-    return tuple(found.values())
+        parameters[name] = Parameter(name, item.text("default"))
+    return tuple(parameters.values())
 
 
 def _tags(entry: Section) -> dict[str, str]:
@@ -286,10 +286,12 @@ def _target(root: Section, wanted: str) -> tuple[str, Section | None]:
     declared = root.section("variables").values
     for target in targets.values():
         target.choice("mode", ("development", "production"), "development")
-        own = target.section("variables")
-        for name in own.values:
+        variables = target.section("variables")
+        for name in variables.values:
             if name not in declared:
-                raise own.error(f"'{name}' is not declared", f"the variables are: {', '.join(declared) or 'none'}")
+                raise variables.error(
+                    f"'{name}' is not declared", f"the variables are: {', '.join(declared) or 'none'}"
+                )
     if wanted:
         if wanted not in targets:
             raise root.error(f"targets: there is no '{wanted}'", f"the targets are: {', '.join(targets)}")
@@ -302,11 +304,11 @@ def _target(root: Section, wanted: str) -> tuple[str, Section | None]:
 
 def _variables(root: Section, target: Section | None) -> dict[str, str]:
     declared = dict(root.section("variables").sections(("description", "default")))
-    own = target.section("variables") if target else None
+    overrides = target.section("variables") if target else None
     values = {}
     for name, variable in declared.items():
-        if own and own.has(name):
-            values[f"var.{name}"] = own.text(name)
+        if overrides and overrides.has(name):
+            values[f"var.{name}"] = overrides.text(name)
         elif variable.has("default"):
             values[f"var.{name}"] = variable.text("default")
         else:
@@ -315,7 +317,7 @@ def _variables(root: Section, target: Section | None) -> dict[str, str]:
 
 
 def _included(root: Section, path: Path) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for pattern in root.texts("include", []):
         try:
             matches = sorted(p for p in path.parent.glob(pattern) if p.is_file())
@@ -323,8 +325,8 @@ def _included(root: Section, path: Path) -> list[Path]:
             raise root.error(f"include: '{pattern}' cannot be used: {error}", "name files below its folder") from error
         if not matches:
             raise root.error(f"include: nothing matches '{pattern}'", f"the pattern counts from {path.parent}")
-        found += [p for p in matches if p not in found]
-    return found
+        files += [p for p in matches if p not in files]
+    return files
 
 
 def _resolve(text: str, references: Mapping[str, str], where: Section) -> str:

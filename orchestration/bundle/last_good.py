@@ -1,4 +1,4 @@
-"""The job definitions that could be used last, kept beside the home: a broken job YAML does not stop what runs.
+"""The last good job definitions, saved in the home and used while the job YAML is broken.
 
 Dagster loads the code location anew when somebody reloads it, or when its server has died. Without definitions there
 would be no job, no sensor and no keepalive, only because a line of YAML is wrong.
@@ -30,27 +30,27 @@ CORRECT = "correct it, then reload the code location"
 
 @dataclass(frozen=True)
 class Fault:
-    """Why the job YAML cannot be used: where, what, and what to do next."""
+    """The reason why the job YAML cannot be used: where, what, and what to do next."""
 
     found: str
     next_step: str
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What was kept; `shipped`: it came with the package, wherever that was installed then (None: not written)."""
+class _Saved:
+    """The saved definitions; `shipped`: they came with the package, wherever that was installed (None: not written)."""
 
     bundle: Bundle
     shipped: bool | None
 
 
 def path(settings: Settings) -> Path:
-    """Where the last good definitions are kept."""
+    """The file of the last good definitions."""
     return settings.dagster_home / "jobs.json"
 
 
 def read(settings: Settings, topology: Topology) -> Bundle:
-    """The job YAML of now; raises ConfigurationError with file and line where it cannot be used."""
+    """The bundle of the present job YAML; raises ConfigurationError with file and line where it cannot be used."""
     file = job_yaml.find(settings)
     bundle = job_yaml.load(file, settings.target)
     if not job_yaml.is_shipped(file):
@@ -61,7 +61,7 @@ def read(settings: Settings, topology: Topology) -> Bundle:
 
 
 def made_of_now(settings: Settings, topology: Topology, make: Callable[[Bundle], T]) -> tuple[Bundle, T]:
-    """The job YAML of now and what `make` makes of it; raises ConfigurationError, whatever is wrong with it."""
+    """The present bundle and what `make` builds from it; every error of the two becomes a ConfigurationError."""
     where = "the job YAML"
     try:
         bundle = read(settings, topology)
@@ -74,28 +74,28 @@ def made_of_now(settings: Settings, topology: Topology, make: Callable[[Bundle],
 
 
 def use(settings: Settings, topology: Topology, make: Callable[[Bundle], T]) -> T:
-    """What `make` makes of the job YAML of now, or else of the last one of which it could make something.
+    """Returns what `make` builds from the present job YAML or, where that cannot be used, from the last good one.
 
-    Raises the ConfigurationError of now when there is no such one.
+    Raises the ConfigurationError of the present one when the last good one cannot be used either.
     """
     try:
         bundle, made = made_of_now(settings, topology, make)
     except ConfigurationError as error:
-        kept = _load(settings)
-        if kept is None:
+        saved = _load(settings)
+        if saved is None:
             raise
-        log.error("the job YAML cannot be used: the last good one is", found=error.found, next=error.next_step)
+        log.error("job YAML refused, last good one in use", found=error.found, next=error.next_step)
         try:
-            return make(kept.bundle)
+            return make(saved.bundle)
         except Exception as other:  # noqa: BLE001  (streams have changed too, or Dagster has)
-            log.error("nor can the last good one be used", found=_words(other))
-            raise error from None  # what is wrong now is what a person has to correct
+            log.error("last good job YAML refused too", found=_words(other))
+            raise error from None  # the present error is the one that a person can correct
     _keep(settings, bundle)
     return made
 
 
 def fault(settings: Settings, topology: Topology, make: Callable[[Bundle], object]) -> Fault | None:
-    """What is wrong with the job YAML at this moment; None if it can be used. Raises nothing."""
+    """The fault of the present job YAML; None if it can be used. Raises nothing."""
     try:
         made_of_now(settings, topology, make)
     except ConfigurationError as error:
@@ -104,19 +104,19 @@ def fault(settings: Settings, topology: Topology, make: Callable[[Bundle], objec
 
 
 def _refuse_in_place_of_own(settings: Settings, shipped: Bundle) -> None:
-    """A project's file that is moved away must not turn what it says into the shipped jobs, which always run."""
-    kept = _load(settings)
-    if kept is None or kept.shipped or (kept.shipped is None and kept.bundle.name == shipped.name):
+    """Refuse the shipped jobs, which always run, where the project's own file was moved away."""
+    saved = _load(settings)
+    if saved is None or saved.shipped or (saved.shipped is None and saved.bundle.name == shipped.name):
         return
     raise ConfigurationError(
-        f"the jobs of this home are those of {kept.bundle.file}; it is not found from {Path.cwd()}, "
+        f"the jobs of this home are those of {saved.bundle.file}; it is not found from {Path.cwd()}, "
         f"and {shipped.file}, which comes with Recourse, is not taken in its place",
         f"put it back, or set `jobs` to its path; to run the jobs that come with Recourse, remove {path(settings)}",
     )
 
 
 def _words(error: BaseException) -> str:
-    """The kind and text of an error, and of what it came from: Dagster names the cause there."""
+    """Class and text of an error and of its causes: Dagster puts the real reason into the cause."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return f"{text}; from {_words(error.__cause__)}" if error.__cause__ is not None else text
 
@@ -130,15 +130,15 @@ def _keep(settings: Settings, bundle: Bundle) -> None:
             private_folder(file.parent)
             write_atomic(file, text)
     except OSError as error:  # a copy that cannot be written must not stop what can be loaded
-        log.warning("the job definitions could not be kept", file=str(file), reason=str(error))
+        log.warning("job definitions not saved", file=str(file), reason=str(error))
 
 
-def _load(settings: Settings) -> _Kept | None:
+def _load(settings: Settings) -> _Saved | None:
     try:
         value = json.loads(path(settings).read_text(encoding="utf-8"))
-        return _Kept(_bundle(value), value.get("shipped"))
+        return _Saved(_bundle(value), value.get("shipped"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.info("there are no job definitions of before", reason=repr(error))
+        log.info("no saved job definitions", reason=repr(error))
         return None
 
 
@@ -173,5 +173,5 @@ def _job(value: dict[str, Any]) -> Job:
 def _trigger(value: dict[str, Any] | None) -> Continuous | Schedule | None:
     if value is None:
         return None
-    own = {key: item for key, item in value.items() if key != "kind"}
-    return Continuous(**own) if value["kind"] == "Continuous" else Schedule(**own)
+    fields = {key: item for key, item in value.items() if key != "kind"}
+    return Continuous(**fields) if value["kind"] == "Continuous" else Schedule(**fields)

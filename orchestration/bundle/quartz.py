@@ -13,17 +13,17 @@ _DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 """Days of each month, at most."""
 _NAMED = {12: _MONTHS, 7: _DAYS}
-"""Names of the values of the two fields that count from 1 to this."""
+"""Names of the values of the two fields that have names, by the field's highest value."""
 
 
 def cron_of(quartz: str) -> str:
-    """The same times as cron; raises ValueError for times that cron cannot say."""
+    """The same times as cron; raises ValueError for times that cron cannot express."""
     fields = quartz.upper().split()
     if len(fields) not in (6, 7):
         raise ValueError(f"has {len(fields)} fields; Quartz has seconds minutes hours day month weekday [year]")
     second, minute, hour, day, month, weekday = fields[:6]
     if _values(second, 0, 59) != [0]:
-        raise ValueError("the seconds are not 0; schedules here go by minutes")
+        raise ValueError("the seconds are not 0; schedules here are in whole minutes")
     if fields[6:] not in ([], ["*"]):
         raise ValueError("a year cannot be given; leave it out")
     if (day == "?") == (weekday == "?"):
@@ -59,7 +59,7 @@ def _runs(values: list[int]) -> Iterator[str]:
 
 
 def _values(text: str, low: int, high: int) -> list[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         span, slash, step_text = part.partition("/")
         step = _number(step_text, 1, high) if slash else 1
@@ -74,8 +74,8 @@ def _values(text: str, low: int, high: int) -> list[int]:
         size = high - low + 1
         # A range that runs backwards wraps round, as in Quartz: FRI-MON, 22-2.
         length = (last - first) % size
-        found.update(low + (first - low + offset) % size for offset in range(0, length + 1, step))
-    return sorted(found)
+        numbers.update(low + (first - low + offset) % size for offset in range(0, length + 1, step))
+    return sorted(numbers)
 
 
 def _number(text: str, low: int, high: int) -> int:

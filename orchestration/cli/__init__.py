@@ -1,7 +1,7 @@
 """The command line: one module per group of commands. Read `app.py` first.
 
 Rules that hold for every command:
-- data goes to stdout, talk and progress to stderr; `-o json` prints one JSON document with stable keys;
+- data is printed on stdout, messages and progress on stderr; `-o json` prints one JSON document with stable keys;
 - exit code 0 is ok, 1 failed, 2 a usage error, 3 our own bug, 130 interrupted;
 - whatever is heavy (Spark, Kafka, Dagster, pandas) is imported inside the command that needs it.
 """
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"REC-003 {error.filename or 'a file'}: {error.strerror}\n  next: check disk space and the folder's rights"
         )
         return _flushed(FAILED)
-    except Exception as error:  # noqa: BLE001 - the last one to see it; nothing is swallowed
+    except Exception as error:  # noqa: BLE001 - the outermost handler; the traceback is written to a file
         return _bug(error)
 
 
@@ -66,6 +66,6 @@ def _flushed(code: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     except BrokenPipeError:
-        # The reader has gone (`recourse ... | head`): nothing is left to say, also not by the interpreter at exit.
+        # The reader is gone (`recourse ... | head`): the interpreter must not report that at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

@@ -21,8 +21,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(show: bool) -> None:
+    if show:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
@@ -52,7 +52,7 @@ def recourse(
 
 
 app.command("up", short_help="Start everything, say what to open; Ctrl-C ends all of it.")(up.up)
-app.command("doctor", short_help="Check this machine: a line each, with the fix.")(doctor.doctor)
+app.command("doctor", short_help="Check this machine: one line per check, with the fix.")(doctor.doctor)
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(feed.feed)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)

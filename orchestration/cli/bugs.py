@@ -1,4 +1,4 @@
-"""Where the traceback of an unexpected exception goes."""
+"""The file with the traceback of an unexpected exception."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How far streams have come on their way to the end of their topics: a bar each on a terminal, otherwise lines.
+"""Progress of streams towards the end of their topics: a bar per stream on a terminal, otherwise lines.
 
-Both numbers are real from the first second on: the end of the topics is asked for once, and the position is read from
-the streams' checkpoints, whatever their driver is doing. A rate and a remaining time are there with the first batch.
+Position and end are measured from the first second on: the ends of the topics are read once from the broker, the
+positions from the streams' checkpoints. A rate and a remaining time are shown after the first batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WINDOW = 15.0
 
 @dataclass(frozen=True)
 class Standing:
-    """One stream: records read and to be read in all, the batch under way, records a second of late, seconds left."""
+    """One stream: records read, records in all, the batch under way, the rate of the last 15 s, seconds left."""
 
     stream: str
     done: int
@@ -46,7 +46,7 @@ class Standing:
 
 
 class Positions(Protocol):
-    """Where a stream is, from its files."""
+    """Reads the position of a stream from its files."""
 
     def __call__(self, stream: str) -> tuple[Mapping[str, Mapping[int, int]], int | None]:
         """The committed position by topic and partition, and the batch under way or, between two, the last one."""
@@ -54,12 +54,12 @@ class Positions(Protocol):
 
 @dataclass
 class Pace:
-    """Records read by time, in seconds of a monotonic clock; the rate is that of the last 15 seconds."""
+    """Measures a rate: records read over the last 15 seconds, by a monotonic clock."""
 
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def add(self, now: float, done: int) -> float | None:
-        """Take note of a position; the rate, or None before the first batch is done."""
+        """Record a position and return the rate, or None before the first batch is done."""
         if not self._seen or done != self._seen[-1][1]:
             self._seen.append((now, done))
         while len(self._seen) > 2 and now - self._seen[1][0] > _WINDOW:
@@ -69,7 +69,7 @@ class Pace:
 
 
 class CatchingUp:
-    """The streams of one session on their way to `ends` from `starts`, both by topic and partition."""
+    """The progress of one session's streams from `starts` to `ends`, both topic -> partition -> offset."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class CatchingUp:
         self._paces = {stream.name: Pace() for stream in streams}
 
     def look(self, now: float) -> list[Standing]:
-        """Where each one is at `now`, seconds of a monotonic clock."""
+        """The standing of each stream at `now`, in seconds of a monotonic clock."""
         return [self._standing(stream, now) for stream in self._streams]
 
     def _standing(self, stream: Stream, now: float) -> Standing:
@@ -100,7 +100,7 @@ class CatchingUp:
 
 
 def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
-    """Of these streams, to the ends that their topics have now; raises BrokerUnreachable."""
+    """The progress of these streams to the present ends of their topics; raises BrokerUnreachable."""
     from streaming_jobs.errors import PreflightRefused
     from streaming_jobs.platform.broker import bootstrap_servers
     from streaming_jobs.runtime.lag import position_on_disk
@@ -115,7 +115,7 @@ def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
             record = stream_record.load(settings, stream)
             at = position_on_disk(settings, stream) or {}
             planned = StreamFolder.of(settings, stream).checkpoint(record.generation).last_planned if record else None
-        except PreflightRefused:  # the session says what is damaged, and ends with it
+        except PreflightRefused:  # the session reports the damage, and fails with it
             return {}, None
         return at, planned
 
@@ -128,7 +128,7 @@ def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
 
 
 class Bars:
-    """Draws on stderr: a bar each on a terminal, otherwise a line each every `every` seconds."""
+    """Draws on stderr: a bar per stream on a terminal, otherwise a line per stream every `every` seconds."""
 
     def __init__(self, *, every: float = 5.0) -> None:
         self._every, self._next = every, 0.0
@@ -143,7 +143,7 @@ class Bars:
         self._progress.stop()
 
     def show(self, standings: Sequence[Standing], *, last: bool = False) -> None:
-        """Draw the state of now; `last` draws it though the last time is not long ago."""
+        """Draw the present state; `last` draws it without waiting for the interval."""
         if self._progress.disable:
             if last or time.monotonic() >= self._next:
                 self._next = time.monotonic() + self._every
@@ -151,15 +151,15 @@ class Bars:
                     say(str(standing))
             return
         for standing in standings:
-            told: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "batch": "-" if standing.batch is None else str(standing.batch),
                 "rate": "-" if standing.rate is None else number(round(standing.rate)),
                 "lag": number(standing.total - standing.done),
                 "left": "-" if standing.left is None else ago(standing.left),
             }
             if standing.stream not in self._tasks:
-                self._tasks[standing.stream] = self._progress.add_task(standing.stream, total=standing.total, **told)
-            self._progress.update(self._tasks[standing.stream], completed=standing.done, **told)
+                self._tasks[standing.stream] = self._progress.add_task(standing.stream, total=standing.total, **fields)
+            self._progress.update(self._tasks[standing.stream], completed=standing.done, **fields)
 
 
 def _progress() -> Progress:

@@ -26,17 +26,17 @@ def chaos(
     context: typer.Context,
     kills: Annotated[int, typer.Option(min=1, max=1000, help="How often a driver is killed with -9.")] = 30,
     seed: Annotated[
-        int | None, typer.Option(help="Same seed, same faults in the same order; default: one by chance.")
+        int | None, typer.Option(help="Same seed, same faults in the same order; default: a random one.")
     ] = None,
-    rate: Annotated[float, typer.Option(min=10, help="Records a second of the feeder.")] = 60.0,
+    rate: Annotated[float, typer.Option(min=10, help="Records per second of the feeder.")] = 60.0,
     batch: Annotated[int, typer.Option(min=4, help="Most records in a batch.")] = 200,
     scenarios: Annotated[
         bool, typer.Option("--scenarios", help="Afterwards damage checkpoint, table and topic: each has to be refused.")
     ] = False,
     home: Annotated[
-        Path | None, typer.Option(help="An empty folder to work in; default: a temporary one.", show_default=False)
+        Path | None, typer.Option(help="An empty folder for the run; default: a temporary one.", show_default=False)
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there also when all is well.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not remove the folder even if all is well.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Run the streams on a broker of their own, kill them with -9, and verify that every offset came exactly once."""
@@ -49,14 +49,14 @@ def chaos(
     plan = Plan(kills, seed if seed is not None else _by_chance(), rate, batch, scenarios)
     folder = _folder(home)
     say(f"seed {plan.seed}: recourse chaos --kills {kills} --seed {plan.seed} repeats these faults; home {folder}")
-    kept = True
+    keep_home = True
     try:
         with stop_signals_interrupt():
             fetch_jars(base, broker=True)
             report = run(plan, folder, base, say)
-        kept = keep or not report.ok
+        keep_home = keep or not report.ok
     finally:
-        if kept:
+        if keep_home:
             say(f"the home is kept: {folder}")
         else:
             shutil.rmtree(folder)
@@ -108,7 +108,7 @@ def _print_report(report: Report) -> None:
         *((f"  at random: {victim}", number(count)) for victim, count in sorted(tally.victims.items())),
         ("kills of the broker", number(tally.broker_kills)),
         ("sessions started", number(tally.sessions)),
-        ("sessions that ended by themselves", number(len(tally.unplanned))),
+        ("sessions that ended without a kill", number(len(tally.unplanned))),
         ("batches", number(report.batches)),
         ("  replayed after a kill", number(len(tally.replayed))),
         ("    half committed: in one table of two", number(len(tally.half))),

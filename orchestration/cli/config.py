@@ -1,4 +1,4 @@
-"""`recourse config`: which settings hold, and where each value came from."""
+"""`recourse config`: the settings in effect, and the origin of each value."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from orchestration.cli.invocation import invocation
 from orchestration.cli.output import Output, OutputOption, print_table, say, show
 from streaming_jobs.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="Settings and where they come from.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Settings and their origins.", rich_markup_mode=None)
 
 
 @app.callback()
 def config() -> None:
-    """Settings and where they come from."""
+    """Settings and their origins."""
 
 
 @app.command("show")
 def show_settings(
     context: typer.Context,
-    prefix: Annotated[str, typer.Argument(help="Only keys that start so, such as 'stream.'.")] = "",
+    prefix: Annotated[str, typer.Argument(help="Only keys with this beginning, such as 'stream.'.")] = "",
     changed: Annotated[bool, typer.Option("--changed", help="Only values that are not the default.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Print each setting: key, value, origin. Secrets are hidden."""
-    found = [
+    origins = [
         origin
         for origin in invocation(context).loaded.origins
         if origin.key.startswith(prefix) and not (changed and origin.origin == "default")
     ]
-    if not found and not changed:
+    if not origins and not changed:
         raise UsageError(f"no setting begins with '{prefix}'", "`recourse config show` prints every setting")
-    if not found and output is Output.text:
+    if not origins and output is Output.text:
         say("every setting has its default")
     show(
         output,
-        [{"key": o.key, "value": o.value, "origin": o.origin} for o in found],
-        lambda: print_table(["setting", "value", "origin"], [[o.key, o.value, o.origin] for o in found]),
+        [{"key": o.key, "value": o.value, "origin": o.origin} for o in origins],
+        lambda: print_table(["setting", "value", "origin"], [[o.key, o.value, o.origin] for o in origins]),
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from streaming_jobs.examples.stock.movements import Movement
     from streaming_jobs.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Stories that run by themselves.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Demonstrations that need no input.", rich_markup_mode=None)
 
 MOVEMENTS = 60_000
 _MODULE = "stock_flows"
@@ -36,7 +36,7 @@ _DEADLINE = 300.0
 
 @app.callback()
 def demo() -> None:
-    """Stories that run by themselves."""
+    """Demonstrations that need no input."""
 
 
 @app.command(short_help="A bug, and how it is put right.")
@@ -44,13 +44,13 @@ def recovery(
     context: typer.Context,
     movements: Annotated[int, typer.Option(min=2_000, help="Stock movements in all.")] = MOVEMENTS,
     home: Annotated[
-        Path | None, typer.Option(help="An empty folder to work in; default: a temporary one.", show_default=False)
+        Path | None, typer.Option(help="An empty folder for the run; default: a temporary one.", show_default=False)
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not remove the folder.")] = False,
 ) -> None:
     """A new version of a stream has a bug and writes impossible rows. Find it, plan, apply, undo, apply again.
 
-    Every step is a command that you could type. The tables are compared with the truth after each.
+    Every step is a command that you could type. After each step the tables are compared with the truth.
     """
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.setup import fetch_jars
@@ -74,7 +74,7 @@ def recovery(
 
 
 class Story:
-    """The steps, each shown as the command that it is."""
+    """The steps of the demonstration, each shown as the command that runs."""
 
     def __init__(self, folder: Path, settings: Settings, bootstrap: str, count: int) -> None:
         from streaming_jobs.examples.stock import movements, streams
@@ -87,7 +87,7 @@ class Story:
         self.began = time.monotonic()
 
     def tell(self) -> None:
-        """The story, from the first movement to the second recovery."""
+        """Run all steps, from the first movement to the second recovery."""
         from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
         from streaming_jobs.sources.topics import Topics
 
@@ -129,7 +129,7 @@ class Story:
         return plan
 
     def plan_low_stock(self) -> str:
-        """Plan the recovery of `low_stock`, before the code that ran second."""
+        """Plan the recovery of `low_stock` to before its second version of the code, the wrong one."""
         from streaming_jobs.state import stream_record
 
         record = stream_record.load(self.settings, "low_stock")
@@ -138,7 +138,7 @@ class Story:
         return str(json.loads(self.recourse(*arguments, "--output", "json", quiet=True))["id"])
 
     def deploy(self, change: str) -> None:
-        """Put another version of the function where the streams are imported from."""
+        """Write another version of the function into the module from which the streams are imported."""
         text = self.text.replace(RIGHT, change)
         if text == self.text and change != RIGHT:
             raise PermanentError("the line to change is not in the stock flows")
@@ -152,13 +152,13 @@ class Story:
         send(self.settings.kafka, self.bootstrap, part)
 
     def run_streams(self, names: Sequence[str] = ("inventory", "low_stock")) -> None:
-        """Let streams read what there is."""
+        """Run streams until they have read everything."""
         self.recourse("streams", "run", *names, "--trigger", "available-now", quiet=True)
 
     def compare(self, count: int, *, right: bool, bad: int | None = None, low_stock: bool = False) -> int:
-        """Compare `inventory` with the truth; products with an impossible stock. Raises when it is not as expected.
+        """Compare `inventory` with the truth and return the number of products with an impossible stock.
 
-        With `low_stock`, that table too has to equal the truth.
+        With `low_stock`, that table has to equal the truth too. Raises PermanentError when a table is not as expected.
         """
         from streaming_jobs.examples.stock import movements
 
@@ -185,7 +185,7 @@ class Story:
         return list(rows(self.settings.tables / table).to_pylist())
 
     def recourse(self, *arguments: str, quiet: bool = False) -> str:
-        """Run a command as a person would; what it prints is shown, unless `quiet`. Raises when it fails."""
+        """Run a command as a person would, show its output unless `quiet`, return its stdout. Raises if it fails."""
         self._say(f"$ recourse {' '.join(_shown(a) for a in arguments)}")
         done = subprocess.run(
             [sys.executable, "-m", "orchestration.cli", *arguments],
@@ -199,16 +199,16 @@ class Story:
         if done.returncode != 0:
             raise PermanentError(f"it ended with {done.returncode}: {done.stderr[-2000:]}{done.stdout[-500:]}")
         if not quiet:
-            told = [line for line in done.stderr.splitlines() if not line.startswith(("timestamp=", "WARNING"))]
-            for line in (*told, *done.stdout.splitlines()):
+            messages = [line for line in done.stderr.splitlines() if not line.startswith(("timestamp=", "WARNING"))]
+            for line in (*messages, *done.stdout.splitlines()):
                 say(f"  {line}")
         return done.stdout
 
     def environment(self) -> dict[str, str]:
-        """What the commands are run with."""
+        """The environment of the commands."""
         source = Path(__file__).resolve().parents[2]
         paths = [str(self.code.parent), str(source), os.environ.get("PYTHONPATH", "")]
-        own = {
+        settings = {
             "RECOURSE_HOME": str(self.folder),
             "RECOURSE_FLOWS": json.dumps([_MODULE]),
             "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap,
@@ -216,8 +216,8 @@ class Story:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         if self.settings.jars_dir is not None:
-            own["RECOURSE_JARS_DIR"] = str(self.settings.jars_dir)
-        return {**os.environ, **own}
+            settings["RECOURSE_JARS_DIR"] = str(self.settings.jars_dir)
+        return {**os.environ, **settings}
 
     def _say(self, text: str) -> None:
         say(f"[{time.monotonic() - self.began:5.1f} s] {text}")

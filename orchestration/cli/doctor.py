@@ -1,4 +1,4 @@
-"""`recourse doctor`: can this machine run the streams."""
+"""`recourse doctor`: checks that this machine can run the streams."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
-    """Check Java, jars, ports, disk and versions: a line each, with the fix. Exit code 1 if one fails."""
+    """Check Java, jars, ports, disk and versions: one line per check, with the fix. Exit code 1 if one fails."""
     from streaming_jobs.platform.doctor import checks
 
     settings = invocation(context).settings
-    found = [*checks(settings), check_jobs(settings)]
+    results = [*checks(settings), check_jobs(settings)]
     show(
         output,
-        [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in found],
-        lambda: print_table(["", "check", "found", "fix"], rows(found)),
+        [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in results],
+        lambda: print_table(["", "check", "found", "fix"], rows(results)),
     )
-    if any(verdict(check) == "fail" for check in found):
+    if any(verdict(check) == "fail" for check in results):
         raise typer.Exit(1)
 
 
 def check_jobs(settings: Settings) -> Check:
-    """True if Dagster can use the job YAML and the streams that it names."""
+    """The check that Dagster can use the job YAML and the streams that it names."""
     from orchestration.bundle import last_good
     from orchestration.location import location
     from streaming_jobs.errors import RecourseError
@@ -49,10 +49,10 @@ def check_jobs(settings: Settings) -> Check:
 
 
 def verdict(check: Check) -> str:
-    """`ok`, `warn` or `fail`."""
+    """The result of a check in a word: `ok`, `warn` or `fail`."""
     return {True: "ok", False: "fail", None: "warn"}[check.ok]
 
 
 def rows(checks: Sequence[Check]) -> list[list[str]]:
-    """The checks as table rows; what is in order needs no fix."""
+    """The checks as table rows; the fix is left out where the check is ok."""
     return [[verdict(c), c.name, c.found, "" if c.ok else c.fix] for c in checks]

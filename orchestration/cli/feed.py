@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
 
 ShareOption = Annotated[
-    float, typer.Option(min=0.0001, max=1.0, help="The first part of the flights, in their order; 1 is all.")
+    float, typer.Option(min=0.0001, max=1.0, help="Share of the flights, the earliest first; 1 is all.")
 ]
 RateOption = Annotated[
-    float | None, typer.Option(min=1, help="Records a second; default: full speed.", show_default=False)
+    float | None, typer.Option(min=1, help="Records per second; default: full speed.", show_default=False)
 ]
 
 
@@ -30,7 +30,7 @@ def feed(
     context: typer.Context,
     rate: RateOption = None,
     share: ShareOption = 1.0,
-    again: Annotated[bool, typer.Option("--again", help="Send them also if the topic has them already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Send them even if the topic has them already.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Send the flights of 2013 to the topic `flights`, in the order of their departure."""
@@ -69,15 +69,17 @@ def feed_with_bar(settings: Settings, *, rate: float | None, share: float, again
 
 
 def summary(report: FeedReport) -> str:
-    """One line on what was sent."""
+    """The result of a feed in one line."""
     line = f"sent {number(report.records)} records in {report.seconds:.1f} s"
     if report.stopped:
-        return f"{line}; interrupted at {number(report.held)} of {number(report.total)}: the same command goes on there"
+        return (
+            f"{line}; interrupted at {number(report.held)} of {number(report.total)}: the same command continues there"
+        )
     return f"{line}, {number(round(report.rate))} a second" if report.rate else line
 
 
 class FeederThread:
-    """Feeds in the background at a rate; what it is at is in `state`, an error included."""
+    """Feeds in the background at a rate; `state` is its progress, or its error."""
 
     def __init__(self, settings: Settings, *, rate: float | None, share: float) -> None:
         self._settings, self._rate, self._share = settings, rate, share
@@ -91,7 +93,7 @@ class FeederThread:
         self._thread.start()
 
     def stop(self, deadline: float = 10.0) -> None:
-        """End between two chunks, within `deadline` seconds; the next start goes on after what was sent."""
+        """End between two chunks, within `deadline` seconds; the next start continues after the last record sent."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(deadline)
@@ -115,7 +117,7 @@ class FeederThread:
             except TransientError as error:
                 self.state = replace(self.state, state="waiting", message=f"waits for the broker: {error.found}")
                 self._ended.wait(5)
-            except Exception as error:  # noqa: BLE001 - shown on the screen; a thread has nobody to raise it to
+            except Exception as error:  # noqa: BLE001 - shown on the screen; no caller waits for the thread
                 self.state = replace(self.state, state="failed", message=f"failed: {error}")
                 return
 

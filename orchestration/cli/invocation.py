@@ -1,4 +1,4 @@
-"""What the global options say, and what is derived from them once a command."""
+"""The global options, and what is derived from them once per command."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Invocation:
 
     @cached_property
     def topology(self) -> Topology:
-        """The declared streams; says so on stderr where nothing names any, and these are the shipped ones."""
+        """The declared streams, or the shipped ones where none are configured, with a message on stderr."""
         from streaming_jobs.topology import Topology
 
         if all(origin.origin == "default" for origin in self.loaded.origins if origin.key == "flows"):
@@ -53,30 +53,30 @@ class Invocation:
         return [stream.name for stream in self.topology.select(dict.fromkeys(names))]
 
     def environment(self) -> dict[str, str]:
-        """What a child process needs to load the same settings.
+        """The environment variables with which a child process loads the same settings.
 
-        Values travel in the environment, not in arguments: every user of a machine can read arguments.
+        Values are passed in the environment, not in arguments: every user of a machine can read arguments.
         """
-        found = {environment_name(key): text for key, text in self.values.items()}
-        found["RECOURSE_HOME"] = str(self.settings.home.expanduser().absolute())
+        variables = {environment_name(key): text for key, text in self.values.items()}
+        variables["RECOURSE_HOME"] = str(self.settings.home.expanduser().absolute())
         if self.config:
-            found["RECOURSE_CONFIG"] = str(self.config.absolute())
-        return found
+            variables["RECOURSE_CONFIG"] = str(self.config.absolute())
+        return variables
 
     def export(self) -> None:
-        """Put `environment` into this process, for the children it will start."""
+        """Set the variables of `environment` in this process, for the children it will start."""
         os.environ.update(self.environment())
 
 
 def invocation(context: typer.Context) -> Invocation:
     """The invocation that belongs to a command's context."""
-    found = context.find_object(Invocation)
-    assert found is not None, "the callback of the app sets it"
-    return found
+    context_object = context.find_object(Invocation)
+    assert context_object is not None, "the callback of the app sets it"
+    return context_object
 
 
 def parse_set(texts: list[str]) -> dict[str, str]:
-    """Read the values of --set; raises UsageError for anything but key=value, and for a key inside another."""
+    """Read the values of --set; raises UsageError for anything but key=value, and for a key that is part of another."""
     values: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""The broker a command talks to, and its topics."""
+"""The broker that a command uses, and its topics."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from streaming_jobs.topology import Topology
 
 PARTITIONS = 4
-"""Of a topic that we create for a stream."""
+"""Number of partitions of a topic that a command creates for a stream."""
 
 
 class BrokerKeeper:
-    """Starts the broker again when it has died; raises SetupError when that happens too often."""
+    """Restarts the broker when it has died; raises SetupError when that happens too often."""
 
     def __init__(self, broker: Broker, *, most: int = 5, within: float = 300.0) -> None:
         self._broker, self._most, self._within = broker, most, within
         self._restarts: list[float] = []
 
     def look_after(self) -> None:
-        """Call it about each second."""
+        """Restart the broker if it has died; call this about once per second."""
         from streaming_jobs.errors import SetupError
 
         if self._broker.running():
@@ -44,9 +44,9 @@ class BrokerKeeper:
 
 @contextmanager
 def broker_for_command(settings: Settings, needs: str = "") -> Iterator[str]:
-    """The configured cluster, the embedded broker of a running `recourse up`, or one of our own for the block.
+    """Address of the configured cluster, of the broker of a running `recourse up`, or of one started for the block.
 
-    `needs` says what for, before one is started.
+    `needs` is the reason that is printed before one is started.
     """
     from orchestration.cli.setup import fetch_jars
     from streaming_jobs.errors import BrokerUnreachable
@@ -69,7 +69,7 @@ def broker_for_command(settings: Settings, needs: str = "") -> Iterator[str]:
 
 
 def create_topics(settings: Settings, topology: Topology, bootstrap: str) -> list[str]:
-    """Create the source topics that do not exist, with records kept for ever, and return their names."""
+    """Create the missing source topics, whose records never expire, and return their names."""
     from streaming_jobs.sources.topics import Topics
 
     topics = Topics.of(settings.kafka, bootstrap)

@@ -1,7 +1,7 @@
-"""What a stream is doing now, as the commands show it: the verdict of `state.health`, and figures with their age.
+"""The present state of a stream as the commands show it: the verdict of `state.health`, and figures with their age.
 
-A figure is shown as one of now only while it is fresh. Where no driver looks at the end of the topics, the command does
-(`with_lag`); where that cannot be told either, the last known lag is shown with its age.
+A figure is shown without its age only while it is fresh. Where no driver reads the ends of the topics, the command does
+(`with_lag`); where no broker answers either, the last known lag is shown with its age.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streaming_jobs.stream import Stream
 
 ENDED = ("stopped", "failed")
-"""States that a session writes as its last word."""
+"""States that a session writes last, when it has ended."""
 
 COLUMNS = [
     "stream",
@@ -38,7 +38,7 @@ COLUMNS = [
 ]
 RIGHT = ["recoveries", "last batch", "rows/s", "lag", "behind", "dead letters", "heartbeat"]
 _FRESH = 15.0
-"""Seconds that a lag may be old to be shown as the one of now: a driver looks every two."""
+"""Age in seconds up to which a lag is shown without its age: a driver measures it every two seconds."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Observed:
 
     @property
     def live(self) -> bool:
-        """True if a session works on the stream."""
+        """True if a session runs the stream."""
         return self.owner is not None and self.state not in ("dead", *ENDED)
 
     @property
@@ -64,19 +64,19 @@ class Observed:
 
     @property
     def verdict(self) -> str:
-        """The verdict in a word, with the reasons when it is red; a dash where the state says it all."""
+        """The verdict in a word, with the reasons when it is red; a dash where the state is enough."""
         if self.health.red:
             return f"red: {', '.join(reason.word.replace('_', ' ') for reason in self.health.reasons)}"
         return "well" if self.health.verdict == "well" else "-"
 
     @property
     def recoveries(self) -> int | None:
-        """How often the stream was recovered; undo and abort count."""
+        """Number of recoveries of the stream, undo and abort included."""
         return self.status.generation - 1 if self.status and self.status.generation else None
 
     @property
     def lag_age(self) -> float | None:
-        """How old the lag is, in seconds; None when there is none."""
+        """Age of the lag in seconds; None when there is no lag."""
         return self.at - self.status.lag_at if self.status and self.status.lag_at is not None else None
 
     def as_json(self, home: str = "") -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Observed:
         }
 
     def row(self) -> list[str]:
-        """The cells of `COLUMNS`; a figure that is not of now says how old it is."""
+        """The cells of `COLUMNS`; a figure that is not fresh is shown with its age."""
         status = self.status
         if status is None:
             return [self.stream, self.state, self.verdict, *["-"] * (len(COLUMNS) - 3)]
@@ -123,14 +123,14 @@ class Observed:
         ]
 
     def notes(self) -> list[str]:
-        """What a person should know beyond the row: why it is red, the next step, warnings, a stop that was asked."""
-        found = [f"{self.stream}: {reason.text}" for reason in self.health.reasons]
+        """Lines below the table: the reasons for red, the next step, warnings, a requested stop."""
+        lines = [f"{self.stream}: {reason.text}" for reason in self.health.reasons]
         error = self.status.error if self.status else None
         if error and self.health.red and error.get("next"):
-            found.append(f"  next: {error['next']}")
+            lines.append(f"  next: {error['next']}")
         if self.status:
-            found += [f"{self.stream}: {warning}" for warning in self.status.warnings]
-        return found + [f"{self.stream}: {note}" for note in self.health.notes]
+            lines += [f"{self.stream}: {warning}" for warning in self.status.warnings]
+        return lines + [f"{self.stream}: {note}" for note in self.health.notes]
 
     def _aged(self, text: str) -> str:
         age = self.lag_age
@@ -153,11 +153,11 @@ def observe_all(settings: Settings, streams: Iterable[str]) -> list[Observed]:
     return [observe(settings, stream) for stream in streams]
 
 
-def with_lag(settings: Settings, streams: Sequence[Stream], found: Sequence[Observed]) -> list[Observed]:
-    """The same with the lag of now where no driver keeps it fresh; waits two seconds at most for a broker."""
-    old = {o.stream: o.status for o in found if o.status is not None and not (o.lag_age or _FRESH + 1) <= _FRESH}
+def with_lag(settings: Settings, streams: Sequence[Stream], observed: Sequence[Observed]) -> list[Observed]:
+    """The same with the present lag where no driver keeps it fresh; waits two seconds at most for a broker."""
+    old = {o.stream: o.status for o in observed if o.status is not None and not (o.lag_age or _FRESH + 1) <= _FRESH}
     if not old:
-        return list(found)
+        return list(observed)
     from streaming_jobs.runtime.lag import lag_now  # it loads the Kafka client
 
     before = {name: s.read_up_to for name, s in old.items() if s.read_up_to is not None}
@@ -166,12 +166,12 @@ def with_lag(settings: Settings, streams: Sequence[Stream], found: Sequence[Obse
         replace(o, at=max(o.at, lag.at), status=told(o.status, lag))
         if o.status is not None and (lag := lags.get(o.stream)) is not None
         else o
-        for o in found
+        for o in observed
     ]
 
 
 def told(status: Status, lag: Lag) -> Status:
-    """The status with this lag."""
+    """The status with this lag in it."""
     partitions = {topic: {str(p): n for p, n in each.items()} for topic, each in lag.partitions.items()}
     return replace(
         status,

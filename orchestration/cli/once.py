@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
 
 TRUTH_OF = "streaming_jobs.examples.flights.streams"
-"""The package whose streams have a truth to be compared with."""
+"""The module whose streams can be compared with the truth of the flights."""
 BATCH = 40_000
-"""Records a batch, where nobody has set another number."""
+"""Records per batch, unless the setting names another number."""
 
 
 def run_once(call: Invocation, *, share: float, output: Output) -> int:
-    """Feed if that is still to be done, process, compare; returns the exit code. The broker runs already."""
+    """Feed unless the topic is complete, process, compare; returns the exit code. The broker has to run."""
     from streaming_jobs.examples.flights.truth import STREAMS, compare
 
     if TRUTH_OF not in call.settings.flows:
@@ -73,7 +73,7 @@ def feed_once(settings: Settings, share: float) -> None:
 
 
 def process(call: Invocation, streams: list[str]) -> None:
-    """Run the streams in one session until they have read all there is; raises RecourseError if it fails."""
+    """Run the streams in one session until they have read everything; raises RecourseError if it fails."""
     from orchestration.cli.catching_up import Bars, catching_up
     from orchestration.cli.observed import observe_all
 
@@ -99,7 +99,7 @@ def process(call: Invocation, streams: list[str]) -> None:
 
 
 def _smaller_batches(call: Invocation) -> dict[str, str]:
-    """So that a person sees the streams move: the default makes one batch of nearly all flights."""
+    """The environment for batches small enough to show progress: the default puts nearly all flights into one."""
     key = "stream.max_offsets_per_trigger"
     set_by_user = any(origin.key == key and origin.origin != "default" for origin in call.loaded.origins)
     return {} if set_by_user else {environment_name(key): str(BATCH)}
@@ -108,14 +108,14 @@ def _smaller_batches(call: Invocation) -> dict[str, str]:
 class SessionFailed(RecourseError):
     """The session of `recourse up --once` did not get to the end of its topics.
 
-    The lines before it say which stream failed and why. Correct that, and run the command again: it goes on from there.
+    The lines before it say which stream failed and why. Correct that, and run the command again: it continues there.
     """
 
     code = "REC-033"
 
 
 def share_of(records: int, total: int) -> str:
-    """The share, in as few digits as will do, that stands for just so many records."""
+    """The share with the fewest digits that gives exactly this number of records."""
     from streaming_jobs.examples.flights.dataset import flights_in
 
     for digits in range(1, 12):

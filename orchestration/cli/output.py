@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, and talk on stderr."""
+"""The output of commands: tables for people, JSON for programs, and messages on stderr."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ OutputOption = Annotated[
 
 
 def say(text: str = "") -> None:
-    """One line of talk on stderr."""
+    """Print one line for people on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout; paths and times become text."""
+    """Print one JSON document on stdout; paths and times become text."""
     print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """A table on stdout; without a terminal no column is ever cut."""
+    """Print a table on stdout; without a terminal no column is ever cut."""
     stdout_console().print(make_table(columns, rows, right=right))
 
 
@@ -62,17 +62,17 @@ def style_of(cell: str) -> str:
 
 
 def stdout_console() -> Console:
-    """Where data goes."""
+    """The console on stdout, for data."""
     return _console(stderr=False)
 
 
 def stderr_console() -> Console:
-    """Where talk, progress bars and live screens go."""
+    """The console on stderr, for messages, progress bars and live screens."""
     return _console(stderr=True)
 
 
 def show(output: Output, value: Any, text: Callable[[], None]) -> None:
-    """Print `value` as JSON, or call `text`, by what was asked for."""
+    """Print `value` as JSON, or call `text`, as --output says."""
     if output is Output.json:
         print_json(value)
     else:
@@ -80,7 +80,7 @@ def show(output: Output, value: Any, text: Callable[[], None]) -> None:
 
 
 def log_to_stderr() -> None:
-    """Warnings and worse from the libraries go to stderr as lines; commands say themselves what else they do."""
+    """Print warnings and errors of the libraries on stderr, one line each; commands report themselves what they do."""
     import logging
 
     import structlog
@@ -93,7 +93,7 @@ def log_to_stderr() -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        # Asked for each line: a live screen puts its own stream there, which prints above it.
+        # A new logger for each line: a live screen replaces sys.stderr by a stream that prints above the screen.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
@@ -139,5 +139,5 @@ def _console(*, stderr: bool) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream.isatty()
-    # rich assumes 80 columns where there is no terminal and would cut what a program or a file should get whole.
+    # Without a terminal rich assumes 80 columns and would cut lines that a program or a file should get whole.
     return Console(file=stream, highlight=False, markup=False, emoji=False, width=None if terminal else 10_000)

@@ -1,4 +1,4 @@
-"""`recourse savepoints` and `recourse generations`: what a stream can go back to, and what that costs."""
+"""`recourse savepoints` and `recourse generations`: the states that a stream can go back to, and their cost on disk."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from orchestration.cli.output import Output, OutputOption, number, print_table, 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.state.stream_folder import StreamFolder
 
-app = typer.Typer(no_args_is_help=True, help="What a stream can go back to.", rich_markup_mode=None)
-generations_app = typer.Typer(no_args_is_help=True, help="The lives of a stream's checkpoint.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Savepoints, to which a stream can go back.", rich_markup_mode=None)
+generations_app = typer.Typer(no_args_is_help=True, help="Generations of a stream's checkpoint.", rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)]
 
 
 @app.callback()
 def savepoints() -> None:
-    """What a stream can go back to: taken by itself, before each change of code, and on purpose."""
+    """Savepoints, to which a stream can go back: taken on a timer, before each change of code, and by command."""
 
 
 @app.command(short_help="Take a savepoint of the last finished batch.")
@@ -30,7 +30,7 @@ def create(
     note: Annotated[str, typer.Option(help="Why.")] = "",
     output: OutputOption = Output.text,
 ) -> None:
-    """Take a savepoint of the last finished batch; the stream may run. It stays until it is dropped."""
+    """Take a savepoint of the last finished batch; the stream may run. The savepoint stays until it is dropped."""
     from streaming_jobs.state import savepoints, stream_record
 
     call = invocation(context)
@@ -47,20 +47,20 @@ def create(
 
 @app.command("list", short_help="Print a stream's savepoints and what they cost.")
 def list_savepoints(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
-    """Print a stream's savepoints, oldest first: when and why each was taken, and what it occupies."""
+    """Print a stream's savepoints, oldest first: when and why each was taken, and the disk space it uses."""
     from reprocessing.planning.targets import instant_words
     from streaming_jobs.state import savepoints
 
     call = invocation(context)
     declared = call.topology.select([stream])[0]
     taken = savepoints.savepoints(call.settings, declared.name)
-    found = [(s, savepoints.cost(call.settings, declared, s)) for s in taken]
+    savepoints_and_costs = [(s, savepoints.cost(call.settings, declared, s)) for s in taken]
     value: list[dict[str, Any]] = [
-        {"savepoint": s.id, **dataclasses.asdict(s), **dataclasses.asdict(c)} for s, c in found
+        {"savepoint": s.id, **dataclasses.asdict(s), **dataclasses.asdict(c)} for s, c in savepoints_and_costs
     ]
     rows = [
         [s.id, instant_words(s.taken_at), s.reason, s.note, number(c.files), number(c.size), number(c.alone)]
-        for s, c in found
+        for s, c in savepoints_and_costs
     ]
     columns = ["savepoint", "taken", "reason", "note", "files", "bytes", "held by it alone"]
     show(output, value, lambda: print_table(columns, rows, right=columns[4:]))
@@ -89,23 +89,23 @@ def drop(
 
 @generations_app.callback()
 def generations() -> None:
-    """The lives of a stream's checkpoint: each recovery opens one."""
+    """Generations of a stream's checkpoint: each recovery opens one."""
 
 
 @generations_app.command("list", short_help="Print a stream's generations.")
 def list_generations(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
-    """Print a stream's generations: when and why each was opened, where it went on from, and its size."""
+    """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
     from reprocessing.planning.targets import instant_words
     from streaming_jobs.state import stream_record
 
     call = invocation(context)
     name = call.topology.select([stream])[0].name
     record = stream_record.load(call.settings, name)
-    found = []
+    generations = []
     for each in record.generations if record else ():
         place = StreamFolder.of(call.settings, name).checkpoint(each.number).folder
         size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) if place.is_dir() else 0
-        found.append({**dataclasses.asdict(each), "kept": place.is_dir(), "bytes": size})
+        generations.append({**dataclasses.asdict(each), "kept": place.is_dir(), "bytes": size})
     rows = [
         [
             f"g{f['number']:04d}",
@@ -114,14 +114,14 @@ def list_generations(context: typer.Context, stream: Name, output: OutputOption 
             "" if f["from_generation"] is None else f"g{f['from_generation']:04d} batch {f['from_batch']}",
             number(f["bytes"]) if f["kept"] else "pruned",
         ]
-        for f in found
+        for f in generations
     ]
-    show(output, found, lambda: print_table(["generation", "opened", "why", "from", "bytes"], rows))
+    show(output, generations, lambda: print_table(["generation", "opened", "why", "from", "bytes"], rows))
 
 
-@generations_app.command(short_help="Remove the checkpoints of generations that are over.")
+@generations_app.command(short_help="Remove the checkpoints of earlier generations.")
 def prune(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
-    """Remove the checkpoints of generations that are over; savepoints hold what an undo needs."""
+    """Remove the checkpoints of earlier generations; savepoints hold what an undo needs."""
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.lease import take
 

@@ -1,4 +1,4 @@
-"""The live screen of `recourse up`: what is shown, apart from when."""
+"""The live screen of `recourse up`: its content, and drawing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Feeding:
-    """How far the feeder is; `rate` in records a second."""
+    """The progress of the feeder; `rate` in records per second."""
 
     state: str
     sent: int
@@ -31,10 +31,10 @@ class Feeding:
         return self.message or self.state
 
 
-def lines(found: Sequence[Observed], feeding: Feeding | None) -> list[str]:
-    """The screen as plain lines, for a log: one a stream, and the feeder."""
+def lines(streams: Sequence[Observed], feeding: Feeding | None) -> list[str]:
+    """The screen as plain lines, for a log: one per stream, and one for the feeder."""
     text = []
-    for observed in found:
+    for observed in streams:
         status = observed.status
         if status is None or not observed.live or not status.generation:
             text.append(f"{observed.stream}: {observed.state}")
@@ -49,14 +49,14 @@ def lines(found: Sequence[Observed], feeding: Feeding | None) -> list[str]:
     return text
 
 
-def panel(head: Sequence[str], found: Sequence[Observed], feeding: Feeding | None) -> Group:
-    """The screen for a terminal: what to open, the streams, the feeder, and what a person should know."""
+def panel(head: Sequence[str], streams: Sequence[Observed], feeding: Feeding | None) -> Group:
+    """The screen for a terminal: addresses to open, the streams, the feeder, and notes."""
     from rich.console import Group
     from rich.text import Text
 
-    notes = [Text(note, style="yellow") for observed in found for note in observed.notes()]
+    notes = [Text(note, style="yellow") for observed in streams for note in observed.notes()]
     feeder = [Text(f"feeder  {feeding}")] if feeding is not None else []
-    table = make_table(COLUMNS, [observed.row() for observed in found], right=RIGHT)
+    table = make_table(COLUMNS, [observed.row() for observed in streams], right=RIGHT)
     return Group(
         *(Text(line) for line in head),
         Text(),
@@ -69,7 +69,7 @@ def panel(head: Sequence[str], found: Sequence[Observed], feeding: Feeding | Non
 
 
 class Screen:
-    """Draws on stderr: in place on a terminal, otherwise the lines every `every` seconds."""
+    """Draws on stderr: in place on a terminal, otherwise as lines every `every` seconds."""
 
     def __init__(self, head: Sequence[str] = (), *, every: float = 10.0) -> None:
         from rich.live import Live
@@ -90,11 +90,11 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def show(self, found: Sequence[Observed], feeding: Feeding | None = None, *, last: bool = False) -> None:
-        """Draw the state of now; `last` draws it though the last time is not long ago."""
+    def show(self, streams: Sequence[Observed], feeding: Feeding | None = None, *, last: bool = False) -> None:
+        """Draw the present state; `last` draws it without waiting for the interval."""
         if self._live:
-            self._live.update(panel(self._head, found, feeding), refresh=True)
+            self._live.update(panel(self._head, streams, feeding), refresh=True)
         elif last or time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
-            for line in lines(found, feeding):
+            for line in lines(streams, feeding):
                 say(line)

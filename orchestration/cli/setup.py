@@ -1,4 +1,4 @@
-"""What a command needs on this machine before it starts anything: checks, jars, the home for itself."""
+"""Preparations of a command before it starts anything: checks, jars, sole use of the home."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ _REHEARSAL_SECONDS = 900
 
 
 def quick_checks(settings: Settings, *, ui: bool) -> None:
-    """Run the doctor's checks, say what is not in order; raises SetupError if one of them fails.
+    """Run the doctor's checks and print what is not in order; raises SetupError if one of them fails.
 
-    The port of the UI counts only with `ui`; what is merely missing and made next (jars, class data) is not mentioned.
+    The port of the UI is checked only with `ui`. Jars and class data that are missing are not mentioned: they are
+    fetched or made next.
     """
     from orchestration.cli.doctor import verdict
     from streaming_jobs.errors import SetupError
     from streaming_jobs.platform.doctor import checks
 
-    found = [check for check in checks(settings) if ui or check.name != "UI port"]
-    for check in found:
+    relevant = [check for check in checks(settings) if ui or check.name != "UI port"]
+    for check in relevant:
         if not check.ok and not (check.ok is None and check.name.startswith(("jars", "class data"))):
             say(f"{verdict(check)}: {check.name}: {check.found}. To mend it: {check.fix}")
-    if failed := [check for check in found if check.ok is False]:
+    if failed := [check for check in relevant if check.ok is False]:
         raise SetupError(f"this machine is not ready: {', '.join(c.name for c in failed)}", failed[0].fix)
 
 
 def fetch_jars(settings: Settings, *, broker: bool, spark: bool = True) -> None:
-    """Have the jars that are needed, verified; with a progress bar while they are fetched. Raises SetupError."""
+    """Fetch and verify the jars that are missing, with a progress bar. Raises SetupError."""
     from streaming_jobs.platform import jars
 
     with _bar() as progress:
@@ -47,7 +48,7 @@ def fetch_jars(settings: Settings, *, broker: bool, spark: bool = True) -> None:
 
 
 def rehearse_once(settings: Settings) -> None:
-    """Have the class-data archives, by a rehearsal in a process of its own; what fails there costs only speed."""
+    """Make the class-data archives in a child process where they are missing; a failure there costs only speed."""
     from streaming_jobs.warm_up import needed
 
     if needed(settings):
@@ -55,12 +56,12 @@ def rehearse_once(settings: Settings) -> None:
         try:
             subprocess.run(command, stdout=sys.stderr.fileno(), timeout=_REHEARSAL_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            say(f"the rehearsal did not end within {_REHEARSAL_SECONDS} s, which costs nothing but speed")
+            say(f"the warm-up did not end within {_REHEARSAL_SECONDS} s; sessions run without it, but start slower")
 
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar that appears with the first byte; without a terminal a line at the begin and at the end."""
+    """A bar that appears with the first byte; without a terminal a line at the beginning and at the end."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
     console = stderr_console()
@@ -90,7 +91,7 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def sole_use(settings: Settings) -> Iterator[None]:
-    """Keep a second `recourse up` off this home; raises UsageError while one runs."""
+    """Lock the home against a second `recourse up`; raises UsageError while one runs."""
     from streaming_jobs.errors import UsageError
     from streaming_jobs.files import private_folder
 

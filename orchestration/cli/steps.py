@@ -1,4 +1,4 @@
-"""What a command has started, ended in the opposite order however the command ends."""
+"""The steps that a command has started, ended in the opposite order however the command ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestration.cli.output import say
 
 @dataclass(frozen=True)
 class Step:
-    """Something started: how it ends in order, and how it ends at once."""
+    """Something that was started, with its orderly end and its immediate end."""
 
     name: str
     stop: Callable[[], object]
@@ -23,14 +23,14 @@ class Step:
 class Steps:
     """A stack of steps. Leaving the block stops them, last one first; another Ctrl-C meanwhile kills the rest.
 
-    Add a step before it starts, so that an interrupted start is ended too: `stop` and `kill` have to bear that.
-    An error of one stop does not keep the others from being stopped; the first one is raised at the end.
+    Add a step before it starts, so that an interrupted start is ended too: `stop` and `kill` have to work then.
+    If a stop fails, the others are stopped all the same; the first error is raised at the end.
     """
 
     started: list[Step] = field(default_factory=list)
 
     def add(self, name: str, stop: Callable[[], object], kill: Callable[[], object] | None = None) -> None:
-        """Register a step; without `kill` its stop serves for both."""
+        """Register a step; without `kill` its stop is used for both."""
         self.started.append(Step(name, stop, kill or stop))
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class Steps:
                     say("ending at once")
                 in_order = False
                 continue  # the same step again, killed
-            except Exception as error:  # noqa: BLE001 - raised when the rest is ended
+            except Exception as error:  # noqa: BLE001 - raised after the other steps have ended
                 say(f"stopping: {step.name} failed: {error}")
                 first = first or error
             self.started.pop()

@@ -51,13 +51,13 @@ def streams() -> None:
 def list_streams(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Print the declared streams with their topics, tables and triggers."""
     call = invocation(context)
-    found = [_summary(stream, call.settings) for stream in call.topology.streams.values()]
+    summaries = [_summary(stream, call.settings) for stream in call.topology.streams.values()]
     columns = ["stream", "topics", "tables", "trigger", "description"]
     rows = [
         [f["stream"], ", ".join(f["topics"]), ", ".join(f["tables"]), f["trigger"], f["description"].partition("\n")[0]]
-        for f in found
+        for f in summaries
     ]
-    show(output, found, lambda: print_table(columns, rows))
+    show(output, summaries, lambda: print_table(columns, rows))
 
 
 @app.command(short_help="Print the topology: sources, stream, sinks.")
@@ -76,10 +76,10 @@ def run(
         str | None, typer.Option(help="continuous, available-now, or 'every 10 seconds'; default: as configured.")
     ] = None,
 ) -> None:
-    """Run streams in one session in the foreground; Ctrl-C stops them at a batch border, a second one at once.
+    """Run streams in one session in the foreground; Ctrl-C stops them at a batch border, a second Ctrl-C at once.
 
-    Exit codes are the session's: 0 stopped or finished, 1 failed for now, 2 usage, 75 another driver holds
-    the stream, 78 failed and has to be looked at.
+    Exit codes are the session's: 0 stopped or finished, 1 failed, may work later, 2 usage, 75 another driver holds
+    the stream, 78 failed, and a person has to act.
     """
     from orchestration.cli.children import Terminal, attend, session_driver
     from orchestration.cli.kafka import broker_for_command
@@ -145,10 +145,10 @@ def status(
         with contextlib.suppress(KeyboardInterrupt):
             _watch(call, selected, output)
         return
-    found = _observed(call, selected)
+    observed = _observed(call, selected)
     home = str(call.settings.home.expanduser().absolute())
-    show(output, [o.as_json(home) for o in found], lambda: _print_status(found, home))
-    if any(o.health.red for o in found) or all(o.state == "never started" for o in found):
+    show(output, [o.as_json(home) for o in observed], lambda: _print_status(observed, home))
+    if any(o.health.red for o in observed) or all(o.state == "never started" for o in observed):
         raise typer.Exit(FAILED)
 
 
@@ -159,13 +159,13 @@ def ledger(
     limit: Annotated[int, typer.Option(min=1, help="Entries, newest first.")] = 20,
     sink: Annotated[str | None, typer.Option(help="Another table of the stream than its primary one.")] = None,
     changes: Annotated[
-        bool, typer.Option("--code-changes", help="Only the first batch that each version of the code wrote.")
+        bool, typer.Option("--code-changes", help="Only the first batch of each version of the code.")
     ] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Print what a table's commits record: batch, offsets, rows, code. Needs no Spark.
 
-    Reads the table's log, and where that has been shortened the ledger file beside the state, which is kept for days.
+    Reads the table's log, and for entries that the log no longer has the ledger file in the stream's state folder.
     """
     from streaming_jobs.errors import UsageError
     from streaming_jobs.preflight.take_snapshot import ledger_file
@@ -184,37 +184,39 @@ def ledger(
     if table != stream.primary.name:
         if changes:
             raise UsageError("--code-changes is about the stream's primary table", "leave --sink out")
-        found = entries(commits, limit)
+        ledger_entries = entries(commits, limit)
     else:
-        found = (
+        ledger_entries = (
             code_changes(commits, table, file, name)[:limit]
             if changes
             else newest_entries(commits, table, file, name, limit)
         )
-    if output is Output.text and any(commit.operation == FROM_FILE for commit, _ in found):
-        say(f"the log of {table} has been shortened; what is older is from {file.folder}")
-    if not found and output is Output.text:
+    if output is Output.text and any(commit.operation == FROM_FILE for commit, _ in ledger_entries):
+        say(f"the log of {table} has been shortened; older entries are from {file.folder}")
+    if not ledger_entries and output is Output.text:
         say(f"no batch is in the ledger of {table} yet")
         return
     columns = ["version", "at", "kind", "generation", "batch", "offsets", "records", "rows", "code"]
     show(
         output,
-        [_entry_json(commit, entry) for commit, entry in found],
+        [_entry_json(commit, entry) for commit, entry in ledger_entries],
         lambda: print_table(
-            columns, [_entry_row(commit, entry) for commit, entry in found], right=["version", "batch", "records"]
+            columns,
+            [_entry_row(commit, entry) for commit, entry in ledger_entries],
+            right=["version", "batch", "records"],
         ),
     )
 
 
-@app.command(short_help="Declare a foreign commit right.")
+@app.command(short_help="Accept a foreign commit.")
 def accept(
     context: typer.Context,
     name: Name,
     table: Annotated[str, typer.Option(help="The table with the foreign commit.")],
     version: Annotated[int, typer.Option(min=0, help="The commit's version, as preflight named it.")],
-    why: Annotated[str, typer.Option(help="The reason, kept with the exception.")],
+    why: Annotated[str, typer.Option(help="The reason, stored with the acceptance.")],
 ) -> None:
-    """Declare a commit right that the stream did not make, so that preflight lets the stream start."""
+    """Accept a commit that the stream did not make, so that preflight lets the stream start."""
     from streaming_jobs.state import stream_record
 
     call = invocation(context)
@@ -223,7 +225,7 @@ def accept(
 
 
 def ask_to_stop(settings: Settings, stream: str) -> None:
-    """Write the marker that a running session obeys at the next batch border, and keepalive respects."""
+    """Write the stop request: a running session obeys it at the next batch border, and keepalive respects it."""
     from streaming_jobs.state import stop_request
 
     stop_request.ask(settings, stream, "asked by recourse streams stop")
@@ -244,7 +246,7 @@ def _stopped(settings: Settings, stream: str, was_live: bool, timeout: float | N
             text = f"still {seen.state} after {wait:g} s (process {seen.owner.pid})"
             return {"stream": stream, "stopped": False, "result": text, "state": seen.state}
         time.sleep(0.1)
-    result = "stopped" if was_live else "was not running; it will not be started by itself"
+    result = "stopped" if was_live else "was not running; it stays stopped until somebody starts it"
     return {"stream": stream, "stopped": True, "result": result, "state": seen.state}
 
 
@@ -257,13 +259,13 @@ def _watch(call: Invocation, names: list[str], output: Output) -> None:
     console = stdout_console()
     if output is Output.json or not console.is_terminal:
         while True:
-            found = _observed(call, names)
-            show(output, [o.as_json() for o in found], partial(_print_status, found))
+            observed = _observed(call, names)
+            show(output, [o.as_json() for o in observed], partial(_print_status, observed))
             time.sleep(2)
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            found = _observed(call, names)
-            live.update(make_table(COLUMNS, [o.row() for o in found], right=RIGHT), refresh=True)
+            observed = _observed(call, names)
+            live.update(make_table(COLUMNS, [o.row() for o in observed], right=RIGHT), refresh=True)
             time.sleep(2)
 
 
@@ -273,14 +275,14 @@ def _observed(call: Invocation, names: list[str]) -> list[Observed]:
     return with_lag(call.settings, [call.topology[name] for name in names], observe_all(call.settings, names))
 
 
-def _print_status(found: list[Observed], home: str = "") -> None:
+def _print_status(observed: list[Observed], home: str = "") -> None:
     from orchestration.cli.observed import COLUMNS, RIGHT
 
     if home:
-        nothing = all(o.state == "never started" for o in found)
+        nothing = all(o.state == "never started" for o in observed)
         say(f"home {home}{': none of these streams has ever run here' if nothing else ''}")
-    print_table(COLUMNS, [o.row() for o in found], right=RIGHT)
-    for note in (note for o in found for note in o.notes()):
+    print_table(COLUMNS, [o.row() for o in observed], right=RIGHT)
+    for note in (note for o in observed for note in o.notes()):
         say(note)
 
 

@@ -1,4 +1,4 @@
-"""`recourse up`: everything running, with one command, until Ctrl-C."""
+"""`recourse up`: starts everything with one command, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
 
 LIVE_RATE = 2000.0
-"""Records a second that the feeder sends while a person looks on: about three minutes for the year."""
+"""Records per second of the feeder while a person watches: about three minutes for the year."""
 FED_TOPIC = "flights"
 
 
 def up(
     context: typer.Context,
     once: Annotated[
-        bool, typer.Option("--once", help="Feed at full speed, process, compare with the truth, end: 0 or 1.")
+        bool, typer.Option("--once", help="Feed at full speed, process, compare with the truth; exit code 0 or 1.")
     ] = False,
     share: ShareOption = 1.0,
-    rate: Annotated[float, typer.Option(min=0, help="Records a second of the feeder; 0 feeds nothing.")] = LIVE_RATE,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Of the UI; 0: a free one.")] = None,
+    rate: Annotated[float, typer.Option(min=0, help="Records per second of the feeder; 0: no feeder.")] = LIVE_RATE,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the UI; 0: a free one.")] = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Start broker, topics, feeder, Dagster and the streams; say what to open; Ctrl-C ends all of it.
+    """Start broker, topics, feeder, Dagster and the streams; print the addresses to open; Ctrl-C ends all of it.
 
-    With --once: no Dagster; feed, process, compare every table with the truth, end. On a home that has these
+    With --once: no Dagster; feed, process, compare every table with the truth, end. In a home that has these
     flights already nothing is fed twice, and the tables are compared again. -o json is for --once.
     """
     from orchestration.cli.children import stop_signals_interrupt
@@ -63,7 +63,7 @@ def up(
 
 
 def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, share: float) -> None:
-    """Dagster, feeder and screen; returns only by KeyboardInterrupt or an error."""
+    """Run Dagster, feeder and screen; ends only by KeyboardInterrupt or an error."""
     from orchestration.cli.feed import FeederThread
     from orchestration.cli.kafka import BrokerKeeper
     from orchestration.cli.observed import observe_all
@@ -92,7 +92,7 @@ def _run(call: Invocation, steps: Steps, broker: Broker | None, *, rate: float, 
 
 
 def what_to_open(settings: Settings, url: str) -> list[str]:
-    """The lines above the live screen: where to look, and with which command."""
+    """The lines above the live screen: addresses, folders and commands."""
     return [
         f"Dagster    {url}",
         f"           {url}/asset-groups    topics, tables, lineage; open a table for its plots",
@@ -100,7 +100,7 @@ def what_to_open(settings: Settings, url: str) -> list[str]:
         f"tables     {settings.tables}",
         f"logs       {settings.logs}",
         "commands   recourse streams status | ledger NAME | stop NAME",
-        "           the streams start by themselves within half a minute; the first batch takes longest",
+        "           the streams start within half a minute; the first batch takes longest",
     ]
 
 

@@ -42,24 +42,24 @@ def verify(
         list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
     ] = None,
     finished: Annotated[
-        bool, typer.Option("--finished", help="The streams have to have read everything: the rest counts as lost.")
+        bool, typer.Option("--finished", help="The streams must have read everything: an unread offset counts as lost.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail also where something could not be proved because it is gone.")
+        bool, typer.Option("--strict", help="Fail also if something could not be proved, because its evidence is gone.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Do not decode the records: dead letters are then not compared.")
+        bool, typer.Option("--quick", help="Do not decode the records; dead letters are then not compared.")
     ] = False,
     recompute: Annotated[
         bool,
         typer.Option("--recompute", help="Run each stream's function again over all that it has read; needs Spark."),
     ] = False,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="Most time that reading the topics may take.")
+        str, typer.Option(metavar="DURATION", help="The longest time that reading the topics may take.")
     ] = "1 hour",
     output: OutputOption = Output.text,
 ) -> None:
-    """Compare tables and topics of declared streams, which may run meanwhile, and say what was compared.
+    """Compare tables and topics of declared streams, which may run meanwhile, and report each comparison.
 
     Reads the tables, the topics up to where they end now, and the ledger; needs a broker, and Spark only with
     --recompute. Exit codes:
@@ -77,7 +77,7 @@ def verify(
     tables = [sink.name for stream in call.topology.streams.values() for sink in stream.sinks.values()]
     declared = truths.find(call.settings.flows, tables)
     options = Options(finished, not quick, time.monotonic() + parse_duration(timeout).total_seconds())
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     try:
         with (
             stop_signals_interrupt(),
@@ -87,13 +87,13 @@ def verify(
             told() as tell,
         ):
             verdict, readers = verify_streams(call.settings, streams, declared, at, options, tell)
-            found.append(verdict)
+            verdicts.append(verdict)
             if recompute:
-                _recompute(call.settings, streams, at, verdict, readers, found.append)
-    finally:  # what was found is said also when what comes after it fails
-        if found:
-            _say(found[-1], output, call.settings.home)
-    verdict = found[-1]
+                _recompute(call.settings, streams, at, verdict, readers, verdicts.append)
+    finally:  # the verdict so far is printed also if a later step fails
+        if verdicts:
+            _say(verdicts[-1], output, call.settings.home)
+    verdict = verdicts[-1]
     if not (verdict.ok and verdict.begun) or (strict and not verdict.whole):
         raise typer.Exit(FAILED)
 
@@ -117,7 +117,7 @@ def _recompute(
     readers: Mapping[str, TopicReader],
     tell: Callable[[Verdict], None],
 ) -> None:
-    """Tell after each stream the verdict with the outcome of a batch query over everything that it has read."""
+    """Call `tell` after each stream with the verdict so far, the outcome of its batch query included."""
     from orchestration.cli.setup import fetch_jars
     from streaming_jobs.platform import spark as platform
     from streaming_jobs.verification.recompute import recompute
@@ -126,20 +126,20 @@ def _recompute(
     say("starting Spark, which runs the functions of the streams again")
     spark = platform.start(settings, name="verify")
     try:
-        found = list(verdict.streams)
+        verdicts = list(verdict.streams)
         for number, (stream, one) in enumerate(zip(streams, verdict.streams, strict=True)):
             say(f"{stream.name}: computing its rows again")
             more = recompute(settings, stream, spark, bootstrap, one, readers)
-            kept = [c for c in one.comparisons if c.what != "values"]
-            found[number] = replace(one, comparisons=(*kept, *more))
-            tell(replace(verdict, streams=tuple(found)))
+            others = [c for c in one.comparisons if c.what != "values"]
+            verdicts[number] = replace(one, comparisons=(*others, *more))
+            tell(replace(verdict, streams=tuple(verdicts)))
     finally:
         spark.stop()
 
 
 @contextmanager
 def told() -> Iterator[Told]:
-    """Progress on stderr: a bar on a terminal, otherwise a line now and then."""
+    """A function that shows progress on stderr: as a bar on a terminal, otherwise as lines."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     console = stderr_console()
@@ -159,7 +159,7 @@ def told() -> Iterator[Told]:
 
 
 class _Lines:
-    """A line when something begins, when it ends, and each ten seconds between."""
+    """Prints a line when an activity begins, when it ends, and every ten seconds between."""
 
     def __init__(self) -> None:
         self._doing, self._next = "", 0.0
@@ -183,52 +183,52 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
         "unread": verdict.unread,
         "streams": [
             {
-                "stream": found.stream,
-                "verdict": word(found),
-                "proved": found.whole,
-                "version": found.version,
-                "log_from": found.log_from,
-                "batches": found.batches,
-                "rows": found.rows,
-                "verified": found.verified,
-                "unproved": found.unproved,
-                "why": found.why,
-                "skipped": found.skipped,
-                "unread": found.unread,
-                "lost": [str(span) for span in found.lost],
-                "doubled": [str(span) for span in found.doubled],
-                "faults": [str(fault) for fault in found.faults],
-                "comparisons": [one._asdict() for one in found.comparisons],
+                "stream": stream.stream,
+                "verdict": word(stream),
+                "proved": stream.whole,
+                "version": stream.version,
+                "log_from": stream.log_from,
+                "batches": stream.batches,
+                "rows": stream.rows,
+                "verified": stream.verified,
+                "unproved": stream.unproved,
+                "why": stream.why,
+                "skipped": stream.skipped,
+                "unread": stream.unread,
+                "lost": [str(span) for span in stream.lost],
+                "doubled": [str(span) for span in stream.doubled],
+                "faults": [str(fault) for fault in stream.faults],
+                "comparisons": [one._asdict() for one in stream.comparisons],
             }
-            for found in verdict.streams
+            for stream in verdict.streams
         ],
     }
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """The offsets by stream, then what of each table was compared."""
+    """Print the offsets by stream, then the comparisons of each table."""
     print_table(
         ["stream", "version", "batches", "rows", "verified", "unproved", "lost", "doubled", "unread", "verdict"],
-        [_row(found) for found in verdict.streams],
+        [_row(stream) for stream in verdict.streams],
         right=["version", "batches", "rows", "verified", "unproved", "lost", "doubled", "unread"],
     )
-    compared = [one for found in verdict.streams for one in found.comparisons]
+    compared = [one for stream in verdict.streams for one in stream.comparisons]
     if compared:
         print()
         print_table(["table", "compared", "verdict", "detail"], [list(one) for one in compared])
-    for found in verdict.streams:
-        for what, spans in (("lost", found.lost), ("doubled", found.doubled)):
-            _say_spans(f"{found.stream}: {what}", spans)
-        for fault in found.faults[:_SHOWN]:
+    for stream in verdict.streams:
+        for what, spans in (("lost", stream.lost), ("doubled", stream.doubled)):
+            _say_spans(f"{stream.stream}: {what}", spans)
+        for fault in stream.faults[:_SHOWN]:
             say(str(fault))
-        if found.unproved:
-            say(f"{found.stream}: nothing can be said of {number(found.unproved)} offsets: {found.why}")
-        if found.skipped:
-            say(f"{found.stream}: a recovery skipped {number(found.skipped)} offsets: neither lost nor read")
+        if stream.unproved:
+            say(f"{stream.stream}: {number(stream.unproved)} offsets cannot be judged: {stream.why}")
+        if stream.skipped:
+            say(f"{stream.stream}: a recovery skipped {number(stream.skipped)} offsets: neither lost nor read")
 
 
 def in_words(verdict: Verdict) -> str:
-    """The outcome in a line."""
+    """The outcome in one line."""
     if not verdict.ok:
         return "WRONG: see above"
     unread = f"; {number(verdict.unread)} are not read yet" if verdict.unread else ""
@@ -237,19 +237,28 @@ def in_words(verdict: Verdict) -> str:
     return f"all that could be compared is right, and not all could be: see above{unread}"
 
 
-def word(found: StreamVerdict) -> str:
+def word(verdict: StreamVerdict) -> str:
     """The verdict on one stream in a word."""
-    if found.version < 0 and found.ok:
+    if verdict.version < 0 and verdict.ok:
         return "not started"
-    if found.position is None and found.ok and all(c.verdict != "unproved" for c in found.comparisons):
+    if verdict.position is None and verdict.ok and all(c.verdict != "unproved" for c in verdict.comparisons):
         return "no batch yet"
-    return "ok" if found.whole else "wrong" if not found.ok else "unproved"
+    return "ok" if verdict.whole else "wrong" if not verdict.ok else "unproved"
 
 
-def _row(found: StreamVerdict) -> list[str]:
-    lost, doubled = (sum(span.offsets for span in spans) for spans in (found.lost, found.doubled))
-    figures = (found.version, found.batches, found.rows, found.verified, found.unproved, lost, doubled, found.unread)
-    return [found.stream, *(number(figure) for figure in figures), word(found)]
+def _row(verdict: StreamVerdict) -> list[str]:
+    lost, doubled = (sum(span.offsets for span in spans) for spans in (verdict.lost, verdict.doubled))
+    figures = (
+        verdict.version,
+        verdict.batches,
+        verdict.rows,
+        verdict.verified,
+        verdict.unproved,
+        lost,
+        doubled,
+        verdict.unread,
+    )
+    return [verdict.stream, *(number(figure) for figure in figures), word(verdict)]
 
 
 def _say_spans(what: str, spans: tuple[Span, ...]) -> None:

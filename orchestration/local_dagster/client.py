@@ -1,4 +1,4 @@
-"""Talking to a running Dagster webserver by GraphQL: is it ready, launch, stop, wait."""
+"""A GraphQL client of a running Dagster webserver: readiness, launch, stop, wait."""
 
 from __future__ import annotations
 
@@ -44,36 +44,36 @@ class DagsterClient:
         return True
 
     def location_state(self) -> tuple[bool, str]:
-        """True if the code location is loaded, and, if it cannot be, why."""
+        """True if the code location is loaded, and the error if it cannot be."""
         data = self.query(_WORKSPACE)["workspaceOrError"]
         entries = data.get("locationEntries", [])
         if not entries or entries[0]["loadStatus"] != "LOADED":
             return False, ""
-        found = entries[0]["locationOrLoadError"]
-        if found["__typename"] != "PythonError":
+        location = entries[0]["locationOrLoadError"]
+        if location["__typename"] != "PythonError":
             return True, ""
-        causes = [found["message"], *(link["error"]["message"] for link in found.get("errorChain", []))]
+        causes = [location["message"], *(link["error"]["message"] for link in location.get("errorChain", []))]
         return False, "\n".join(text.strip() for text in causes)
 
     def launch(self, job: str, parameters: Mapping[str, str] | None = None) -> str:
         """Start a session of the job and return the run's id; raises UsageError when Dagster refuses."""
         config = {"ops": {f"{job}_session": {"config": dict(parameters)}}} if parameters else {}
         selector = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY, "jobName": job}
-        found = self.query(_LAUNCH, {"params": {"selector": selector, "runConfigData": config}})["launchRun"]
-        if found["__typename"] != "LaunchRunSuccess":
-            raise UsageError(f"Dagster did not start {job}: {found.get('message') or found['__typename']}")
-        return str(found["run"]["runId"])
+        answer = self.query(_LAUNCH, {"params": {"selector": selector, "runConfigData": config}})["launchRun"]
+        if answer["__typename"] != "LaunchRunSuccess":
+            raise UsageError(f"Dagster did not start {job}: {answer.get('message') or answer['__typename']}")
+        return str(answer["run"]["runId"])
 
     def stop(self, run_id: str) -> None:
         """Ask a run to stop; it ends at its streams' next batch border."""
         self.query(_STOP, {"run": run_id})
 
     def status(self, run_id: str) -> str:
-        """A run's status, such as STARTED."""
-        found = self.query(_STATUS, {"run": run_id})["runOrError"]
-        if "status" not in found:
+        """A run's status, such as STARTED; raises UsageError for an unknown run."""
+        answer = self.query(_STATUS, {"run": run_id})["runOrError"]
+        if "status" not in answer:
             raise UsageError(f"Dagster knows no run {run_id}")
-        return str(found["status"])
+        return str(answer["status"])
 
     def wait(self, run_id: str, *, timeout: float, until: tuple[str, ...] = ENDED) -> str:
         """Wait for one of the statuses and return it; raises TransientError after `timeout` seconds."""
@@ -86,8 +86,8 @@ class DagsterClient:
 
     def runs(self, job: str, limit: int = 20) -> list[dict[str, Any]]:
         """The job's newest runs, newest first: runId, status, tags."""
-        found = self.query(_RUNS, {"job": job, "limit": limit})["runsOrError"]
-        return list(found["results"])
+        answer = self.query(_RUNS, {"job": job, "limit": limit})["runsOrError"]
+        return list(answer["results"])
 
     def _request(self, path: str, body: bytes | None) -> dict[str, Any]:
         request = urllib.request.Request(  # noqa: S310  (our own address)

@@ -22,7 +22,7 @@ def prepare(settings: Settings) -> Path:
     home = private_folder(settings.dagster_home)
     home.chmod(0o700)
     write_atomic(home / "dagster.yaml", yaml.safe_dump(_configuration(settings), sort_keys=False))
-    # Made here once: two processes that make the same SQLite file at the same time stamp its schema twice, and
+    # Created here once: two processes that create the same SQLite file at the same time stamp its schema twice, and
     # every later start fails on that.
     with dg.DagsterInstance.from_config(str(home)):
         pass
@@ -30,7 +30,7 @@ def prepare(settings: Settings) -> Path:
 
 
 def write_workspace(home: Path, port: int) -> Path:
-    """Write workspace.yaml, which tells webserver and daemon where the code server is."""
+    """Write workspace.yaml, from which webserver and daemon read the address of the code server."""
     path = home / "workspace.yaml"
     server = {"host": CODE_SERVER_HOST, "port": port, "location_name": LOCATION}
     write_atomic(path, yaml.safe_dump({"load_from": [{"grpc_server": server}]}))
@@ -38,7 +38,7 @@ def write_workspace(home: Path, port: int) -> Path:
 
 
 def code_server_port(home: Path) -> int:
-    """The code server's port, the same at each start: runs remember it, to be stopped through it."""
+    """The code server's port, the same at each start, because runs record it and are stopped through it."""
     path = home / "code_server_port"
     try:
         port = int(path.read_text())
@@ -76,7 +76,7 @@ def _configuration(settings: Settings) -> dict[str, object]:
         "run_monitoring": {
             "enabled": True,
             "start_timeout_seconds": 180,
-            # Longer than a session may take to stop; else a run is called canceled while its driver still lives.
+            # Longer than a session may take to stop; otherwise a run is shown as canceled while its driver still runs.
             "cancel_timeout_seconds": int(longest + GRACE + 60),
             "poll_interval_seconds": 30,
         },
@@ -91,7 +91,7 @@ def _configuration(settings: Settings) -> dict[str, object]:
             "module": "dagster._core.storage.noop_compute_log_manager",
             "class": "NoOpComputeLogManager",
         },
-        # Keepalive looks every ten seconds: most ticks do nothing and need not be kept.
+        # Keepalive ticks every ten seconds: most ticks do nothing and need not be stored.
         "retention": {
             "sensor": {"purge_after_days": {"skipped": 1, "success": 7, "failure": 14, "started": 1}},
             "schedule": {"purge_after_days": {"skipped": 7, "success": 30, "failure": 30, "started": 7}},

@@ -1,4 +1,4 @@
-"""What the sensors decide, apart from Dagster: from what is seen of a job's runs and streams to a verdict in words."""
+"""The decisions of the sensors, without Dagster: from the state of a job's runs and streams to a verdict in words."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Wait:
-    """Do nothing, and say why."""
+    """Do nothing, for this reason."""
 
     reason: str
 
 
 def keepalive(seen: JobSeen, now: float) -> Start | Wait:
-    """True if a continuous job's session is to be started now."""
+    """The decision on a continuous job now: start a session, or wait, with the reason."""
     runs = without_duplicates(seen.runs)
     newest = newest_session(seen.runs)
     if in_progress := [run for run in runs if run.status in IN_PROGRESS]:
@@ -87,9 +87,9 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
 
 
 def without_duplicates(runs: Sequence[RunSeen]) -> list[RunSeen]:
-    """The runs but those that were cancelled in the queue while another one was the session: nothing was stopped.
+    """The runs without those cancelled in the queue while another run was the session: that stopped nothing.
 
-    A run that was cancelled before it began while there was no other is a stop: it would have been the session.
+    A queued run that was cancelled while no other ran is a stop: it would have been the session.
     """
     return [run for run in runs if not (run.status == "CANCELED" and run.started is None and _another(run, runs))]
 
@@ -109,23 +109,23 @@ def _another(queued: RunSeen, runs: Sequence[RunSeen]) -> bool:
 
 
 def _in_progress(newest: RunSeen, in_progress: Sequence[RunSeen]) -> str:
-    """Why nothing is to be started while a run is in progress; names the run that is the session."""
+    """The reason not to start a session while a run is in progress; names the run that is the session."""
     session = next((run for run in in_progress if run.status != "QUEUED"), in_progress[-1])
     if newest.status == "CANCELED" and newest.started is None:
         return f"queued run {newest.run_id[:8]} was cancelled; session {session.run_id[:8]} runs"
-    said = f"run {session.run_id[:8]} is {session.status.lower()}"
+    state = f"run {session.run_id[:8]} is {session.status.lower()}"
     behind = [run.run_id[:8] for run in in_progress if run is not session and run.status == "QUEUED"]
     if not behind:
-        return said
+        return state
     waiting = f"run {behind[0]} waits" if len(behind) == 1 else f"{len(behind)} runs wait"
-    return f"{said}; {waiting} in the queue for its end"
+    return f"{state}; {waiting} in the queue for its end"
 
 
 def should_run(runs: Sequence[RunSeen], now: float, *, patience: float) -> bool:
     """True if a driver ought to run a continuous job's streams and had `patience` seconds to begin.
 
-    False while a session is in progress, which says by itself what is wrong, after an operator's stop, and before the
-    first session.
+    False while a session is in progress, which reports its own faults; after an operator's stop; and before the first
+    session.
     """
     considered = without_duplicates(runs)
     if not considered or any(run.status in IN_PROGRESS and run.status != "QUEUED" for run in considered):
@@ -162,7 +162,7 @@ def back_off(runs: Sequence[RunSeen]) -> float:
 
 @dataclass(frozen=True)
 class SessionSeen:
-    """A run in progress beside what is left of it on this machine."""
+    """A run in progress, with the state of its worker, its driver and its heartbeat on this machine."""
 
     run: RunSeen
     worker_lives: bool | None
@@ -173,7 +173,7 @@ class SessionSeen:
 def presumed_dead(seen: SessionSeen, now: float, *, stale_after: float, patience: float) -> str | None:
     """The reason why a run in progress is dead, or None if it may still be alive.
 
-    It is alive while its worker or a driver lives: these notice themselves what is wrong.
+    It is alive while its worker or a driver runs: these report what is wrong.
     """
     if seen.worker_lives or seen.held:
         return None
@@ -192,7 +192,7 @@ def presumed_dead(seen: SessionSeen, now: float, *, stale_after: float, patience
 
 @dataclass(frozen=True)
 class StreamSeen:
-    """A stream's last word; `silent`: what its health says if a session of it lives and says nothing, else empty."""
+    """A stream's last status; `silent`: the reason from its health if a session of it runs without heartbeat."""
 
     stream: str
     state: str
@@ -203,7 +203,7 @@ class StreamSeen:
 
 @dataclass(frozen=True)
 class Alert:
-    """Something a person should know; `key` is the same as long as it is the same trouble."""
+    """Something a person should know; `key` stays the same for the same trouble."""
 
     stream: str
     key: str
@@ -211,12 +211,12 @@ class Alert:
 
 
 def alert_of(seen: StreamSeen) -> Alert | None:
-    """The stream's trouble: it failed, or its session lives and says nothing."""
+    """The alert of a stream that failed, or whose session runs without heartbeat; None otherwise."""
     error = seen.error or {}
     if seen.state == "failed" or error.get("lasting"):  # its quick tries are used up
-        found = f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
+        reason = f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
         key = f"failed {seen.started_at:.0f} {error.get('code', '')}"
-        return Alert(seen.stream, key, f"stream {seen.stream} failed: {found}")
+        return Alert(seen.stream, key, f"stream {seen.stream} failed: {reason}")
     if seen.silent:
         return Alert(seen.stream, f"silent {seen.started_at:.0f}", f"stream {seen.stream} is silent: {seen.silent}")
     return None

@@ -1,8 +1,8 @@
-"""Asset events that belong to no run: their storage is bounded here, and no table is shown as being made.
+"""Asset events without a run: storing them, bounding them, and keeping tables from being shown as "Materializing".
 
-Figures, materialisations and verdicts are reported without a run, for three reasons of Dagster's: a run's log would
-bury its few useful lines under them; a check counts for the newest materialisation only if both are of one run (or of
-none); and a table of a run that goes on is shown as "Materializing", whatever its checks say.
+Figures, materialisations and verdicts are reported without a run, for three reasons: they would bury the few useful
+lines of a run's log; Dagster counts a check for the newest materialisation only if both belong to one run (or to
+none); and it shows a table of a run in progress as "Materializing", whatever its checks say.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 NO_RUN = ""
 """The run id of events without a run."""
 DELETE_AT_ONCE = 1000
-"""Rows of one table in one go: the storage is locked meanwhile."""
+"""Rows deleted from one table at once: the storage is locked meanwhile."""
 
 
 def report_without_run(
@@ -30,7 +30,7 @@ def report_without_run(
 
 
 def not_being_made(instance: dg.DagsterInstance, tables: Iterable[dg.AssetKey]) -> None:
-    """Take back the plan of a run to materialise the tables once, at its end: a session does it all the time."""
+    """Withdraw Dagster's plan that a run materialises the tables once, at its end: a session does so all the time."""
     for table in tables:
         instance.report_dagster_event(
             dg.DagsterEvent(
@@ -43,7 +43,7 @@ def not_being_made(instance: dg.DagsterInstance, tables: Iterable[dg.AssetKey]) 
 
 
 def delete_older(instance: dg.DagsterInstance, limit: datetime) -> int:
-    """Delete events without a run from before `limit` (with zone), some at a time; returns how many went.
+    """Delete events without a run from before `limit` (with zone), some at a time; returns how many were deleted.
 
     The newest event of each kind of each asset stays, and the newest verdict of each check.
     """

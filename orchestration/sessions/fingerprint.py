@@ -1,4 +1,4 @@
-"""What a permanent failure depends on: job, parameters, settings, code, and what a person has accepted since."""
+"""A fingerprint of all that a permanent failure depends on: job, parameters, settings, code, accepted commits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from streaming_jobs.stream import Stream
 
 
 def fingerprint(job: Job, streams: Sequence[Stream], settings: Settings, arguments: Sequence[str]) -> str:
-    """16 hexadecimal digits; secrets are not part of it, so a new password needs a launch by hand.
+    """The fingerprint, 16 hexadecimal digits; secrets are not part of it, so a new password needs a launch by hand.
 
-    `arguments` are the session's own: one that was launched with other parameters says nothing of the defaults.
+    `arguments` are those of the session that failed: with other parameters the defaults may still work.
     """
     parts: list[str] = [repr(job), json.dumps(list(arguments)), settings.model_dump_json()]
     for stream in streams:
@@ -28,7 +28,7 @@ def fingerprint(job: Job, streams: Sequence[Stream], settings: Settings, argumen
 
 
 def _decisions(settings: Settings, stream: Stream) -> str:
-    """The generation, and the foreign commits that `streams accept` has declared right."""
+    """The stream's generation, and the foreign commits that a person has accepted (`streams accept`)."""
     try:
         record = stream_record.load(settings, stream.name)
     except RecourseError as error:  # a damaged record is a part of what failed

@@ -1,4 +1,4 @@
-"""Why a session failed, in one line: from its streams' status files, or else from what its driver wrote last."""
+"""The reason of a session's failure, from its streams' status files or else from the end of its driver's log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def failure_text(status: Status) -> str:
 
 
 def of_streams(statuses: Iterable[Status | None]) -> list[str]:
-    """What each stream that failed says of it, with its next step."""
+    """The reason of each failed stream, with its next step."""
     return [failure_text(status) for status in statuses if status and status.state == "failed"]
 
 
@@ -30,8 +30,8 @@ def of_log(text: str) -> str:
     for line in reversed(text.split("\n")):
         fields = {key: _unquoted(value) for key, value in _FIELD.findall(line)}
         if fields.get("event") == "session failed":
-            found = f"{fields.get('code', '')} {fields.get('found', '')}".strip()
-            return f"{found}\n  next: {fields['next']}" if fields.get("next") else found
+            reason = f"{fields.get('code', '')} {fields.get('found', '')}".strip()
+            return f"{reason}\n  next: {fields['next']}" if fields.get("next") else reason
         if _EXCEPTION.fullmatch(line):
             return line
     return ""

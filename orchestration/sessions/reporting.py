@@ -1,9 +1,9 @@
-"""What a session tells Dagster while its streams are at work: each minute one event per table.
+"""Asset events of a running session for Dagster: one event per table and minute.
 
-A materialisation if rows were committed since the last one, because an asset's overview shows the figures of the newest
-materialisation and nothing else; an observation otherwise, so that plots go on. A stream that does not work (starting,
-stopping, failed, silent) is not reported at all: old figures would look like new ones. `health_checks` says what is
-wrong with it.
+The event is a materialisation if rows were committed since the last one, because an asset's overview shows the figures
+of the newest materialisation and nothing else; otherwise an observation, so that plots continue. A stream that is not
+running (starting, stopping, failed, silent) is not reported: old figures would look like new ones. `checks.py` reports
+what is wrong with it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from streaming_jobs.stream import Stream
 LogEvent = Callable[[dg.AssetObservation | dg.AssetMaterialization], None]
 
 AT_WORK = ("running", "idle")
-"""States in which a stream's figures are those of now."""
+"""States in which a stream's figures are current."""
 PLOTTED_DELAY = 86_400.0
 """A watermark further behind than these seconds is that of historic data: shown as text, not plotted."""
 
 
 def figures(status: Status, now: float) -> dict[str, dg.MetadataValue]:
-    """The status as metadata: what is worth a plot as a number, everything else as text or time.
+    """The status as metadata: values to plot as numbers, everything else as text or time.
 
     Rates, lag and watermark are left out when they are older than a minute: `now` is seconds since 1970.
     """
-    found: dict[str, dg.MetadataValue] = {
+    metadata: dict[str, dg.MetadataValue] = {
         "state": dg.MetadataValue.text(status.state),
         "as_of": dg.MetadataValue.timestamp(status.heartbeat),
         "recovery_number": dg.MetadataValue.text(str(status.generation)),
@@ -42,37 +42,37 @@ def figures(status: Status, now: float) -> dict[str, dg.MetadataValue]:
         "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
         "late_rows_since_session_start": dg.MetadataValue.int(status.late_rows),
     }
-    found |= _last_batch(status)
+    metadata |= _last_batch(status)
     if _fresh(status.progress_at, now):
-        found |= _numbers(status, ("input_rows_per_s", "processed_rows_per_s", "state_rows", "state_mb", "batch_ms"))
+        metadata |= _numbers(status, ("input_rows_per_s", "processed_rows_per_s", "state_rows", "state_mb", "batch_ms"))
     if _fresh(status.lag_at, now):
-        found |= _numbers(status, ("lag_records", "lag_s"))
+        metadata |= _numbers(status, ("lag_records", "lag_s"))
     if status.watermark:
-        found |= _watermark(status)
+        metadata |= _watermark(status)
     if status.code_version:
-        found["code_version"] = dg.MetadataValue.text(status.code_version)
-    return found
+        metadata["code_version"] = dg.MetadataValue.text(status.code_version)
+    return metadata
 
 
 def dead_letter_figures(status: Status) -> dict[str, dg.MetadataValue]:
     """The dead letters' own figures: those of the stream's rows do not belong to their table."""
-    found: dict[str, dg.MetadataValue] = {
+    metadata: dict[str, dg.MetadataValue] = {
         "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
         "as_of": dg.MetadataValue.timestamp(status.heartbeat),
         **_last_batch(status),
     }
     if status.totals is not None:
-        found["dead_letters_in_all"] = dg.MetadataValue.int(status.totals.dead_letters)
-    return found
+        metadata["dead_letters_in_all"] = dg.MetadataValue.int(status.totals.dead_letters)
+    return metadata
 
 
 def _last_batch(status: Status) -> dict[str, dg.MetadataValue]:
-    found: dict[str, dg.MetadataValue] = {}
+    metadata: dict[str, dg.MetadataValue] = {}
     if status.batch is not None:
-        found["last_committed_batch"] = dg.MetadataValue.text(str(status.batch))
+        metadata["last_committed_batch"] = dg.MetadataValue.text(str(status.batch))
     if status.committed_at is not None:
-        found["last_commit"] = dg.MetadataValue.timestamp(status.committed_at)
-    return found
+        metadata["last_commit"] = dg.MetadataValue.timestamp(status.committed_at)
+    return metadata
 
 
 def _numbers(status: Status, keys: Iterable[str]) -> dict[str, dg.MetadataValue]:
@@ -86,14 +86,14 @@ def _numbers(status: Status, keys: Iterable[str]) -> dict[str, dg.MetadataValue]
 
 def _watermark(status: Status) -> dict[str, dg.MetadataValue]:
     moment = datetime.fromisoformat(str(status.watermark).replace("Z", "+00:00"))
-    found: dict[str, dg.MetadataValue] = {"watermark": dg.MetadataValue.timestamp(moment.astimezone(UTC))}
+    metadata: dict[str, dg.MetadataValue] = {"watermark": dg.MetadataValue.timestamp(moment.astimezone(UTC))}
     delay = status.watermark_delay_s
     if delay is not None and delay <= PLOTTED_DELAY:
-        found["watermark_delay_s"] = dg.MetadataValue.float(float(delay))
+        metadata["watermark_delay_s"] = dg.MetadataValue.float(float(delay))
     elif delay is not None:
         days = format_duration(timedelta(days=int(delay // 86_400)))
-        found["watermark_delay"] = dg.MetadataValue.text(f"{days}: the event times are of the past")
-    return found
+        metadata["watermark_delay"] = dg.MetadataValue.text(f"{days}: the event times are of the past")
+    return metadata
 
 
 def _fresh(moment: float | None, now: float) -> bool:
@@ -101,15 +101,15 @@ def _fresh(moment: float | None, now: float) -> bool:
 
 
 @dataclass
-class _Told:
-    """What Dagster has been told of one stream in this session."""
+class _Reported:
+    """The newest reports about one stream in this session."""
 
     at: float = float("-inf")
     materialized_at: float = float("-inf")
     materialized_batch: int | None = None
     dead_letters: int | None = None
     failed_since: float | None = None
-    """Which session's failure was told, by its `started_at`: a session that starts itself again keeps its run."""
+    """`started_at` of the session whose failure was reported: a session that restarts itself keeps its run."""
 
 
 @dataclass
@@ -125,64 +125,64 @@ class Reporter:
     log_error: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
-    _told: dict[str, _Told] = field(default_factory=dict)
+    _reported: dict[str, _Reported] = field(default_factory=dict)
 
     def report(self, statuses: Mapping[str, Status | None]) -> None:
-        """Say what is due; `statuses` are this session's own (None: the stream has said nothing yet)."""
+        """Report what is due; `statuses` are those of this session (None: the stream has not written one yet)."""
         for stream in self.streams:
-            status, told = statuses.get(stream.name), self._told.setdefault(stream.name, _Told())
+            status, reported = statuses.get(stream.name), self._reported.setdefault(stream.name, _Reported())
             if status is None:
                 continue
-            self._say_failed(status, told)
-            since = self.clock() - told.at
+            self._say_failed(status, reported)
+            since = self.clock() - reported.at
             if self._at_work(status) and since >= self.settings.observe_every.total_seconds():
-                self._say(stream, status, told)
+                self._say(stream, status, reported)
 
     def finish(self, statuses: Mapping[str, Status | None]) -> None:
-        """The session's last word: a materialisation of what was committed since, of streams that stopped in order."""
+        """The last report of a session: a materialisation of each stopped stream that has committed since the last."""
         for stream in self.streams:
-            status, told = statuses.get(stream.name), self._told.setdefault(stream.name, _Told())
+            status, reported = statuses.get(stream.name), self._reported.setdefault(stream.name, _Reported())
             if status is None:
                 continue
-            self._say_failed(status, told)
-            if status.state == "stopped" and _committed(status, told):
-                self._materialize(stream, status, told)
+            self._say_failed(status, reported)
+            if status.state == "stopped" and _committed(status, reported):
+                self._materialize(stream, status, reported)
 
     def _at_work(self, status: Status) -> bool:
         silent = self.now() - status.heartbeat > self.settings.stale_after.total_seconds()
         return status.state in AT_WORK and not silent and (status.lag_at or status.committed_at) is not None
 
-    def _say_failed(self, status: Status, told: _Told) -> None:
+    def _say_failed(self, status: Status, reported: _Reported) -> None:
         if status.state != "failed":
-            told.failed_since = None
-        elif told.failed_since != status.started_at:
-            told.failed_since = status.started_at
+            reported.failed_since = None
+        elif reported.failed_since != status.started_at:
+            reported.failed_since = status.started_at
             self.log_error(failure_text(status))
 
-    def _say(self, stream: Stream, status: Status, told: _Told) -> None:
+    def _say(self, stream: Stream, status: Status, reported: _Reported) -> None:
         every = self.settings.materialize_every.total_seconds()
-        if _committed(status, told) and self.clock() - told.materialized_at >= every:
-            self._materialize(stream, status, told)
+        if _committed(status, reported) and self.clock() - reported.materialized_at >= every:
+            self._materialize(stream, status, reported)
         else:
             for sink in stream.sinks.values():
                 self.log_event(dg.AssetObservation(table_key(sink.name), metadata=figures(status, self.now())))
-            told.at = self.clock()
+            reported.at = self.clock()
 
-    def _materialize(self, stream: Stream, status: Status, told: _Told) -> None:
+    def _materialize(self, stream: Stream, status: Status, reported: _Reported) -> None:
         for sink in stream.sinks.values():
             self.log_event(dg.AssetMaterialization(table_key(sink.name), metadata=figures(status, self.now())))
-        if status.dead_letters != told.dead_letters:
+        if status.dead_letters != reported.dead_letters:
             letters = table_key(stream.dead_letters)
             self.log_event(dg.AssetMaterialization(letters, metadata=dead_letter_figures(status)))
-            told.dead_letters = status.dead_letters
-        told.at = told.materialized_at = self.clock()
-        told.materialized_batch = status.batch
+            reported.dead_letters = status.dead_letters
+        reported.at = reported.materialized_at = self.clock()
+        reported.materialized_batch = status.batch
 
 
-def _committed(status: Status, told: _Told) -> bool:
-    """True if this session has committed a batch that no materialisation has told of."""
+def _committed(status: Status, reported: _Reported) -> bool:
+    """True if this session has committed a batch that no materialisation has reported."""
     committed = status.committed_at is not None and status.committed_at >= status.started_at
-    return committed and status.batch != told.materialized_batch
+    return committed and status.batch != reported.materialized_batch
 
 
 def table_key(table: str) -> dg.AssetKey:

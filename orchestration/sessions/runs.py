@@ -1,4 +1,4 @@
-"""The runs of a session as Dagster's storage has them, what a queued one waits for, and how one is deleted."""
+"""The runs of a session in Dagster's storage: reading them, explaining a queued one, deleting one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ASSET_JOB = "__ASSET_JOB"
 """The job that Dagster uses when assets are launched without naming one."""
 BEGUN = [dg.DagsterRunStatus[status] for status in IN_PROGRESS if status != "QUEUED"]
 NEWEST = 12
-"""Runs of a job that keepalive looks back on."""
+"""Number of a job's newest runs that keepalive reads."""
 
 
 def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[RunSeen]:
     """The newest runs of a session, newest first, also those launched from an asset's page without a job."""
     records = list(instance.get_run_records(dg.RunsFilter(job_name=session.job.key), limit=NEWEST))
-    # Beside the newest ones what has begun, however many duplicates were queued since.
+    # Runs that have begun are read too, however many duplicates were queued since.
     for statuses in (BEGUN, [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]):
         records += instance.get_run_records(dg.RunsFilter(job_name=session.job.key, statuses=statuses), limit=NEWEST)
     tables = {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}
     others = instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB), limit=NEWEST)
     records += [r for r in others if tables & set(r.dagster_run.asset_selection or ())]
-    found = [
+    runs = [
         RunSeen(
             run_id=r.dagster_run.run_id,
             status=r.dagster_run.status.value,
@@ -40,11 +40,11 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
         )
         for r in {r.dagster_run.run_id: r for r in records}.values()
     ]
-    return sorted(found, key=lambda run: run.created, reverse=True)
+    return sorted(runs, key=lambda run: run.created, reverse=True)
 
 
 def tell_queued(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequence[RunSeen]) -> None:
-    """Say once in the log of each queued run which run it waits for."""
+    """Write once into the log of each queued run which run it waits for."""
     first = next((run for run in runs if run.status in IN_PROGRESS and run.status != "QUEUED"), None)
     if first is None:
         return
@@ -56,8 +56,8 @@ def tell_queued(instance: dg.DagsterInstance, session: SessionSpec, runs: Sequen
             continue
         instance.add_run_tags(run.run_id, {WAITS_FOR_TAG: first.run_id})
         instance.report_engine_event(
-            f"waits in the queue: run {first.run_id[:8]} is the session of {', '.join(session.job.streams)}, and there "
-            "is one at a time; this one begins when that one ends",
+            f"waits in the queue: run {first.run_id[:8]} is the session of {', '.join(session.job.streams)}, and only "
+            "one session runs at a time; this run begins when that one ends",
             run,
         )
 

@@ -1,9 +1,9 @@
 """A Dagster run is a session: the run worker starts the driver, watches it, reports, and ends it in every case.
 
-What ends a session, and how the run ends then:
+The causes that end a session, and the run's status then:
 
     Stop in the UI, or the run was set to canceling        driver stops at a batch border    CANCELED
-    the driver ends by itself, exit code 0                                                   SUCCESS
+    the driver ends on its own, exit code 0                                                  SUCCESS
     it has lasted dagster.max_session (continuous job)     driver stops at a batch border    SUCCESS
     exit code 75 (lease busy), 78 (permanent), any other                                     FAILURE
     the code server above this worker is gone              driver stops at a batch border    FAILURE
@@ -59,7 +59,7 @@ Context = dg.AssetExecutionContext
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """What one job runs: its streams in one driver. `command` makes the driver's command line."""
+    """The session of one job: its streams in one driver. `command` builds the driver's command line."""
 
     job: Job
     streams: tuple[Stream, ...]
@@ -68,12 +68,12 @@ class SessionSpec:
 
     @property
     def log(self) -> BoundedLog:
-        """The driver's log, one file a job."""
+        """The driver's log, one file per job."""
         return BoundedLog(self.settings.logs / f"session-{self.job.key}.log")
 
     @property
     def patience(self) -> float:
-        """Seconds a driver is given to stop."""
+        """Seconds that a driver has to stop before it is killed."""
         deadlines = [self.settings.for_stream(s.name).stop_deadline for s in self.streams]
         return max(d.total_seconds() for d in deadlines) + GRACE
 
@@ -83,12 +83,12 @@ class _Gone(Exception):
 
 
 class _LongEnough(Exception):
-    """The session has lasted as long as one may: a run's log stays bounded, and new code comes into use."""
+    """The session has reached dagster.max_session, which keeps a run's log bounded and brings new code into use."""
 
 
 @dataclass
 class _Watch:
-    """One run's look at its driver, its status files, its own run and its parents."""
+    """Watches one run's driver, status files, state in Dagster's storage, and parent processes."""
 
     context: Context
     session: SessionSpec
@@ -97,7 +97,7 @@ class _Watch:
     parent: int
     begun: float = field(default_factory=time.monotonic)
     looked_at: float = 0.0
-    said: str = ""
+    last_trouble: str = ""
 
     def until_end(self) -> int:
         """Wait for the driver's end and return its exit code; raises when something else ends the session."""
@@ -115,20 +115,20 @@ class _Watch:
 
     def statuses(self) -> dict[str, Status | None]:
         """The status files that this run's driver wrote."""
-        found = {s.name: read_status(self.session.settings, s.name) for s in self.session.streams}
-        return {name: s if s and s.run_id == self.context.run.run_id else None for name, s in found.items()}
+        statuses = {s.name: read_status(self.session.settings, s.name) for s in self.session.streams}
+        return {name: s if s and s.run_id == self.context.run.run_id else None for name, s in statuses.items()}
 
     @contextmanager
     def _trouble_is_logged(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # noqa: BLE001  (a full disk or a locked database must not end a stream)
-            if (text := repr(error)) != self.said:
-                self.said = text
-                log.warning("could not report to Dagster; the session goes on", run=self.context.run.run_id, error=text)
+            if (text := repr(error)) != self.last_trouble:
+                self.last_trouble = text
+                log.warning("report to Dagster failed, session continues", run=self.context.run.run_id, error=text)
 
     def _check_own_run(self) -> None:
-        """Stop also when only the storage says so: a new code server cannot interrupt the old one's workers."""
+        """Stop also if only the run's status in storage asks for it: a new code server cannot reach older workers."""
         status = None
         with self._trouble_is_logged():
             run = self.context.instance.get_run_by_id(self.context.run.run_id)
@@ -158,7 +158,7 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
     if by_itself(context.run.tags):
         arguments.append("--respect-stop")
     elif (record := context.instance.get_run_record_by_id(context.run.run_id)) is not None:
-        # A stop since then is the newer word. Dagster's time is in whole seconds, rounded down.
+        # A stop that was requested after the launch counts. Dagster's time is in whole seconds, rounded down.
         arguments += ["--asked-at", f"{record.create_timestamp.timestamp() + 1:.3f}"]
     session.log.write(_mark(context, session))
     driver = Driver(session.command(arguments), {"RECOURSE_RUN_ID": context.run.run_id}, session.log)
@@ -208,7 +208,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _stopped(context: Context, session: SessionSpec, interrupt: BaseException, ended: int | None) -> None:
-    """A stop on request ends the run in one line; any other interrupt goes on to Dagster."""
+    """A stop on request ends the run with one line; any other interrupt is raised again for Dagster."""
     run = context.instance.get_run_by_id(context.run.run_id)
     word = last_word(context.run.run_id)
     if word is None or run is None or run.status not in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED):
@@ -247,27 +247,27 @@ def _fail(
     raise _failure(context, session, [*reasons, words], code)
 
 
-def _failure(context: Context, session: SessionSpec, said: Sequence[str], code: int | None) -> dg.Failure:
-    """The step's failure with all that is known; the run's is one line, the reason first."""
+def _failure(context: Context, session: SessionSpec, reasons: Sequence[str], code: int | None) -> dg.Failure:
+    """The step's failure with all that is known. The run's failure is one line, the reason first."""
     if word := last_word(context.run.run_id):
-        word.failed = one_line("; ".join(text.partition("\n  next: ")[0] for text in said))
-    return dg.Failure("\n".join(said), _metadata(context, session, code), allow_retries=False)
+        word.failed = one_line("; ".join(text.partition("\n  next: ")[0] for text in reasons))
+    return dg.Failure("\n".join(reasons), _metadata(context, session, code), allow_retries=False)
 
 
 def _mark(context: Context, session: SessionSpec) -> str:
-    """The line that a run's part of the log begins with."""
+    """The first line of a run's part of the log."""
     return f"--- run {context.run.run_id} of {session.job.key}"
 
 
 def _metadata(context: Context, session: SessionSpec, code: int | None) -> dict[str, dg.MetadataValue]:
     tail = session.log.tail_from(_mark(context, session), TAIL).replace("```", "'''")
-    found: dict[str, dg.MetadataValue] = {
+    metadata: dict[str, dg.MetadataValue] = {
         "driver_log": dg.MetadataValue.path(str(session.log.path)),
         "log_tail": dg.MetadataValue.md(f"```\n{tail}\n```"),
     }
     if code is not None:
-        found["exit_code"] = dg.MetadataValue.int(code)
-    return found
+        metadata["exit_code"] = dg.MetadataValue.int(code)
+    return metadata
 
 
 def by_itself(tags: Mapping[str, str]) -> bool:
@@ -281,7 +281,7 @@ def identity(pid: int | None = None) -> str:
 
 
 def is_running(worker: str) -> bool | None:
-    """True if the process that `identity` described runs on this host; None if that cannot be told from here."""
+    """True if the process that `identity` described runs; None if it is on another host, or cannot be identified."""
     try:
         host, pid, started = worker.rsplit(":", 2)
     except ValueError:
@@ -292,7 +292,7 @@ def is_running(worker: str) -> bool | None:
 
 
 def parent_lives(parent: str) -> bool:
-    """True if the `recourse up` above us runs; true when there is none."""
+    """True if the `recourse up` that started this process still runs, or if none started it."""
     return not parent or is_running(parent) is not False
 
 

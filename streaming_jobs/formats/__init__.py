@@ -1,4 +1,4 @@
-"""How the bytes of a record become columns. Open `json.py` first."""
+"""Formats: decoding the bytes of a record into columns. Open `json.py` first."""
 
 from streaming_jobs.formats.json import REQUIRED_CONF, Json
 

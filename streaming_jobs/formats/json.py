@@ -63,7 +63,7 @@ _NEXT = "use boolean, integer, float, double, decimal, date, timestamp or plain 
 
 @dataclass(frozen=True)
 class Json:
-    """One JSON object a record, read by `schema`; `nullable=False` means required. Unknown fields are ignored.
+    """One JSON object per record, read by `schema`; `nullable=False` means required. Unknown fields are ignored.
 
     Raises UsageError for a type that JSON has no strict reading for, and for names that differ only in case.
     """
@@ -81,14 +81,14 @@ class Json:
 
         session = frame.sparkSession.conf
         for name, wanted in REQUIRED_CONF.items():
-            found = str(session.get(name))
-            if found != wanted:
-                raise UsageError(f"{name} is '{found}', JSON is decoded with '{wanted}'", f"set {name}={wanted}")
+            current = str(session.get(name))
+            if current != wanted:
+                raise UsageError(f"{name} is '{current}', JSON is decoded with '{wanted}'", f"set {name}={wanted}")
         return add_record(self.schema, frame, value)
 
     @property
     def reasons(self) -> frozenset[str]:
-        """Every reason that a refusal can have."""
+        """Every reason for which a record can be refused."""
         return REASONS
 
     def read(self, value: bytes | None) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Json:
         return read_record(self.schema, value)
 
     def diagnose(self, value: bytes | None) -> tuple[str, str]:
-        """Reason and detail of why these bytes are refused; never raises. Needs no Spark."""
+        """Reason and detail of the refusal of these bytes; never raises. Needs no Spark."""
         try:
             read_record(self.schema, value)
         except Refused as refused:

@@ -1,4 +1,4 @@
-"""The strict reading of one JSON record in plain Python: what it holds, or the exact words of why it is refused.
+"""The strict reading of one JSON record in plain Python: its fields, or the exact reason of its refusal.
 
 It gives the verdict that `json_columns` gives in Spark (a test compares both on thousands of records), so where
 Spark's parser has a rule of its own (length of a number, depth, precision of a time), this module has it too.
@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 END_MARK = "\x01"
-"""A field of this name is appended to a record, to see where it ends; records may carry it as null only."""
+"""Name of the field that is appended to a record, to detect where it ends; a record may have it only as null."""
 
 MAX_DEPTH = 200
 """Objects and arrays within each other; a deeper record is refused."""
@@ -101,8 +101,8 @@ class _Object(list[tuple[str, Any]]):
 def read_record(schema: StructType, value: bytes | None) -> dict[str, Any]:
     """The record in these bytes, every declared field included; raises Refused."""
     text = _text(value)
-    found = _parse(text)
-    fields = _fields(StructType([*schema.fields, StructField(END_MARK, BooleanType())]), found, "")
+    record = _parse(text)
+    fields = _fields(StructType([*schema.fields, StructField(END_MARK, BooleanType())]), record, "")
     if fields.pop(END_MARK) is not None:
         raise Refused("wrong_type", f"field '{_cut(END_MARK)}': the name is reserved")
     return fields
@@ -125,17 +125,17 @@ def _parse(text: str) -> _Object:
         raise Refused("malformed_json", f"objects and arrays are nested deeper than {MAX_DEPTH}")
     start = _end_of_space(text, 0)
     try:
-        found, end = _DECODER.raw_decode(text, start)
+        record, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         where = "the value ends too early" if error.pos >= len(text) else f"found {_shown(text[error.pos :])}"
         raise Refused("malformed_json", f"{error.msg} at character {error.pos}: {where}") from None
-    if not isinstance(found, _Object):
-        raise Refused("not_an_object", f"expected an object, found {_kind(found)}")
+    if not isinstance(record, _Object):
+        raise Refused("not_an_object", f"expected an object, found {_kind(record)}")
     rest = _end_of_space(text, end)
     if rest < len(text):
         raise Refused("trailing_data", f"the object ends at character {end}, then comes {_shown(text[rest:])}")
-    _check_strings(found)
-    return found
+    _check_strings(record)
+    return record
 
 
 def _depth(text: str) -> int:
@@ -149,9 +149,9 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _check_strings(found: Any) -> None:
+def _check_strings(record: Any) -> None:
     """Refuse what no UTF-8 text can hold: half of a surrogate pair, written as an escape."""
-    pending = [found]
+    pending = [record]
     while pending:
         item = pending.pop()
         if isinstance(item, _Object):
@@ -165,12 +165,12 @@ def _check_strings(found: Any) -> None:
             raise Refused("malformed_json", f"{_shown(item)} holds half of a surrogate pair")
 
 
-def _fields(kind: StructType, found: Any, path: str) -> dict[str, Any]:
-    if not isinstance(found, _Object):
-        _wrong(path, kind, found)
+def _fields(kind: StructType, written: Any, path: str) -> dict[str, Any]:
+    if not isinstance(written, _Object):
+        _wrong(path, kind, written)
     values: dict[str, Any] = {}
     declared = {field.name: field for field in kind.fields}
-    for name, value in found:
+    for name, value in written:
         if name in declared:
             field = declared[name]
             if name in values:
@@ -183,89 +183,89 @@ def _fields(kind: StructType, found: Any, path: str) -> dict[str, Any]:
 def _field(field: StructField, values: dict[str, Any], path: str) -> Any:
     value = values.get(field.name)
     if value is None and not field.nullable:
-        found = "null" if field.name in values else "no such field"
-        raise Refused("missing_field", f"field '{_cut(path)}': required, found {found}")
+        instead = "null" if field.name in values else "no such field"
+        raise Refused("missing_field", f"field '{_cut(path)}': required, found {instead}")
     return None if value is None else _value(field.dataType, value, path)
 
 
-def _value(kind: DataType, found: Any, path: str) -> Any:
-    """The value of a declared type; `found` is not null."""
+def _value(kind: DataType, written: Any, path: str) -> Any:
+    """The value of a declared type; `written` is not null."""
     if isinstance(kind, StructType):
-        return _fields(kind, found, f"{path}.")
+        return _fields(kind, written, f"{path}.")
     if isinstance(kind, ArrayType):
-        return _elements(kind, found, path)
-    if isinstance(kind, BooleanType) and isinstance(found, bool):
-        return found
-    if isinstance(found, _Number):
-        return _number(kind, found, path)
-    if isinstance(found, str):
+        return _elements(kind, written, path)
+    if isinstance(kind, BooleanType) and isinstance(written, bool):
+        return written
+    if isinstance(written, _Number):
+        return _number(kind, written, path)
+    if isinstance(written, str):
         if isinstance(kind, StringType):
-            return found
+            return written
         if isinstance(kind, DateType | TimestampType | TimestampNTZType):
-            return _time(kind, found, path)
-    return _wrong(path, kind, found)
+            return _time(kind, written, path)
+    return _wrong(path, kind, written)
 
 
-def _elements(kind: ArrayType, found: Any, path: str) -> list[Any]:
-    if isinstance(found, _Object) or not isinstance(found, list):
-        _wrong(path, kind, found)
+def _elements(kind: ArrayType, written: Any, path: str) -> list[Any]:
+    if isinstance(written, _Object) or not isinstance(written, list):
+        _wrong(path, kind, written)
     values = []
-    for index, item in enumerate(found):
+    for index, item in enumerate(written):
         if item is None and not kind.containsNull:
             raise Refused("missing_field", f"field '{_cut(path)}[{index}]': required, found null")
         values.append(None if item is None else _value(kind.elementType, item, f"{path}[{index}]"))
     return values
 
 
-def _number(kind: DataType, found: _Number, path: str) -> Any:
+def _number(kind: DataType, written: _Number, path: str) -> Any:
     bits = _INTEGERS.get(type(kind))
     if bits is not None:
-        if not found.lstrip("-").isdigit():
-            _wrong(path, kind, found)
-        whole = int(found)
-        return whole if -(1 << bits) <= whole < 1 << bits else _overflow(path, kind, found)
+        if not written.lstrip("-").isdigit():
+            _wrong(path, kind, written)
+        whole = int(written)
+        return whole if -(1 << bits) <= whole < 1 << bits else _overflow(path, kind, written)
     if isinstance(kind, DoubleType | FloatType):
-        number = float(found)
+        number = float(written)
         try:
             number = struct.unpack("<f", struct.pack("<f", number))[0] if isinstance(kind, FloatType) else number
         except OverflowError:
-            _overflow(path, kind, found)
-        return _overflow(path, kind, found) if math.isinf(number) else number
+            _overflow(path, kind, written)
+        return _overflow(path, kind, written) if math.isinf(number) else number
     if isinstance(kind, DecimalType):
-        return _decimal(kind, found, path)
-    return _wrong(path, kind, found)
+        return _decimal(kind, written, path)
+    return _wrong(path, kind, written)
 
 
-def _decimal(kind: DecimalType, found: _Number, path: str) -> Decimal:
+def _decimal(kind: DecimalType, number: _Number, path: str) -> Decimal:
     """Digits that the type holds exactly; an exponent is refused, because Spark reads it as a double."""
-    if not re.fullmatch(PLAIN_NUMBER, found):
-        _wrong(path, kind, found)
-    whole, _, fraction = found.lstrip("-").partition(".")
+    if not re.fullmatch(PLAIN_NUMBER, number):
+        _wrong(path, kind, number)
+    whole, _, fraction = number.lstrip("-").partition(".")
     written = len(fraction) if fraction else 0
     fraction = fraction.rstrip("0")
     digits = len((whole + fraction.ljust(written, "0")).lstrip("0"))
     too_long = digits > 38 or written > 38
     if too_long or len(fraction) > kind.scale or len(whole.lstrip("0")) > kind.precision - kind.scale:
-        _overflow(path, kind, found)
-    return Decimal(found)
+        _overflow(path, kind, number)
+    return Decimal(number)
 
 
-def _time(kind: DataType, found: str, path: str) -> date | datetime:
-    if not re.fullmatch(_TIMES[type(kind)], found):
-        _wrong(path, kind, found)
+def _time(kind: DataType, text: str, path: str) -> date | datetime:
+    if not re.fullmatch(_TIMES[type(kind)], text):
+        _wrong(path, kind, text)
     try:
-        return date.fromisoformat(found) if isinstance(kind, DateType) else _timestamp(kind, found)
+        return date.fromisoformat(text) if isinstance(kind, DateType) else _timestamp(kind, text)
     except (ValueError, OverflowError):
-        _wrong(path, kind, found)
+        _wrong(path, kind, text)
 
 
-def _timestamp(kind: DataType, found: str) -> datetime:
+def _timestamp(kind: DataType, text: str) -> datetime:
     """The time, in UTC for a TIMESTAMP; raises ValueError or OverflowError."""
-    clock, sign, offset = found, "", ""
-    if found.endswith("Z"):
-        clock = found[:-1]
-    elif found[-6] in "+-":
-        clock, sign, offset = found[:-6], found[-6], found[-5:]
+    clock, sign, offset = text, "", ""
+    if text.endswith("Z"):
+        clock = text[:-1]
+    elif text[-6] in "+-":
+        clock, sign, offset = text[:-6], text[-6], text[-5:]
     clock, _, fraction = clock.partition(".")
     local = datetime.fromisoformat(clock).replace(microsecond=int(fraction[:6].ljust(6, "0")))
     if isinstance(kind, TimestampNTZType):
@@ -277,44 +277,44 @@ def _timestamp(kind: DataType, found: str) -> datetime:
     return (local + distance if sign == "-" else local - distance).replace(tzinfo=UTC)
 
 
-def _check_shape(kind: DataType, found: Any, path: str) -> None:
-    """What Spark's parser checks of a field that a later one of the same name replaces."""
-    if found is None or isinstance(kind, StringType | DateType | TimestampType | TimestampNTZType | DecimalType):
+def _check_shape(kind: DataType, written: Any, path: str) -> None:
+    """Check the shape of a field that a later one of the same name replaces, as Spark's parser does."""
+    if written is None or isinstance(kind, StringType | DateType | TimestampType | TimestampNTZType | DecimalType):
         return
-    if isinstance(kind, StructType) and isinstance(found, _Object):
+    if isinstance(kind, StructType) and isinstance(written, _Object):
         declared = {field.name: field.dataType for field in kind.fields}
-        for name, value in found:
+        for name, value in written:
             if name in declared:
                 _check_shape(declared[name], value, f"{path}.{name}")
-    elif isinstance(kind, ArrayType) and isinstance(found, list) and not isinstance(found, _Object):
-        for index, item in enumerate(found):
+    elif isinstance(kind, ArrayType) and isinstance(written, list) and not isinstance(written, _Object):
+        for index, item in enumerate(written):
             _check_shape(kind.elementType, item, f"{path}[{index}]")
-    elif isinstance(kind, DoubleType | FloatType) and isinstance(found, _Number):
+    elif isinstance(kind, DoubleType | FloatType) and isinstance(written, _Number):
         return
     else:
-        _value(ShortType() if isinstance(kind, ByteType) else kind, found, path)
+        _value(ShortType() if isinstance(kind, ByteType) else kind, written, path)
 
 
-def _wrong(path: str, kind: DataType, found: Any) -> NoReturn:
+def _wrong(path: str, kind: DataType, written: Any) -> NoReturn:
     wanted = "object" if isinstance(kind, StructType) else kind.simpleString()
-    raise Refused("wrong_type", f"field '{_cut(path.rstrip('.'))}': expected {_cut(wanted)}, found {_kind(found)}")
+    raise Refused("wrong_type", f"field '{_cut(path.rstrip('.'))}': expected {_cut(wanted)}, found {_kind(written)}")
 
 
-def _overflow(path: str, kind: DataType, found: _Number) -> NoReturn:
-    detail = f"field '{_cut(path)}': {_shown(found)} does not fit {kind.simpleString()}"
+def _overflow(path: str, kind: DataType, written: _Number) -> NoReturn:
+    detail = f"field '{_cut(path)}': {_shown(written)} does not fit {kind.simpleString()}"
     raise Refused("wrong_type", detail)
 
 
-def _kind(found: Any) -> str:
-    if found is None:
+def _kind(written: Any) -> str:
+    if written is None:
         return "null"
-    if isinstance(found, bool):
+    if isinstance(written, bool):
         return "a boolean"
-    if isinstance(found, _Number):
-        return f"the number {_shown(found)}"
-    if isinstance(found, str):
-        return f"the string {_shown(found)}"
-    return "an object" if isinstance(found, _Object) else "an array"
+    if isinstance(written, _Number):
+        return f"the number {_shown(written)}"
+    if isinstance(written, str):
+        return f"the string {_shown(written)}"
+    return "an object" if isinstance(written, _Object) else "an array"
 
 
 def _shown(text: str) -> str:

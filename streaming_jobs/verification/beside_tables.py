@@ -1,10 +1,10 @@
-"""What lies beside the tables and says what their logs no longer say: the ledger's file, and the stream's record.
+"""The state beside the tables that outlasts their logs: the ledger file, the stream's record, the plans' outputs.
 
     <state>/<stream>/ledger/2026-11-21.jsonl[.gz]   a line per batch, kept for days
     <state>/<stream>/stream.json                    generations and where each began, topics, what was skipped
-    <state>/<stream>/outputs.json                   what the plans of the stream's code make of a record
+    <state>/<stream>/outputs.json                   which rows the plans of the stream's code make of a record
 
-Read here once more from the files, as the logs are (`log.py`).
+The verifier has its own reader of these files, as it has one of the logs (`delta_log.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streaming_jobs.verification.delta_log import Entry, Range, code_of, numbers
 from streaming_jobs.verification.offset_ranges import Span
 
 ACCEPTED = "a change of somebody else was accepted"
-"""Why the rows of a table need not be those of the records."""
+"""The reason why the rows of a table may differ from those of the records."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,24 @@ class Life:
 
 @dataclass(frozen=True)
 class Output:
-    """What a plan makes of a record in one table: its nodes, and the columns that hold the record's place, if any."""
+    """The output of a plan for one table: the plan's nodes, and the columns that hold the record's place, if any."""
 
     nodes: tuple[str, ...]
     position: tuple[str, str] | None
 
     @property
     def one_row(self) -> bool:
-        """Every record makes exactly one row."""
+        """True if every record makes exactly one row."""
         return set(self.nodes) <= _ROW_BY_ROW
 
     @property
     def one_row_at_most(self) -> bool:
-        """No record makes two rows."""
+        """True if no record makes two rows."""
         return set(self.nodes) <= _ROW_BY_ROW | _FEWER
 
     @property
     def stateful(self) -> bool:
-        """Rows depend on more than their own record."""
+        """True if rows depend on more than their own record."""
         return not self.one_row_at_most or bool(set(self.nodes) & _DEDUPLICATES)
 
 
@@ -69,7 +69,7 @@ _FEWER = {"Filter"} | _DEDUPLICATES
 
 @dataclass(frozen=True)
 class Beside:
-    """All of it for one stream. `topics` has by name the id and where the first start began."""
+    """The state beside one stream's tables. `topics` has by name the id and the offsets where the first start began."""
 
     lives: tuple[Life, ...]
     topics: Mapping[str, tuple[str, Mapping[int, int]]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Beside:
 
     @classmethod
     def read(cls, state: Path, stream: str) -> Beside | None:
-        """What the stream's state folder says; None when the stream has none.
+        """Read the stream's state folder; None when the stream has none.
 
         Raises ValueError when its record cannot be read.
         """
@@ -134,7 +134,7 @@ def _accepted(values: list[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
 
 
 def outputs_of(state: Path, stream: str) -> dict[str, dict[str, Output]]:
-    """By code and table what the stream's plans make of a record."""
+    """By code and table the outputs of the stream's plans."""
     try:
         value = json.loads((state / stream / "outputs.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def outputs_of(state: Path, stream: str) -> dict[str, dict[str, Output]]:
 
 
 def _lines(folder: Path, stream: str) -> Iterator[tuple[tuple[int, int], Entry]]:
-    """Every whole line, oldest first; one that a crash cut off says nothing."""
+    """Every complete line, oldest first; a line that a crash cut off is left out."""
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
         for text in _content(path).split(b"\n"):
             try:
@@ -161,7 +161,7 @@ def _lines(folder: Path, stream: str) -> Iterator[tuple[tuple[int, int], Entry]]
 
 
 def _content(path: Path) -> bytes:
-    """The file of a day, which a driver at work may just have packed."""
+    """The content of a day's file, which a running driver may have compressed since it was listed."""
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""What of a declared table can be compared, from its declaration, the entries and the records: table by table.
+"""The comparisons of a declared table with its declaration, its entries and the records, table by table.
 
 | comparison | of | says |
 |---|---|---|
-| row counts   | tables that rows are appended to | there are as many rows as the entries say were written |
-| records      | plans of one row a record        | every record is one row or a dead letter, by its place, or counted |
+| row counts   | append tables                    | there are as many rows as the entries say were written |
+| records      | plans of one row per record      | every record is one row or a dead letter, by its place, or counted |
 | keys         | upserts                          | no key twice, none that is null |
 | dead letters | every stream                     | each refused record once, with its format's own reason |
 
@@ -34,7 +34,7 @@ _UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
 
 
 def compare_tables(judged: Judged) -> tuple[list[Comparison], list[Span], list[Span], int]:
-    """Every comparison of every table, the offsets found lost and doubled, and the rows of the primary table."""
+    """Every comparison of every table, the offsets lost and doubled, and the number of rows of the primary table."""
     sizes = {}
     for table in judged.subject.tables:
         try:
@@ -81,7 +81,7 @@ def _made(judged: Judged, table: str) -> Made:
 
 
 def _foreign(judged: Judged, table: Table) -> None:
-    """Commits that are not the stream's own, on the tables that the chain of batches does not look at."""
+    """Report foreign commits on the tables that the chain of batches does not cover."""
     if table.name == judged.subject.table:
         return
     accepted = judged.beside.accepted.get(table.name, frozenset()) if judged.beside is not None else frozenset()
@@ -113,14 +113,14 @@ def _counts(judged: Judged, table: Table, rows: int) -> None:
 def _keys(judged: Judged, table: Table, rows: pa.Table) -> None:
     keys = list(table.keys)
     nulls = {key: count for key in keys if (count := rows[key].null_count)}
-    told = [f"{counted(count, 'row', 'has', 'have')} a null in key column {key}" for key, count in nulls.items()]
+    faults = [f"{counted(count, 'row', 'has', 'have')} a null in key column {key}" for key, count in nulls.items()]
     groups = rows.select(keys).group_by(keys).aggregate([([], "count_all")])
     twice = groups.filter(pc.field("count_all") > 1)
     if twice.num_rows:
         first = ", ".join(str(value) for value in twice.select(keys).slice(0, 1).to_pylist()[0].values())
-        told.append(f"{counted(twice.num_rows, 'key', 'is', 'are')} in more than one row, first {first}")
-    if told:
-        judged.tell(table.name, "keys", "wrong", "; ".join(told))
+        faults.append(f"{counted(twice.num_rows, 'key', 'is', 'are')} in more than one row, first {first}")
+    if faults:
+        judged.tell(table.name, "keys", "wrong", "; ".join(faults))
     else:
         judged.tell(table.name, "keys", "ok", f"{rows.num_rows:,} keys, none twice and none null")
 
@@ -140,8 +140,8 @@ def _letters(judged: Judged, table: Table, rows: pa.Table) -> None:
             records = held(judged.topics[topic])
             covered[topic] = records[within(records, [s for s in read if s.topic == topic])]
     others = judged.coverage.others(code) if code else ""
-    found, places = compare_letters(table.name, rows, covered, judged.refusals, others)
-    judged.found += found
+    comparisons, places = compare_letters(table.name, rows, covered, judged.refusals, others)
+    judged.found += comparisons
     for topic, (missing, twice) in places.items():
         judged.lost += unpacked(topic, missing.tolist())
         judged.doubled += unpacked(topic, twice.tolist())

@@ -1,4 +1,4 @@
-"""What a stream's formats refuse, record by record, and the comparison of that with the table of dead letters."""
+"""The records that a stream's formats refuse, and their comparison with the table of dead letters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from streaming_jobs.verification.topic import RawRecord
 
 TOMBSTONE = "tombstone"
 OF_ROWS = frozenset({"null_key", "not_utf8", "time_out_of_range", "partition_value"})
-"""Reasons of output rows, of which a record may have several; the others are of records, once each."""
+"""Reasons for refused output rows, of which a record may have several; other reasons are for records, once each."""
 _IN_WORDS = {"event_time_ahead": "for an event time that is too far ahead"}
-"""Reasons of records that no format gives."""
+"""Reasons for refused records that no format gives."""
 _SHOWN = 5
 
 
@@ -28,8 +28,8 @@ class Refusals:
     """By topic and place the reason why a format refuses a record; `take` is called with every record.
 
     `readers` has by topic what reads a record's value in plain Python and raises an error with a `reason`; None for a
-    format that only Spark can read. Topics in `keeps` hand a null value to the stream. `code` is the code that declares
-    these formats; of what other code has read they say nothing. Empty: nobody knows, and they are asked of everything.
+    format that only Spark can read. Topics in `keeps` pass a null value to the stream. `code` is the code that declares
+    these formats: they do not decide on records that other code has read. Empty: they decide on all records.
     """
 
     readers: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Refusals:
             self.found.setdefault(record.topic, {})[place] = reason
 
     def reason(self, record: RawRecord) -> str | None:
-        """Why the record is refused; None where it is not."""
+        """The reason why the record is refused; None where it is not."""
         if record.value is None:
             return None if record.topic in self.keeps else TOMBSTONE
         read = self.readers.get(record.topic)
@@ -58,10 +58,10 @@ def compare_letters(
 ) -> tuple[list[Comparison], dict[str, tuple[Packed, Packed]]]:
     """Compare dead letters with what the formats refuse among the covered records that the topics still hold.
 
-    `covered` are those that were read with these formats; `others` names the batches that were not, in words.
+    `covered` are the records that were read with these formats; `others` names the other batches, in words.
     Also returns by topic the places of records that are missing, and of those that are there twice.
     """
-    told: list[str] = []
+    faults: list[str] = []
     places: dict[str, tuple[Packed, Packed]] = {}
     compared = 0
     again: Counter[str] = Counter()
@@ -76,32 +76,32 @@ def compare_letters(
         missing = np.array(sorted(due.keys() - here.keys()), dtype=np.int64)
         twice = unique[counts > 1]
         places[topic] = (missing, twice)
-        told += _told(topic, missing, "refused by the format and not among the dead letters")
-        told += _told(topic, twice, "among the dead letters more than once")
+        faults += _listed(topic, missing, "refused by the format and not among the dead letters")
+        faults += _listed(topic, twice, "among the dead letters more than once")
         other = [place for place, why in here.items() if place in due and why != due[place]]
-        told += [f"{_named(topic, [p])} has the reason {here[p]}, not {due[p]}" for p in other[:_SHOWN]]
+        faults += [f"{_named(topic, [p])} has the reason {here[p]}, not {due[p]}" for p in other[:_SHOWN]]
         more = {place: why for place, why in here.items() if place not in due}
         good = [p for p, why in more.items() if why in refusals.reasons and topic not in unread]
-        told += _told(topic, good, "among the dead letters, and the format refuses nothing about that")
+        faults += _listed(topic, good, "among the dead letters, and the format refuses nothing about that")
         compared += len(due)
         again.update(why for why in more.values() if why not in refusals.reasons)
     notes = f"; not compared: {others}" if others else ""
-    if told:
-        return [Comparison(table, "dead letters", "wrong", "; ".join(told) + notes)], places
+    if faults:
+        return [Comparison(table, "dead letters", "wrong", "; ".join(faults) + notes)], places
     if others and not any(len(known) for known in covered.values()):
         return [Comparison(table, "dead letters", "not compared", f"all is of {others}")], places
     text = f"{counted(compared, 'refused record', 'is', 'are')} there, each once, with the reason that its format gives"
     if again:
         text += f"; {', '.join(_in_words(again))}: not computed again"
-    found = [Comparison(table, "dead letters", "ok", text + notes)]
+    comparisons = [Comparison(table, "dead letters", "ok", text + notes)]
     if unread:
         why = f"the format of {', '.join(unread)} has no method `read`: only Spark can say what it refuses"
-        found = [Comparison(table, "dead letters", "not compared", why)]
-    return found, places
+        comparisons = [Comparison(table, "dead letters", "not compared", why)]
+    return comparisons, places
 
 
 def _in_words(reasons: Counter[str]) -> Iterator[str]:
-    """Dead letters that no format gives, by what they are."""
+    """Numbers of dead letters with a reason that no format gives, by kind, in words."""
     rows = sum(count for why, count in reasons.items() if why in OF_ROWS)
     if rows:
         yield f"{counted(rows, 'record')} of refused output rows (a null key, for one)"
@@ -115,7 +115,7 @@ def _in(place: int, known: Packed) -> bool:
     return at < len(known) and int(known[at]) == place
 
 
-def _told(topic: str, places: Sequence[int] | Packed, what: str) -> list[str]:
+def _listed(topic: str, places: Sequence[int] | Packed, what: str) -> list[str]:
     return [f"{counted(len(places), 'record', 'is', 'are')} {what}: {_named(topic, places)}"] if len(places) else []
 
 

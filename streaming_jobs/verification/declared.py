@@ -1,4 +1,4 @@
-"""From a stream's declaration to what is judged of it."""
+"""Subject and refusals of a verification, from a stream's declaration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def subject_of(stream: Stream) -> Subject:
 
 
 def refusals_of(stream: Stream, code: str = "") -> Refusals:
-    """What the stream's formats refuse, to be asked of every record; `code` is what they are declared by."""
+    """The refusals of the stream's formats, empty until records are taken; `code` is the code that declares them."""
     topics = stream.sources.values()
     return Refusals(
         readers={topic.name: _reader(topic.value) for topic in topics},
@@ -36,7 +36,7 @@ def refusals_of(stream: Stream, code: str = "") -> Refusals:
 
 
 def _reader(value: Any) -> Callable[[bytes], str | None] | None:
-    """Gives the reason why a format refuses a value; None for a format that only Spark can read."""
+    """A function that gives the reason why a format refuses a value; None for a format that only Spark can read."""
     if not hasattr(value, "read"):
         return None
 

@@ -1,7 +1,7 @@
-"""A table's commits as its log tells them: the JSON files of Delta's protocol, and the ledger entry in `userMetadata`.
+"""A table's commits, read from its log: the JSON files of Delta's protocol, and the ledger entry in `userMetadata`.
 
-What the actions mean is read here once more, on purpose: the code that writes entries has its own reader, and a proof
-that used it would believe what it is to prove. Only the splitting of a commit file into actions is shared.
+The actions are interpreted here a second time, on purpose: a proof that used the reader of the code that writes the
+entries would assume what it has to prove. Only the splitting of a commit file into actions is shared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DIGITS = 20
 
 @dataclass(frozen=True)
 class Range:
-    """What a batch read of one topic: by partition the first offset and the one after the last."""
+    """The offsets of one topic that a batch read: by partition the first offset and the one after the last."""
 
     topic: str
     topic_id: str
@@ -29,7 +29,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Entry:
-    """The ledger entry of one commit; `code` is empty for a batch of two codes, with a kill between them."""
+    """The ledger entry of one commit; `code` is empty for a batch that two versions of the code wrote."""
 
     kind: str
     stream: str
@@ -62,7 +62,7 @@ def versions(table: Path) -> list[int]:
 
 
 def commit_file(table: Path, version: int) -> Path:
-    """Where the log keeps a version's commit."""
+    """The file of a version's commit in the log."""
     return table / "_delta_log" / f"{version:0{_DIGITS}d}.json"
 
 
@@ -109,10 +109,10 @@ def _entry(text: Any) -> Entry | None:
 
 
 def code_of(code: str, note: Any) -> str:
-    """The code that an entry names; none for a batch of which one table was written by other code than another."""
+    """The code that an entry names; empty for a mixed batch, whose tables were written by different code."""
     return "" if str(note or "").startswith("mixed batch") else code
 
 
 def numbers(offsets: Mapping[str, Any]) -> dict[int, int]:
-    """Offsets by partition, whose numbers JSON can only hold as text."""
+    """Offsets by partition; in JSON the partition numbers are text."""
     return {int(partition): int(offset) for partition, offset in offsets.items()}

@@ -1,4 +1,4 @@
-"""One stream as far as it is judged, which every comparison of its tables begins with."""
+"""The state of one stream's verification, shared by all comparisons of its tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streaming_jobs.verification.topic import TopicContent
 
 @dataclass
 class Judged:
-    """One stream as far as it is judged: its coverage, its position, and the version of its primary table."""
+    """The state of one stream's verification: coverage, position, the version of the primary table, and outcomes."""
 
     subject: Subject
     tables: Path
@@ -32,11 +32,11 @@ class Judged:
     doubled: list[Span] = field(default_factory=list)
 
     def tell(self, table: str, what: str, verdict: Outcome, text: str) -> None:
-        """Keep one outcome."""
+        """Add one outcome."""
         self.found.append(Comparison(table, what, verdict, text))
 
     def accepted(self, table: str) -> bool:
-        """True if somebody else has changed the rows of that table, and that was accepted."""
+        """True if a foreign commit has changed the rows of that table, and was accepted."""
         return self.beside is not None and self.beside.changed(table)
 
     def version_of(self, table: str) -> int | None:

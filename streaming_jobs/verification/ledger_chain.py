@@ -1,8 +1,8 @@
-"""One stream's entries on its primary table, folded in the order of the table's versions.
+"""The chain of one stream's ledger entries on its primary table, checked in the order of the table's versions.
 
-The rules that an entry has to keep: it names its own stream and table; it carries the table's transaction with the
-version that its generation and batch make; generations never fall, batches rise by one; each topic and partition goes
-on exactly where the batch before ended. A commit that changes rows and is no batch of the stream is a fault.
+The rules for an entry: it names its own stream and table; it carries the table's transaction with the version that
+belongs to its generation and batch; generations never decrease, batches increase by one; each topic and partition
+continues exactly where the batch before ended. A commit that changes rows and is no batch of the stream is a fault.
 
 The chain begins anew at the publish of a recovery: its rows were written elsewhere, so offsets up to there are trusted,
 not verified. A publish that changes no rows skipped forward: the offsets between are neither lost nor read.
@@ -22,7 +22,7 @@ Kind = Literal["entry", "order", "chain", "rows", "foreign", "unreadable", "offs
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is not as it has to be; `version` is the table's, None for the table as a whole."""
+    """One violation of a rule; `version` is the table's, None for the table as a whole."""
 
     table: str
     version: int | None
@@ -36,7 +36,7 @@ class Fault:
 
 @dataclass
 class Chain:
-    """What the entries seen so far cover; `take` them in the order of the versions."""
+    """The offsets that the entries so far cover; call `take` in the order of the versions."""
 
     stream: str
     table: str
@@ -51,7 +51,7 @@ class Chain:
     """True if the log no longer has the table's first versions."""
 
     def take(self, commit: Commit) -> list[Fault]:
-        """Fold one commit in and say what is wrong with it."""
+        """Add one commit and return its faults."""
         return [Fault(self.table, commit.version, kind, text) for kind, text in self._taken(commit)]
 
     def _taken(self, commit: Commit) -> Iterator[tuple[Kind, str]]:
@@ -89,10 +89,10 @@ class Chain:
         for read in entry.ranges:
             for partition, end in read.end.items():
                 place, begin = (read.topic, partition), read.start.get(partition, 0)
-                # What was there before the first entry of a log that is cut is believed from the topic's beginning on.
+                # Offsets before the first entry of a cut log are trusted from the topic's beginning on.
                 whole = Span(read.topic, partition, 0 if self.cut else seen.get(place, begin), end)
                 if rebuilt:
-                    # What was skipped after `begin` has been read now.
+                    # Offsets skipped after `begin` have been read by this recovery.
                     skipped = [s for s in skipped if (s.topic, s.partition) != place or s.end <= begin]
                     believed += without(whole, [s for s in skipped if (s.topic, s.partition) == place])
                 elif self.last is not None and ends.get(place, 0) < end:
@@ -103,9 +103,9 @@ class Chain:
 
     def _placed(self, commit: Commit, entry: Entry) -> Iterator[tuple[Kind, str]]:
         due = entry.generation << 32 | (entry.batch + 1)
-        found = commit.txns.get(f"recourse:{self.stream}:{self.table}")
-        if found != due:
-            yield "entry", f"{entry} carries the transaction {found}, not {due}"
+        actual = commit.txns.get(f"recourse:{self.stream}:{self.table}")
+        if actual != due:
+            yield "entry", f"{entry} carries the transaction {actual}, not {due}"
         if self.last is None:
             return
         before, now = (self.last.generation, self.last.batch), (entry.generation, entry.batch)

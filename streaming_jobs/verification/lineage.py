@@ -1,9 +1,9 @@
-"""Which batches made the rows that a table holds now, over all recoveries, and which offsets they cover.
+"""The batches that made a table's present rows, over all recoveries, and the offsets that they cover.
 
-A recovery opens a generation that goes on after a batch of an older one. So the rows come from a path: the batches of
-the current generation, before them those of the one it came from, up to the batch it came from, and so on. What was
-left behind is not on the path. Each batch on it is known from the table's log, or from the ledger's file where the log
-no longer reaches; where neither has it, the offsets up to the next one that is known are *unproved*.
+A recovery opens a generation that continues after a batch of an older one. So the rows come from a path: the batches of
+the current generation, before them those of the generation it continues, up to that batch, and so on. Batches that a
+recovery discarded are not on the path. Each batch on it is known from the table's log, or from the ledger file where
+the log is shorter; where neither has it, the offsets up to the next known batch are *unproved*.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SHOWN = 5
 
 @dataclass
 class Coverage:
-    """What the entries say of the offsets of all topics.
+    """The offsets of all topics according to the entries.
 
-    `proved` are the ranges of entries, `unproved` those of batches that no entry is left of, `skipped` were left out by
-    a recovery, and before `begins` the stream never read. `faults` say where entries contradict each other.
+    `proved` are the ranges of entries, `unproved` those of batches whose entry is gone, `skipped` were left out by a
+    recovery, and offsets before `begins` were never read. `faults` say where entries contradict each other.
     """
 
     begins: dict[Place, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Coverage:
 
     @property
     def spans(self) -> list[Span]:
-        """Everything that the rows were made from."""
+        """All ranges that the rows were made from."""
         return [*self.proved, *self.unproved]
 
     @property
@@ -55,11 +55,11 @@ class Coverage:
 
     @property
     def late(self) -> int:
-        """Records that were dropped behind the watermark, as far as entries are there to say so."""
+        """Number of records dropped behind the watermark, according to the entries that are left."""
         return sum(entry.rows.get("late", 0) for entry in self.entries)
 
     def read_by(self, code: str) -> list[Span]:
-        """What was read by this code, as far as entries are there to say so."""
+        """The ranges that this code has read, according to the entries that are left."""
         return [
             Span(read.topic, partition, read.start.get(partition, 0), end)
             for entry in self.entries
@@ -73,28 +73,28 @@ class Coverage:
         """The batches of other code in words, and those whose entry is gone; empty where there are none."""
         numbers = sorted((entry.generation, entry.batch) for entry in self.entries if entry.code != code)
         which = "batch" if len(numbers) == 1 else "batches"
-        told = [f"{which} {_in_words(numbers)} of other code"] if numbers else []
+        parts = [f"{which} {_in_words(numbers)} of other code"] if numbers else []
         if self.missing or not self.entries:
-            told.append("batches whose entry is gone")
-        return " and ".join(told)
+            parts.append("batches whose entry is gone")
+        return " and ".join(parts)
 
 
 def path(beside: Beside, at: Batch) -> list[tuple[Life, int, int]]:
     """(generation, first batch, last batch) of the rows at a position, oldest first; none for an unknown generation."""
-    found: list[tuple[Life, int, int]] = []
+    steps: list[tuple[Life, int, int]] = []
     number: int | None = at[0]
     last = at[1]
     while number is not None and (life := beside.life(number)) is not None:
-        found.append((life, life.first_batch, last))
+        steps.append((life, life.first_batch, last))
         number, last = life.from_generation, life.from_batch
-    return found[::-1]
+    return steps[::-1]
 
 
 def coverage(beside: Beside, logged: Mapping[Batch, Entry], at: Batch, published: Entry | None = None) -> Coverage:
     """The coverage of a table at a position.
 
-    `logged` are the batches that its log still has; where the ledger's file names other offsets, that is a fault.
-    `published` is the entry of the newest recovery: its end counts where the batch that it names is not known.
+    `logged` are the batches that its log still has; other offsets in the ledger file are a fault. `published` is the
+    entry of the newest recovery: its end is used where the batch that it names is not known.
     """
     steps = path(beside, at)
     on_path = {life.number for life, _, _ in steps}
@@ -102,20 +102,20 @@ def coverage(beside: Beside, logged: Mapping[Batch, Entry], at: Batch, published
     before: Batch | None = None
     for life, first, last in steps:
         if before is not None and life.reason.startswith("skip ") and (before[0], before[1] + 1) in logged:
-            # The tables had one batch more than the checkpoint knew of; whoever skips ahead leaves its rows.
+            # The tables had one batch more than the checkpoint recorded; a recovery that skips ahead keeps its rows.
             walk.join(logged[before[0], before[1] + 1])
         walk.generation(life.number, first, last)
         before = (life.number, last)
     walk.end(published)
-    return walk.found
+    return walk.result
 
 
 class _Walk:
-    """Lays one entry after the other; `_broken` while entries are missing since the last one that is known."""
+    """Adds entry after entry to `result`; `_broken` while entries are missing since the last known one."""
 
     def __init__(self, beside: Beside, logged: Mapping[Batch, Entry], holes: list[Span]) -> None:
         begins = beside.begins
-        self.found = Coverage(begins=begins, skipped=holes)
+        self.result = Coverage(begins=begins, skipped=holes)
         self._beside, self._logged, self._ends, self._broken = beside, logged, dict(begins), False
 
     def generation(self, number: int, first: int, last: int) -> None:
@@ -129,49 +129,49 @@ class _Walk:
         self._miss(last + 1 - due)
 
     def join(self, entry: Entry) -> None:
-        """One entry: what lies between it and the one before belongs to missing ones, or is covered by none."""
+        """Add one entry; after missing entries, the offsets up to its start are unproved."""
         for read in entry.ranges:
             for partition, end in sorted(read.end.items()):
                 start = read.start.get(partition, 0)
                 if self._broken:
                     self._believe(read.topic, partition, start)
                 if end >= start:
-                    self.found.proved.append(Span(read.topic, partition, start, end))
+                    self.result.proved.append(Span(read.topic, partition, start, end))
                 self._ends[read.topic, partition] = end
-        self.found.entries.append(entry)
+        self.result.entries.append(entry)
         self._broken = False
 
     def end(self, published: Entry | None) -> None:
-        """Nothing comes any more; raises no error where the newest batch is not known, which is a fault."""
+        """End the path: if the newest batch is not known, use the end of `published`, or note a fault."""
         if self._broken and published is not None:
             for read in published.ranges:
                 for partition, end in sorted(read.end.items()):
                     self._believe(read.topic, partition, end)
         elif self._broken:
-            self.found.faults.append("its newest batch is neither in its log nor in the ledger's file")
+            self.result.faults.append("its newest batch is neither in its log nor in the ledger's file")
 
     def _miss(self, batches: int) -> None:
         if batches > 0:
-            self.found.missing += batches
+            self.result.missing += batches
             self._broken = True
 
     def _believe(self, topic: str, partition: int, end: int) -> None:
         due = self._ends.get((topic, partition), 0)
         if end > due:
-            holes = [hole for hole in self.found.skipped if (hole.topic, hole.partition) == (topic, partition)]
-            self.found.unproved += without(Span(topic, partition, due, end), holes)
+            holes = [hole for hole in self.result.skipped if (hole.topic, hole.partition) == (topic, partition)]
+            self.result.unproved += without(Span(topic, partition, due, end), holes)
 
     def _entry(self, batch: Batch) -> Entry:
         entry, line = self._logged.get(batch), self._beside.lines.get(batch)
         if entry is not None and line is not None and _offsets(entry) != _offsets(line):
-            self.found.faults.append(f"{entry} has other offsets in the ledger's file than in the table's log")
-        found = entry if entry is not None else line
-        assert found is not None
-        return found
+            self.result.faults.append(f"{entry} has other offsets in the ledger's file than in the table's log")
+        known = entry if entry is not None else line
+        assert known is not None
+        return known
 
 
 def _in_words(batches: list[Batch]) -> str:
-    """Batches in order, those that follow each other as one; the generation is named where it is not the only one."""
+    """Batches in order, consecutive ones as a range; the generation is named where there are several."""
     runs: list[tuple[Batch, int]] = []
     for generation, batch in batches:
         if runs and (generation, batch) == (runs[-1][0][0], runs[-1][1] + 1):
@@ -179,11 +179,11 @@ def _in_words(batches: list[Batch]) -> str:
         else:
             runs.append(((generation, batch), batch))
     several = len({generation for generation, _ in batches}) > 1
-    told = [
+    ranges = [
         (f"g{generation:04d} " if several else "") + (f"{first}" if first == last else f"{first} to {last}")
         for (generation, first), last in runs
     ]
-    return ", ".join(told[:_SHOWN]) + (f" and {len(told) - _SHOWN:,} more ranges" if len(told) > _SHOWN else "")
+    return ", ".join(ranges[:_SHOWN]) + (f" and {len(ranges) - _SHOWN:,} more ranges" if len(ranges) > _SHOWN else "")
 
 
 def _offsets(entry: Entry) -> dict[str, tuple[dict[int, int], dict[int, int]]]:

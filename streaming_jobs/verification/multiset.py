@@ -1,4 +1,4 @@
-"""Comparing two sets of rows in which a row may be there several times; order does not matter."""
+"""Comparison of two multisets of rows: a row may occur several times, and order does not matter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXT = 120
 
 @dataclass(frozen=True)
 class Difference:
-    """Rows of one side that the other has not, by how often: `missing` are not found, `extra` are not expected."""
+    """Rows that only one side has, with their number: `missing` are expected and not there, `extra` not expected."""
 
     columns: tuple[str, ...]
     missing: Mapping[Row, int]
@@ -31,36 +31,36 @@ class Difference:
 
     @property
     def rows(self) -> int:
-        """How many rows differ: a missing one and one that is not expected may be the same row, changed."""
+        """Number of rows that differ: a missing row and one that is not expected may be the same row, changed."""
         return max(sum(self.missing.values()), sum(self.extra.values()))
 
     def words(self, keys: Sequence[str] = ()) -> list[str]:
-        """What differs, the first rows named; rows that agree in `keys` by the columns in which they do not."""
+        """The differences in words, with the first rows; for rows of the same `keys`, the columns that differ."""
         missing, extra = Counter(self.missing), Counter(self.extra)
-        told = []
+        texts = []
         if keys:
-            told = self._changed(missing, extra, [self.columns.index(key) for key in keys])
+            texts = self._changed(missing, extra, [self.columns.index(key) for key in keys])
         for rows, what in ((missing, "rows missing"), (extra, "rows not expected")):
             if rows:
                 first = " | ".join(self._shown(row) for row in sorted(rows, key=_sortable)[:_SHOWN])
-                told.append(f"{rows.total():,} {what}, first {first}")
-        return told
+                texts.append(f"{rows.total():,} {what}, first {first}")
+        return texts
 
     def _changed(self, missing: Counter[Row], extra: Counter[Row], keys: list[int]) -> list[str]:
         by_key = {tuple(row[i] for i in keys): row for row in extra}
         changed = []
         for row in sorted(missing, key=_sortable):
-            found = by_key.pop(tuple(row[i] for i in keys), None)
-            if found is not None and missing[row] == extra[found] == 1:
-                changed.append((row, found))
-                del missing[row], extra[found]
+            actual = by_key.pop(tuple(row[i] for i in keys), None)
+            if actual is not None and missing[row] == extra[actual] == 1:
+                changed.append((row, actual))
+                del missing[row], extra[actual]
         if not changed:
             return []
-        row, found = changed[0]
+        row, actual = changed[0]
         place = ", ".join(f"{self.columns[i]}={_cut(row[i])}" for i in keys)
         values = ", ".join(
             f"{name} is {_cut(there)} instead of {_cut(due)}"
-            for name, due, there in zip(self.columns, row, found, strict=True)
+            for name, due, there in zip(self.columns, row, actual, strict=True)
             if due != there
         )
         return [f"{counted(len(changed), 'row', 'differs', 'differ')}, first {place}: {values}"]
@@ -69,15 +69,15 @@ class Difference:
         return " ".join(f"{name}={_cut(value)}" for name, value in zip(self.columns, row, strict=True))
 
 
-def compare(expected: pa.Table, found: pa.Table, tolerance: float = 0.0) -> Difference:
-    """The difference of two tables of the same columns; floats may differ by `tolerance` of their value.
+def compare(expected: pa.Table, actual: pa.Table, tolerance: float = 0.0) -> Difference:
+    """The difference of two tables of the same columns; floats may differ by `tolerance`, relative to their value.
 
-    That holds inside of arrays, structs and maps too. NaN equals NaN, -0.0 equals 0.0, null equals null; the entries of
-    a map have no order.
+    The tolerance holds inside arrays, structs and maps too. NaN equals NaN, -0.0 equals 0.0, null equals null; the
+    entries of a map have no order.
     """
     due: Counter[Row] = Counter(rows_of(expected))
     extra: Counter[Row] = Counter()
-    for row in rows_of(found):
+    for row in rows_of(actual):
         if due.get(row, 0) > 0:
             due[row] -= 1
         else:
@@ -85,7 +85,7 @@ def compare(expected: pa.Table, found: pa.Table, tolerance: float = 0.0) -> Diff
     missing = +due
     if tolerance and missing and extra:
         _match_nearly(missing, extra, tolerance)
-    return Difference(tuple(found.column_names), missing, extra)
+    return Difference(tuple(actual.column_names), missing, extra)
 
 
 def rows_of(table: pa.Table) -> Iterator[Row]:
@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
         return "NaN" if math.isnan(value) else value
     if isinstance(value, list):
         items = [_plain(item) for item in value]
-        # Arrow hands out a map as a list of pairs, and nothing else as tuples.
+        # Arrow returns a map as a list of pairs; no other type becomes tuples.
         return tuple(sorted(items, key=_by_key) if any(isinstance(item, tuple) for item in value) else items)
     if isinstance(value, tuple):
         return tuple(_plain(item) for item in value)
@@ -116,7 +116,7 @@ def _by_key(pair: tuple[Any, Any]) -> tuple[bool, Any, str]:
 
 
 def _match_nearly(missing: Counter[Row], extra: Counter[Row], tolerance: float) -> None:
-    """Take out pairs that agree but for floats, and these nearly."""
+    """Remove pairs of rows that are equal except for floats within the tolerance."""
     by_rest: dict[Row, list[Row]] = {}
     for row in extra.elements():
         by_rest.setdefault(_rest(row), []).append(row)
@@ -136,14 +136,14 @@ def _take(rows: Counter[Row], row: Row) -> None:
 
 
 def _rest(value: Any) -> Any:
-    """The value with a word in the place of each float, however deep."""
+    """The value with a placeholder for each float, at any depth."""
     if isinstance(value, tuple):
         return tuple(_rest(item) for item in value)
     return "a float" if isinstance(value, float) else value
 
 
 def _nearly(one: Any, other: Any, tolerance: float) -> bool:
-    """True if the floats of two values, of which the rest is equal, agree."""
+    """True if the floats of two values, which are otherwise equal, agree within the tolerance."""
     if isinstance(one, tuple):
         return all(_nearly(a, b, tolerance) for a, b in zip(one, other, strict=True))
     if isinstance(one, float):

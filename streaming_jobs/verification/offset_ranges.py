@@ -1,4 +1,4 @@
-"""Arithmetic of offset ranges: what is covered once, twice, or not at all. Pure."""
+"""Arithmetic of offset ranges: offsets covered once, twice, or not at all. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Span:
 
     @property
     def offsets(self) -> int:
-        """How many there are."""
+        """Number of offsets in the range."""
         return self.end - self.start
 
     def __str__(self) -> str:
@@ -27,10 +27,10 @@ class Span:
 
 @dataclass
 class Sweep:
-    """What a set of ranges makes of the offsets `low` to `high` of one partition.
+    """The outcome of comparing a set of ranges with the offsets that one partition holds, `low` to `high`.
 
-    `missing` are covered by none, `doubled` by more than one, `beyond` lie at or after `high`. What lies before
-    `low` the topic no longer holds; it counts when it is covered twice, and cannot be missed.
+    `missing` are covered by no range, `doubled` by more than one, `beyond` lie at or after `high`. Offsets before
+    `low` are no longer in the topic: they count as doubled when they are covered twice, never as missing.
     """
 
     missing: list[Span] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Sweep:
 
 
 def without(whole: Span, holes: Iterable[Span]) -> list[Span]:
-    """What is left of a range when others of its partition are taken out."""
+    """The parts of a range that remain when other ranges of its partition are taken out."""
     left, at = [], whole.start
     for hole in sorted(holes, key=lambda span: span.start):
         if at < min(hole.start, whole.end):
@@ -49,30 +49,30 @@ def without(whole: Span, holes: Iterable[Span]) -> list[Span]:
 
 
 def sweep(spans: Iterable[Span], whole: Span) -> Sweep:
-    """Lay the ranges of one partition over `whole`, which is what the topic holds of it."""
+    """Compare the ranges of one partition with `whole`, the offsets that the topic holds of it."""
     taken = [span for span in spans if span.offsets > 0]
     steps: dict[int, int] = {whole.start: 0, whole.end: 0}
     for span in taken:
         steps[span.start] = steps.get(span.start, 0) + 1
         steps[span.end] = steps.get(span.end, 0) - 1
-    found, depth, before = Sweep(), 0, 0
+    outcome, depth, before = Sweep(), 0, 0
     for place in sorted(steps):
         if before < place:
             part = replace(whole, start=before, end=place)
             if depth == 0 and whole.start <= before < whole.end:
-                found.missing.append(part)
+                outcome.missing.append(part)
             if depth > 1:
-                found.doubled.append(part)
+                outcome.doubled.append(part)
             if depth > 0 and before >= whole.end:
-                found.beyond.append(part)
+                outcome.beyond.append(part)
         depth, before = depth + steps[place], place
-    for kind in (found.missing, found.doubled, found.beyond):
+    for kind in (outcome.missing, outcome.doubled, outcome.beyond):
         kind[:] = merged(kind)
-    return found
+    return outcome
 
 
 def merged(spans: Iterable[Span]) -> Iterator[Span]:
-    """The same offsets in as few ranges as will do, in order; ranges that overlap become one."""
+    """The same offsets in the smallest number of ranges, in order; overlapping ranges become one."""
     last: Span | None = None
     for span in sorted(spans):
         if last is not None and (last.topic, last.partition) == (span.topic, span.partition) and span.start <= last.end:
@@ -87,7 +87,7 @@ def merged(spans: Iterable[Span]) -> Iterator[Span]:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Asked for single offsets: whether they lie in one of some ranges."""
+    """A set of ranges that can look up single offsets."""
 
     starts: Mapping[tuple[str, int], list[int]]
     ends: Mapping[tuple[str, int], list[int]]

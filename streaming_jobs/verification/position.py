@@ -1,4 +1,4 @@
-"""Which version of a table belongs to a position of its stream."""
+"""The version of a table that belongs to a position of its stream."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def version_at(table: Path, position: Batch | None) -> int | None:
     there = versions(table)
     if not there:
         return None
-    found = there[-1]
+    newest = there[-1]
     for version in reversed(there):
         try:
             entry = read_commit(table, version).entry
         except FileNotFoundError:  # cleaned up since the folder was listed
-            if found <= version:
+            if newest <= version:
                 raise VersionGone from None
             break
         if entry is None or entry.kind not in ("batch", "publish", "fence"):
             continue
         if position is not None and (entry.generation, entry.batch) <= position:
             break
-        found = version - 1
-    if found < there[0] and there[0] > 0:
+        newest = version - 1
+    if newest < there[0] and there[0] > 0:
         raise VersionGone
-    return max(found, there[0])
+    return max(newest, there[0])
 
 
 def still(table: Path, version: int) -> int | None:
-    """A version that was there when the topics were begun to be read; None for -1, which stands for no table.
+    """The version that was noted before the topics were read; None for -1, which stands for no table.
 
-    Raises VersionGone when the log no longer goes back to it.
+    Raises VersionGone when the log no longer has it.
     """
     there = versions(table)
     if there and 0 <= version < there[0]:

@@ -1,17 +1,17 @@
 """The stream's own function run once more, as a batch query over everything that the stream has read. Needs Spark.
 
-This finds what went wrong on the way from batch to batch: lost, doubled or mixed-up rows, state that was not kept. It
-shares function, decoding and order of upserts with what wrote the rows, so it does not find an error in these; that
-takes a truth of the user's own.
+This finds errors of incremental processing: lost, doubled or mixed-up rows, lost state. It shares function, decoding
+and order of upserts with the code that wrote the rows, so it does not find an error in these; that takes a truth of the
+user's own.
 
 | table | compared |
 |---|---|
 | append, no state   | every row equal |
 | upsert             | every row equal; running aggregates as they are over all records |
-| append, with state | every row of the table is one of those computed; which are not there yet is not compared |
+| append, with state | every row of the table is one of those computed; rows that are not there yet are not compared |
 
-Only what the code of today wrote can be compared with it. Where some batches are of other code, that takes appended
-rows that name their record, and no state; other tables are then not compared.
+Only rows that the present code wrote can be compared with it. Where other code wrote some batches, only tables of
+appended rows that name their record, of streams without state, are compared.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _WHAT = "recomputed"
 _TOLERANCE = 1e-9
-"""Of floats: sums depend on the order of their parts."""
+"""Relative tolerance of floats: sums depend on the order of their parts."""
 _STATEFUL = re.compile(
     r"^[\s:+|-]*(Aggregate|Deduplicate\w*|FlatMapGroups\w*|TransformWithState\w*|SessionWindow)\b", re.M
 )
@@ -67,7 +67,7 @@ def recompute(
     verdict: StreamVerdict,
     readers: Mapping[str, TopicReader],
 ) -> list[Comparison]:
-    """Compare every declared table of a stream with what its function makes of the records that were read."""
+    """Compare every declared table of a stream with the rows that its function makes of the records read so far."""
 
     def each(verdict: Outcome, text: str) -> list[Comparison]:
         return [Comparison(sink.name, _WHAT, verdict, text) for sink in stream.sinks.values()]
@@ -92,7 +92,7 @@ def recompute(
 
 @dataclass(frozen=True)
 class _Written:
-    """What the code of today has written: `spans`, and in words the batches of `others`, if there are any.
+    """The ranges (`spans`) that the present code has read; `others` names in words the batches of other code, if any.
 
     `places` has by table the columns that hold a record's partition and offset, the same ones in all rows.
     """
@@ -116,33 +116,33 @@ class _Written:
                 places[sink.name] = place
         return cls(coverage.read_by(now), others, places)
 
-    def rows(self, table: str, found: pa.Table) -> pa.Table:
-        """The rows of a table that come from what the code of today has read."""
+    def rows(self, table: str, there: pa.Table) -> pa.Table:
+        """The rows of a table that come from records that the present code has read."""
         if not self.others:
-            return found
-        partition, offset = (found[column] for column in self.places[table])
+            return there
+        partition, offset = (there[column] for column in self.places[table])
         named = pc.and_(pc.is_valid(partition), pc.is_valid(offset))
         places = packed(pc.fill_null(partition, 0), pc.fill_null(offset, -1))
-        return found.filter(pc.and_(named, pa.array(within(places, self.spans))))
+        return there.filter(pc.and_(named, pa.array(within(places, self.spans))))
 
 
 def _place(outputs: Mapping[str, Mapping[str, Output]], code: str, table: str) -> tuple[str, str] | None:
-    """The columns that hold the record's place in rows of that code; None where none does, or nobody knows."""
+    """The columns that hold the record's place in rows of that code; None where there are none, or none recorded."""
     output = outputs.get(code, {}).get(table)
     return output.position if output is not None else None
 
 
 def _read(source: KafkaSource, spark: SparkSession, spans: Sequence[Span], reader: TopicReader) -> DataFrame:
-    """The records of some ranges: a partition may have several, where a recovery skipped what lies between."""
+    """The records of some ranges; a partition has several where a recovery has skipped offsets between them."""
     by_partition: dict[int, list[Span]] = {}
     for span in spans:
         by_partition.setdefault(span.partition, []).append(span)
     parts = []
-    for turn in range(max((len(own) for own in by_partition.values()), default=1)):
+    for turn in range(max((len(ranges) for ranges in by_partition.values()), default=1)):
         start, end = dict(reader.low), dict(reader.low)
-        for partition, own in by_partition.items():
-            if turn < len(own):
-                start[partition], end[partition] = own[turn].start, own[turn].end
+        for partition, ranges in by_partition.items():
+            if turn < len(ranges):
+                start[partition], end[partition] = ranges[turn].start, ranges[turn].end
         parts.append(source.batch(spark, start, end))
     return reduce(lambda one, other: one.unionByName(other), parts)
 
@@ -153,30 +153,30 @@ def _table(
     """Compare one table."""
     declared = stream.sinks[name]
 
-    def told(outcome: Outcome, text: str) -> Comparison:
+    def comparison(outcome: Outcome, text: str) -> Comparison:
         return Comparison(declared.name, _WHAT, outcome, text)
 
     sink = open_sink(settings, declared, stream.name)
     folder = settings.tables / declared.name
     if declared.name in verdict.accepted:
-        return told("not compared", ACCEPTED)
+        return comparison("not compared", ACCEPTED)
     try:
         primary = declared is stream.primary
         version = still(folder, verdict.version) if primary else version_at(folder, verdict.position)
     except VersionGone as gone:
-        return told("unproved", str(gone))
+        return comparison("unproved", str(gone))
     if sink is None or version is None:
-        return told("unproved", "the table does not exist")
+        return comparison("unproved", "the table does not exist")
     state = sorted(set(_STATEFUL.findall(analysed(frame)))) + (["Join"] if len(stream.sources) > 1 else [])
     if reason := _hindrance(settings, stream, state, verdict) or _of_other_code(declared.name, state, written):
-        return told("not compared", reason)
+        return comparison("not compared", reason)
     expected = _computed(sink, frame, [topic.name for topic in stream.sources.values()])
     if expected is None:
-        return told("not compared", "what the function makes of the records is larger than the driver takes")
-    found = written.rows(declared.name, table_rows.rows(folder, version))
-    columns = [column for column in found.column_names if column in expected.column_names]
-    left = [column for column in found.column_names if column not in columns]
-    difference = compare(expected.select(columns), found.select(columns), _TOLERANCE)
+        return comparison("not compared", "what the function makes of the records is larger than the driver takes")
+    rows_there = written.rows(declared.name, table_rows.rows(folder, version))
+    columns = [column for column in rows_there.column_names if column in expected.column_names]
+    left = [column for column in rows_there.column_names if column not in columns]
+    difference = compare(expected.select(columns), rows_there.select(columns), _TOLERANCE)
     notes = f"; not compared: the columns {', '.join(left)}" if left else ""
     if written.others:
         notes += f"; not compared: {written.others}"
@@ -186,12 +186,12 @@ def _table(
         notes += f"; {computed} not in it, open yet or too late: not compared" if absent else ""
         difference = type(difference)(difference.columns, {}, difference.extra)
     if difference:
-        said = "; ".join(difference.words(declared.keys))
+        words = "; ".join(difference.words(declared.keys))
         if state and (reason := too_late(verdict.coverage, stream, "all records at once have them")):
-            return told("unproved", f"{reason}; {differing(difference)}: {said}{notes}")
-        return told("wrong", f"{said}{notes}")
-    rows = counted(found.num_rows, "row", "is", "are")
-    return told("ok", f"{rows} what the function makes of the records, at once{notes}")
+            return comparison("unproved", f"{reason}; {differing(difference)}: {words}{notes}")
+        return comparison("wrong", f"{words}{notes}")
+    rows = counted(rows_there.num_rows, "row", "is", "are")
+    return comparison("ok", f"{rows} what the function makes of the records, at once{notes}")
 
 
 def _computed(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> pa.Table | None:
@@ -220,9 +220,9 @@ def _hindrance(settings: Settings, stream: Stream, state: Sequence[str], verdict
 
 
 def _of_other_code(table: str, state: Sequence[str], written: _Written) -> str:
-    """Why rows of today's code cannot be compared without those of other code; empty where they can."""
+    """The reason why the present code's rows cannot be compared apart from other code's; empty where they can."""
     if not written.others or (not state and table in written.places):
         return ""
     if state:
         return f"{written.others}, and today's rows rest on their state ({', '.join(state)})"
-    return f"{written.others}, whose rows cannot be told from those of today's code"
+    return f"{written.others}, whose rows cannot be distinguished from those of today's code"

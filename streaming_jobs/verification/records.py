@@ -1,7 +1,8 @@
-"""Whether each record is where it has to be in a table whose plan makes a row of it: by its place, or by number.
+"""The comparison of a topic's records with the rows of a table whose plan makes one row per record.
 
-A record without a row may be a dead letter, or its row may be: one that the table cannot hold. Records that the topic
-no longer holds are not compared: between them there may be offsets without a record, such as markers of transactions.
+Records are compared by place (partition and offset) if the rows have it, otherwise by number. A record without a row
+may be a dead letter, or its row may be one that the table cannot hold. Records that the topic no longer holds are not
+compared: between them there may be offsets without a record, such as transaction markers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LETTERS_CHANGED = "a change of somebody else to the dead letters was accepted"
 
 @dataclass(frozen=True)
 class Made:
-    """What the plans of the covered batches make of a record; `position` are the columns that hold its place."""
+    """The rows that the plans of the covered batches make of a record; `position` are the columns with its place."""
 
     outputs: Mapping[str, Output]
     unknown: int
@@ -37,7 +38,7 @@ class Made:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Mapping[str, Output]], entries: Iterable[Entry], table: str) -> Made:
-        """What is recorded, by code and table, of the codes that wrote some batches."""
+        """The outputs of the codes that wrote these batches, from the `recorded` ones of all codes and tables."""
         codes = {entry.code for entry in entries}
         outputs = {code: recorded[code][table] for code in codes if table in recorded.get(code, {})}
         positions = {output.position for output in outputs.values()}
@@ -45,7 +46,7 @@ class Made:
 
     @property
     def one_row_at_most(self) -> bool:
-        """No record makes two rows, in any of the batches."""
+        """True if no record makes two rows, in any of the batches."""
         return not self.unknown and all(output.one_row_at_most for output in self.outputs.values())
 
     def spans(self, judged: Judged, *, exactly: bool) -> list[Span]:
@@ -60,13 +61,13 @@ class Made:
 
     @property
     def nodes(self) -> str:
-        """What the plans do besides taking row for row."""
+        """The plan nodes that do more than make one row per record."""
         plain = {"Project", "SubqueryAlias", "EventTimeWatermark", "View"}
         return ", ".join(sorted({node for output in self.outputs.values() for node in output.nodes} - plain))
 
 
 def compare_records(judged: Judged, table: Table, made: Made, rows: pa.Table, columns: list[str]) -> None:
-    """Where each record has to be, by place if the table has places, else by number; `columns` are the table's."""
+    """Compare a table with the records, by place if its rows have it, else by number; `columns` are the table's."""
     if not made.outputs:
         text = "what the stream's plan makes of a record is not recorded yet; the stream's next start does it"
         judged.tell(table.name, "records", "not compared", text)
@@ -92,7 +93,7 @@ def compare_records(judged: Judged, table: Table, made: Made, rows: pa.Table, co
         try:
             letters = Letters.of(judged, made.position)
         except VersionGone as gone:
-            judged.tell(table.name, "records", "unproved", f"the dead letters cannot be told: {gone}")
+            judged.tell(table.name, "records", "unproved", f"the dead letters cannot be read: {gone}")
             return
         if made.position is not None:
             _places(judged, table, made, rows, exactly, at_most, topic, letters)
@@ -101,7 +102,7 @@ def compare_records(judged: Judged, table: Table, made: Made, rows: pa.Table, co
 
 
 def _accepted(judged: Judged, table: Table, made: Made, rows: pa.Table, at_most: list[Span]) -> None:
-    """Which rows are there is somebody else's decision; that a record is in two of them can still be seen."""
+    """Compare a table with an accepted foreign commit: rows may be missing, but no record may be in two of them."""
     if made.position is not None:
         _, twice = _once(rows, made.position, at_most)
         judged.doubled += (spans := unpacked(judged.subject.topic, twice.tolist()))
@@ -113,7 +114,7 @@ def _accepted(judged: Judged, table: Table, made: Made, rows: pa.Table, at_most:
 
 
 def _once(rows: pa.Table, position: tuple[str, str], at_most: list[Span]) -> tuple[Packed, Packed]:
-    """The places of the rows, each once, and those that are there twice although a record makes one row at most."""
+    """The places of the rows, each once, and those that occur twice although a record makes one row at most."""
     partition, offset = position
     rows = rows.filter(pc.is_valid(rows[offset]))
     unique, counts = np.unique(packed(rows[partition], rows[offset]), return_counts=True)
@@ -140,7 +141,7 @@ def _places(
     extra = unique[~within(unique, (span for span in judged.coverage.spans if span.topic == topic.name))]
     maybe = _excused(judged, missing, letters)
     missing = missing[: 0 if maybe else len(missing)]
-    told = []
+    faults = []
     for places, what in (
         (missing, "covered by an entry and in no row"),
         (twice, "in more than one row"),
@@ -148,41 +149,43 @@ def _places(
     ):
         if len(places):
             which = shown(unpacked(topic.name, places.tolist()))
-            told.append(f"{counted(len(places), 'offset', 'is', 'are')} {what}: {which}")
+            faults.append(f"{counted(len(places), 'offset', 'is', 'are')} {what}: {which}")
     if without:
-        told.append(f"{counted(without, 'row', 'names', 'name')} no record")
+        faults.append(f"{counted(without, 'row', 'names', 'name')} no record")
     judged.lost += unpacked(topic.name, missing.tolist())
     judged.doubled += unpacked(topic.name, twice.tolist())
-    if told:
-        judged.tell(table.name, "records", "wrong", "; ".join(told))
+    if faults:
+        judged.tell(table.name, "records", "wrong", "; ".join(faults))
         return
     if maybe:
         judged.tell(table.name, "records", "unproved", maybe)
         return
-    said = []
+    notes = []
     if len(due):
-        said.append(f"{counted(len(due), 'record', 'is', 'are')} each in exactly one row")
+        notes.append(f"{counted(len(due), 'record', 'is', 'are')} each in exactly one row")
     if total(at_most) > total(exactly) or table.keys:
         why = "a later row of its key replaces it" if table.keys else f"the plan leaves some out ({made.nodes})"
-        said.append(f"no record is in two rows ({why}: which ones are there is not compared)")
+        notes.append(f"no record is in two rows ({why}: which ones are there is not compared)")
     if made.unknown or judged.coverage.missing:
-        said.append("batches whose plan or entry is not known are left out")
+        notes.append("batches whose plan or entry is not known are left out")
     if not table.keys and _expired(topic, exactly):
-        said.append("which records are there that the topic no longer holds is not compared")
-    judged.tell(table.name, "records", "ok", f"by {partition} and {offset}: {'; '.join(said)}")
+        notes.append("which records are there that the topic no longer holds is not compared")
+    judged.tell(table.name, "records", "ok", f"by {partition} and {offset}: {'; '.join(notes)}")
 
 
 def _excused(judged: Judged, missing: Packed, letters: Letters) -> str:
-    """Why it cannot be said whether the missing records are lost; empty where it can."""
+    """The reason why missing records may not be lost, in words; empty if they are lost."""
     if not len(missing):
         return ""
     which = shown(unpacked(judged.subject.topic, missing.tolist()))
-    said = f"{counted(len(missing), 'record', 'has', 'have')} no row: {which}"
+    without_row = f"{counted(len(missing), 'record', 'has', 'have')} no row: {which}"
     if judged.accepted(judged.subject.dead_letters):
-        return f"{said}; {_LETTERS_CHANGED}"
+        return f"{without_row}; {_LETTERS_CHANGED}"
     if len(missing) <= letters.unplaced:
         rows = counted(letters.unplaced, "row", "was", "were")
-        return f"{said}; {rows} refused by a version of the code that did not note which record a row comes from"
+        return (
+            f"{without_row}; {rows} refused by a version of the code that did not record which record a row comes from"
+        )
     return ""
 
 
@@ -230,7 +233,7 @@ def held(topic: TopicContent) -> Packed:
 
 
 def _held(topic: TopicContent, spans: list[Span]) -> Packed:
-    """Those of them that lie in some ranges; what holds no record is left out so."""
+    """Places of the records that a topic holds in some ranges; offsets without a record are not among them."""
     places = held(topic)
     return places[within(places, spans)]
 

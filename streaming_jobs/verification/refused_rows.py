@@ -1,7 +1,7 @@
-"""The dead letters that say why a record has no row in a table: the record was refused, or the row made of it was.
+"""The dead letters that explain why a record has no row in a table: the record was refused, or its row was.
 
-A refused row's letter names its record where the output kept `_source`, or where the row itself has the record's place.
-Older versions of the code noted no place for the rows of tables that are appended to.
+The dead letter of a refused row names its record where the output has `_source`, or where the row itself has the
+record's place. Older versions of the code recorded no place for the rows of append tables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streaming_jobs.verification.judged import Judged
 from streaming_jobs.verification.table_rules import Packed, packed, place_of
 
 LETTERS = ("topic", "partition", "offset", "reason")
-"""What is read of dead letters."""
+"""The columns of dead letters that are read."""
 _NOT_HELD = sorted(OF_ROWS - {"null_key"})
 """Reasons of rows that a table cannot hold; a row without its key is one of an upsert, where no record is missed."""
 
@@ -46,7 +46,7 @@ class Letters:
 
     @classmethod
     def of(cls, judged: Judged, position: tuple[str, str] | None) -> Letters:
-        """Those of a stream's topic at its position; `position` are the columns of a row that hold its record's place.
+        """The dead letters of a topic at the stream's position; `position` are a row's columns with its record's place.
 
         Raises VersionGone.
         """
@@ -62,25 +62,25 @@ class Letters:
 
     @property
     def placed(self) -> Packed:
-        """Places of all records that have no row, or one less."""
+        """Places of all records that were refused, or of which a row was."""
         rows = np.array([row.place for row in self.rows if row.place is not None], dtype=np.int64)
         return np.union1d(self.whole, rows)
 
     @property
     def unplaced(self) -> int:
-        """Refused rows of which nothing says what record they come from."""
+        """Number of refused rows whose record is not known."""
         return sum(1 for row in self.rows if row.place is None)
 
     def fitting(self, columns: frozenset[str]) -> int:
-        """How many of the refused rows have only columns of a table."""
+        """Number of refused rows that have only columns of a table, given by name."""
         return sum(1 for row in self.rows if row.columns <= columns)
 
 
 def refused_rows(path: Path, version: int, topic: str, position: tuple[str, str] | None) -> Iterator[RowLetter]:
-    """The refused rows among the dead letters; one without a place may have it in columns, then of that topic."""
-    found = table_rows.dataset(DeltaTable(path, version=version), path)
-    columns = [name for name in (*LETTERS, "value") if name in found.schema.names]
-    for row in found.to_table(columns=columns, filter=pc.field("reason").isin(_NOT_HELD)).to_pylist():
+    """The refused rows among the dead letters; for a letter without a place, it is taken from the row's columns."""
+    letters = table_rows.dataset(DeltaTable(path, version=version), path)
+    columns = [name for name in (*LETTERS, "value") if name in letters.schema.names]
+    for row in letters.to_table(columns=columns, filter=pc.field("reason").isin(_NOT_HELD)).to_pylist():
         value = _value(row)
         if row["topic"] is not None and row["offset"] is not None:
             yield RowLetter(row["topic"], place_of(row["partition"], row["offset"]), frozenset(value))
@@ -94,7 +94,7 @@ def refused_rows(path: Path, version: int, topic: str, position: tuple[str, str]
 
 
 def _value(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The refused row itself, which its letter has as JSON."""
+    """The refused row, which its dead letter holds as JSON."""
     try:
         value = json.loads(row.get("value") or b"{}")
     except ValueError:

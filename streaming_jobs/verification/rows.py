@@ -25,7 +25,7 @@ class VersionRows:
     _files: dict[str, pa.Table] = field(default_factory=dict, repr=False)
 
     def at(self, version: int | None = None) -> pa.Table:
-        """The rows of that version, or of the newest; raises whatever Delta or Parquet do when it cannot be read."""
+        """The rows of that version, or of the newest; raises the errors of deltalake and pyarrow where unreadable."""
         listed = DeltaTable(self.table, version=version).file_uris()
         self._files = {uri: self._files[uri] if uri in self._files else self._read(uri) for uri in listed}
         empty = pa.table({name: pa.array([], pa.null()) for name in self.columns})
@@ -43,15 +43,15 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def places(tables: Path, elsewhere: Elsewhere) -> Packed:
-    """Places of all records in such a table now, one that is in two rows twice; none when there is no such table."""
+    """Places of all rows of such a table now, a record in two rows twice; none when there is no such table."""
     if not DeltaTable.is_deltatable(str(tables / elsewhere.table)):
         return packed([], [])
     rows = VersionRows(tables / elsewhere.table, (elsewhere.partition, elsewhere.offset)).at()
-    # A row without its key is a dead letter too, and need not know the record that it was made from.
+    # A row without its key is a dead letter too, and may not name the record that it was made from.
     rows = rows.filter(pc.is_valid(rows[elsewhere.offset]))
     return packed(rows[elsewhere.partition], rows[elsewhere.offset])
 
 
 def all_places(tables: Path, every: Iterable[Elsewhere]) -> Packed:
-    """The same of several tables together."""
+    """The places of several such tables together."""
     return np.concatenate([packed([], []), *(places(tables, one) for one in every)])

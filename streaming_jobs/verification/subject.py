@@ -1,4 +1,4 @@
-"""What is judged: one stream's tables, the topics they are made from, and the outcome of each comparison."""
+"""The subject of a verification: one stream's tables and topics, and the outcome of each comparison."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Outcome = Literal["ok", "wrong", "unproved", "not compared"]
 
 
 class Comparison(NamedTuple):
-    """What was compared of one table, and what came of it.
+    """One comparison of one table: its kind (`what`), its outcome, and the details in words.
 
-    `unproved`: it could have been compared if something that is gone were still there. `not compared`: nothing is
-    there that it could be compared with, because none is declared or because it was made by other code.
+    `unproved`: the evidence for the comparison existed and is gone. `not compared`: there is nothing to compare with,
+    because none is declared or because other code made the rows.
     """
 
     table: str
@@ -49,8 +49,8 @@ class Table:
 class Subject:
     """One stream: its primary table, the topic or topics it is made from, the rule for its rows, its other tables.
 
-    `rule` and `secondary` are for the kill loop, which knows what its streams make of a record before they have run;
-    `tables` are compared by what is declared of them and what the stream's own plans say.
+    `rule` and `secondary` are for the kill loop, which knows without a run which rows its streams make of a record;
+    `tables` are compared by their declarations and by the recorded plans of the stream.
     """
 
     stream: str
@@ -68,7 +68,7 @@ class Subject:
 
     @property
     def outputs(self) -> int:
-        """How many tables take the stream's rows."""
+        """Number of tables for the stream's rows, those of dead letters and remembered deletes not counted."""
         return sum(1 for table in self.tables if table.counted and table.name != self.dead_letters)
 
     @property
@@ -78,5 +78,5 @@ class Subject:
 
     @property
     def elsewhere(self) -> tuple[Elsewhere, ...]:
-        """Where a record of the stream may have its row instead."""
+        """The further tables in which a record of the stream may have its row."""
         return (*self.secondary, Elsewhere(self.dead_letters, "partition", "offset"))

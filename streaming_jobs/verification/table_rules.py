@@ -1,4 +1,4 @@
-"""What can be said of a table's rows once it is known which records they were made from: one rule a kind of table.
+"""Rules for a table's rows, given the records that they were made from: one rule per kind of table.
 
 | rule      | for a table with                    | says                                                             |
 |-----------|-------------------------------------|------------------------------------------------------------------|
@@ -7,7 +7,7 @@
 | `Windows` | a row per window, once it is over   | no window twice, none counts more than there is, none ever lost  |
 
 A record may have its row elsewhere: in the dead letters, or in another table of its stream. Those tables commit before
-the primary one, so for what the primary covers they are there already.
+the primary one, so the rows of all covered records are there already.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def of_spans(spans: Iterable[Span]) -> Packed:
 
 
 def within(places: Packed, spans: Iterable[Span]) -> NDArray[np.bool_]:
-    """Which of the places lie in some ranges of one topic, however many offsets these have."""
+    """True for each of the places that lies in one of the ranges of one topic; long ranges cost no more than short."""
     whole = list(merged(span for span in spans if span.offsets > 0))
     if not whole:
         return np.zeros(len(places), dtype=np.bool_)
@@ -68,8 +68,8 @@ def within(places: Packed, spans: Iterable[Span]) -> NDArray[np.bool_]:
 class Covered:
     """The records that a table's entries cover and that are in no other table: their places, each once and in order.
 
-    `keys` are the records' keys by place, where the topic has been read. `written` is the sum of what the entries
-    say they wrote; None when some of the entries are gone. `before` are the rows of the version before, if it was read.
+    `keys` are the records' keys by place, where the topic has been read. `written` is the number of rows that the
+    entries count; None when some of them are gone. `before` are the rows of the version before, if it was read.
     """
 
     topic: str
@@ -81,7 +81,7 @@ class Covered:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a table's rows, in words; with the offsets missing or doubled, where they are known."""
+    """A fault of a table's rows, in words; with the offsets missing or doubled, where they are known."""
 
     text: str
     missing: tuple[Span, ...] = ()
@@ -93,10 +93,10 @@ class Rule(Protocol):
 
     @property
     def columns(self) -> Sequence[str]:
-        """What has to be read of the rows."""
+        """The columns that the rule reads."""
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
-        """What is wrong with these rows."""
+        """The faults of these rows."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class Places:
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
         """Compare the places of the rows with the covered ones, then each row's key with its record's."""
-        found = packed(rows[self.partition], rows[self.offset])
-        unique, counts = np.unique(found, return_counts=True)
-        told = []
+        actual = packed(rows[self.partition], rows[self.offset])
+        unique, counts = np.unique(actual, return_counts=True)
+        findings = []
         for places, doubled, what in (
             (unique[counts > 1], True, "in more than one row"),
             (np.setdiff1d(covered.places, unique), False, "covered by an entry and in no row"),
@@ -124,20 +124,20 @@ class Places:
             if len(places):
                 spans = tuple(unpacked(covered.topic, places.tolist()))
                 text = f"{counted(len(places), 'offset', 'is', 'are')} {what}: {shown(spans)}"
-                told.append(Finding(text, **{"doubled" if doubled else "missing": spans}))
+                findings.append(Finding(text, **{"doubled" if doubled else "missing": spans}))
         if len(extra := np.setdiff1d(unique, covered.places)):
             spans = tuple(unpacked(covered.topic, extra.tolist()))
             many = counted(len(extra), "offset", "is", "are")
-            told.append(Finding(f"{many} in a row and covered by no entry: {shown(spans)}"))
-        return [*told, *self._other_keys(rows, found, covered)]
+            findings.append(Finding(f"{many} in a row and covered by no entry: {shown(spans)}"))
+        return [*findings, *self._other_keys(rows, actual, covered)]
 
-    def _other_keys(self, rows: pa.Table, found: Packed, covered: Covered) -> list[Finding]:
+    def _other_keys(self, rows: pa.Table, actual: Packed, covered: Covered) -> list[Finding]:
         if not self.key or not covered.keys:
             return []
         texts = pc.binary_join_element_wise(*(pc.cast(rows[name], pa.string()) for name in self.key), "")
         other = [
             place
-            for place, text in zip(found.tolist(), texts.to_pylist(), strict=True)
+            for place, text in zip(actual.tolist(), texts.to_pylist(), strict=True)
             if place in covered.keys and covered.keys[place] != (text or "").encode()
         ]
         if not other:
@@ -160,18 +160,18 @@ class Total:
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
         """Compare the sum with the covered records."""
-        told = _doubled(rows, (self.key,), "key")
+        findings = _doubled(rows, (self.key,), "key")
         total = pc.sum(rows[self.count]).as_py() or 0
         if total != len(covered.places):
-            told.append(
+            findings.append(
                 Finding(f"the sum of {self.count} is {total:,}, the entries cover {len(covered.places):,} records")
             )
-        return told
+        return findings
 
 
 @dataclass(frozen=True)
 class Windows:
-    """A row a window that is over: none twice, as many as the entries say, and none that goes or changes again."""
+    """One row per closed window: none twice, as many as the entries say, and none that disappears or changes."""
 
     key: tuple[str, ...]
     count: str
@@ -182,23 +182,23 @@ class Windows:
         return (*self.key, self.count)
 
     def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
-        """Look at the rows by themselves, then at what became of those of the version before."""
-        told = _doubled(rows, self.key, "window")
+        """Check the rows, then that the rows of the version before are unchanged."""
+        findings = _doubled(rows, self.key, "window")
         if covered.written is not None and rows.num_rows != covered.written:
-            told.append(
+            findings.append(
                 Finding(f"{counted(rows.num_rows, 'row', 'is', 'are')} there, the entries wrote {covered.written:,}")
             )
         total = pc.sum(rows[self.count]).as_py() or 0
         if total > len(covered.places):
-            told.append(
+            findings.append(
                 Finding(f"the sum of {self.count} is {total:,}, more than the {len(covered.places):,} records covered")
             )
         if covered.before is not None and (gone := _distinct(covered.before) - _distinct(rows)):
             first = ", ".join(str(value) for value in sorted(gone)[0])
-            told.append(
+            findings.append(
                 Finding(f"gone or changed since the version before: {counted(len(gone), 'row')}, first {first}")
             )
-        return told
+        return findings
 
 
 def shown(spans: Sequence[Span], most: int = 5) -> str:

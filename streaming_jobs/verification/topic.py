@@ -1,7 +1,7 @@
-"""What a topic holds, read by confluent-kafka alone, up to where it ended when the reading began.
+"""The records of a topic, read by confluent-kafka alone, up to the end that it had when the reading began.
 
-The ends are asked for first: the last stable offsets, which is where a consumer of committed records comes to a halt.
-Records that arrive later are left alone, so a topic that never rests is read as fast as one that does.
+The ends are read first: the last stable offsets, which is where a consumer of committed records stops. Records that
+arrive later are not read, so reading also ends for a topic that grows all the time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AT_ONCE = 10_000
 _NOBODY = "recourse-verifier"
 
 Progress = Callable[[int], None]
-"""Is told how many offsets have been passed since it was last called."""
+"""Called with the number of offsets passed since its last call."""
 
 
 class RawRecord(NamedTuple):
@@ -43,7 +43,7 @@ class RawRecord(NamedTuple):
 class PartitionContent:
     """One partition: first offset, the one after the last stable one, and the committed records with their keys.
 
-    `keys` is empty where nobody asked for them.
+    `keys` is empty unless the keys were requested.
     """
 
     low: int
@@ -54,7 +54,7 @@ class PartitionContent:
 
 @dataclass(frozen=True)
 class TopicContent:
-    """A topic as it was. Offsets between records belong to transaction markers and aborted or compacted records."""
+    """The content of a topic. Offsets between records belong to transaction markers, aborted or compacted records."""
 
     name: str
     topic_id: str
@@ -72,19 +72,19 @@ class TopicContent:
 
 
 class Records(Protocol):
-    """Reads records of one topic, as often as it is asked."""
+    """Reads records of one topic, repeatedly if needed."""
 
     def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
         """The committed records in these ranges, partition by partition in order of their offsets."""
 
 
 class DeadlinePassed(TransientError):
-    """Reading a topic took longer than it was given."""
+    """Reading a topic took longer than the deadline allows."""
 
 
 @dataclass(frozen=True)
 class TopicReader:
-    """Reads one topic within the bounds that `at` found; `until` is a deadline of `time.monotonic`."""
+    """Reads one topic between the offsets that it had at `at`; `until` is a deadline of `time.monotonic`."""
 
     kafka: KafkaSettings
     bootstrap: str
@@ -106,7 +106,7 @@ class TopicReader:
 
     @property
     def whole(self) -> list[Span]:
-        """All that it may read."""
+        """The ranges that it reads."""
         return [Span(self.name, number, self.low[number], end) for number, end in sorted(self.high.items())]
 
     def content(
@@ -116,8 +116,8 @@ class TopicReader:
         keys: bool = False,
         progress: Progress = lambda _: None,
     ) -> TopicContent:
-        """Read all of it once; `each` is called with every record, `progress` with how many offsets were passed."""
-        found = {}
+        """Read all of it once; `each` is called with every record, `progress` with the number of offsets passed."""
+        partitions = {}
         for span in self.whole:
             offsets: list[int] = []
             names: list[bytes | None] = []
@@ -132,10 +132,10 @@ class TopicReader:
                     progress(record.offset + 1 - at)
                     at = record.offset + 1
             progress(span.end - at)
-            found[span.partition] = PartitionContent(
+            partitions[span.partition] = PartitionContent(
                 span.start, span.end, np.array(offsets, dtype=np.int64), tuple(names)
             )
-        return TopicContent(self.name, self.topic_id, found)
+        return TopicContent(self.name, self.topic_id, partitions)
 
     def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
         """The committed records in these ranges, as far as the topic holds them.
@@ -171,8 +171,8 @@ class TopicReader:
     def _messages(self, consumer: Consumer, failures: Failures, number: int, start: int, end: int) -> Iterator[Message]:
         """The committed records from `start` on and before `end`.
 
-        The partition is over with a record at or after its last offset, or where the broker says that there are no
-        more: behind the last record there may be markers of transactions, which no consumer is handed.
+        The partition ends with a record at or after its last offset, or where the broker reports its end: after the
+        last record there may be transaction markers, which consumers do not get.
         """
         if start >= end:
             return
@@ -208,12 +208,12 @@ class TopicReader:
 
 @dataclass(frozen=True)
 class ListedRecords:
-    """Records that are in memory: what tests give in the place of a topic."""
+    """Records in memory, which tests use in place of a topic."""
 
     listed: Sequence[RawRecord]
 
     def records(self, spans: Iterable[Span]) -> Iterator[RawRecord]:
-        """Those that lie in the ranges."""
+        """The records in the ranges."""
         wanted = list(spans)
         for record in sorted(self.listed, key=lambda r: (r.topic, r.partition, r.offset)):
             if any(

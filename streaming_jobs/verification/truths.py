@@ -1,4 +1,4 @@
-"""A table compared with the truth that the user has declared for it (`streaming_jobs/truths.py`)."""
+"""The comparison of a table with the truth that the user has declared for it (`streaming_jobs/truths.py`)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Watermarks = Mapping[Batch, datetime]
 
 
 def watermarks(state: Path, stream: str) -> dict[Batch, datetime]:
-    """What the checkpoints still tell; Spark keeps those of the newest hundred batches."""
-    found = {}
+    """The watermarks in the checkpoints; Spark keeps those of the newest hundred batches."""
+    by_batch = {}
     for path in (state / stream).glob("g*/offsets/*"):
         if not path.name.isdigit():
             continue
@@ -41,8 +41,8 @@ def watermarks(state: Path, stream: str) -> dict[Batch, datetime]:
             ms = json.loads(path.read_text(encoding="utf-8").splitlines()[1])["batchWatermarkMs"]
         except (OSError, ValueError, IndexError, KeyError):  # removed meanwhile, or being written
             continue
-        found[int(path.parent.parent.name[1:]), int(path.name)] = datetime.fromtimestamp(ms / 1000, UTC)
-    return found
+        by_batch[int(path.parent.parent.name[1:]), int(path.name)] = datetime.fromtimestamp(ms / 1000, UTC)
+    return by_batch
 
 
 def compare_truth(
@@ -59,28 +59,28 @@ def compare_truth(
     code: str = "",
     unheld: int = 0,
 ) -> Comparison:
-    """Compare one version of a table with its truth; `coverage` is what its rows were made from.
+    """Compare one version of a table with its truth; `coverage` has the offsets that its rows were made from.
 
-    `refused` has by topic the places of the records that the truth is not given: they have no row. Of further rows that
-    were refused, `unheld` in number, the truth may expect each. `code` is the code that declares the formats; what it
-    refuses among records that other code has read is not withheld. Empty: nobody knows.
+    `refused` has by topic the places of the records that the truth does not get, because they have no row. `unheld` is
+    the number of further refused rows, which the truth may expect. `code` is the code that declares the formats: a
+    record that only this code refuses is withheld only if this code has read it. Empty: from all records.
     """
     spans = coverage.spans
 
-    def told(verdict: Outcome, text: str) -> Comparison:
+    def comparison(verdict: Outcome, text: str) -> Comparison:
         return Comparison(truth.table, "truth", verdict, text)
 
     if reason := _hindrance(truth, version, spans, topics, watermark):
-        return told("unproved", reason)
+        return comparison("unproved", reason)
     giving = _Giving(stream, spans, sources, refusals, refused, coverage.read_by(code) if code else spans)
     try:
         result = truth.function(**giving.arguments(truth))
-        found = table_rows.rows(table, version)
-        expected = _expected(result, found.schema, truth)
+        rows_there = table_rows.rows(table, version)
+        expected = _expected(result, rows_there.schema, truth)
     except NotComparable as error:
-        return told("not compared", error.found)
+        return comparison("not compared", error.found)
     except (DeltaError, OSError) as error:
-        return told("wrong", f"its rows cannot be read: {str(error)[:300]}")
+        return comparison("wrong", f"its rows cannot be read: {str(error)[:300]}")
     except RecourseError:
         raise
     except Exception as error:
@@ -94,8 +94,8 @@ def compare_truth(
         open_rows = expected.num_rows - (pc.sum(due).as_py() or 0)
         expected = expected.filter(due)
     columns = expected.column_names
-    difference = compare(expected, found.select(columns), truth.tolerance)
-    left = [name for name in found.column_names if name not in columns]
+    difference = compare(expected, rows_there.select(columns), truth.tolerance)
+    left = [name for name in rows_there.column_names if name not in columns]
     notes = f"; not compared: the columns {', '.join(left)}" if left else ""
     if open_rows:
         after = f"their {truth.final} is after the watermark {watermark:%Y-%m-%d %H:%M:%S}"
@@ -105,26 +105,26 @@ def compare_truth(
         keys = [key for key in declared.keys if key in columns]
         words = difference.words(keys if len(keys) == len(declared.keys) else ())
         if reason := too_late(coverage, stream, "the truth has them"):
-            return told("unproved", f"{reason}; {differing(difference)}: {'; '.join(words)}{notes}")
+            return comparison("unproved", f"{reason}; {differing(difference)}: {'; '.join(words)}{notes}")
         if not difference.extra and sum(difference.missing.values()) <= unheld:
             words.append(f"the table cannot hold {counted(unheld, 'row')}, see the dead letters")
-            return told("unproved", f"{'; '.join(words)}{notes}")
-        return told("wrong", f"{'; '.join(words)}{notes}")
-    rows = counted(found.num_rows, "row", "equals", "equal")
-    return told("ok", f"{rows} the truth in {counted(len(columns), 'column')}{notes}")
+            return comparison("unproved", f"{'; '.join(words)}{notes}")
+        return comparison("wrong", f"{'; '.join(words)}{notes}")
+    rows = counted(rows_there.num_rows, "row", "equals", "equal")
+    return comparison("ok", f"{rows} the truth in {counted(len(columns), 'column')}{notes}")
 
 
 def too_late(coverage: Coverage, stream: Stream, where: str) -> str:
-    """Why rows may differ though the table is right: records that the watermark dropped; empty where there are none."""
+    """The reason why rows may differ although the table is right: records dropped behind the watermark; else empty."""
     if coverage.late:
         return f"{counted(coverage.late, 'late record', 'was', 'were')} dropped behind the watermark; {where}"
     if (coverage.missing or not coverage.entries) and any(source.event_time for source in stream.sources.values()):
-        return "batches whose entry is gone may have dropped late records behind the watermark, which nobody knows now"
+        return "batches whose entry is gone may have dropped late records behind the watermark, how many is not known"
     return ""
 
 
 def differing(difference: Difference) -> str:
-    """How many rows differ, in words."""
+    """The number of rows that differ, in words."""
     return counted(difference.rows, "row", "differs", "differ")
 
 
@@ -135,7 +135,7 @@ def _hindrance(
     topics: Mapping[str, TopicContent],
     watermark: datetime | None,
 ) -> str:
-    """Why a table cannot be compared with its truth now; empty where it can."""
+    """The reason why a table cannot be compared with its truth now; empty where it can."""
     if version is None:
         return "the table does not exist"
     for span in spans:
@@ -149,9 +149,9 @@ def _hindrance(
 
 
 class _Giving:
-    """Hands the records to a truth: those that the stream has read, without those that were refused.
+    """Passes records to a truth: those that the stream has read, without those that were refused.
 
-    What the formats of today refuse says nothing of what other code has read: there the dead letters alone count.
+    The present formats do not decide on records that other code has read: there only the dead letters count.
     """
 
     def __init__(
@@ -186,12 +186,12 @@ class _Giving:
     def _records(self, source: KafkaTopic) -> Iterator[Record]:
         read: Callable[[bytes], dict[str, Any]] | None = getattr(source.value, "read", None)
         letters = self._refused.get(source.name, frozenset())
-        found = self._refusals.found.get(source.name, {}) if self._refusals is not None else {}
+        refused = self._refusals.found.get(source.name, {}) if self._refusals is not None else {}
         spans = [span for span in self._spans if span.topic == source.name]
         for raw in self._sources[source.name].records(spans):
             place = place_of(raw.partition, raw.offset)
             today = self._today.has(raw.topic, raw.partition, raw.offset)
-            if place in letters or (today and place in found):
+            if place in letters or (today and place in refused):
                 continue
             reads = read if today or read is None else partial(_read_of_other_code, read, raw)
             yield Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, reads)
@@ -254,8 +254,8 @@ def _of_rows(result: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
 
 def refused_whole(letters: pa.Table) -> dict[str, frozenset[int]]:
     """By topic the places of dead letters that are records; an output row comes from a record that was read."""
-    found: dict[str, set[int]] = {}
+    by_topic: dict[str, set[int]] = {}
     for row in letters.to_pylist():
         if row["reason"] not in OF_ROWS and row["offset"] is not None:
-            found.setdefault(row["topic"], set()).add(place_of(row["partition"], row["offset"]))
-    return {topic: frozenset(places) for topic, places in found.items()}
+            by_topic.setdefault(row["topic"], set()).add(place_of(row["partition"], row["offset"]))
+    return {topic: frozenset(places) for topic, places in by_topic.items()}

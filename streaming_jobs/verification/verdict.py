@@ -1,4 +1,4 @@
-"""What a verification has found: of each stream, and of all of them together."""
+"""The verdict of a verification: on each stream, and on all of them together."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from streaming_jobs.verification.subject import Comparison
 
 @dataclass(frozen=True)
 class StreamVerdict:
-    """What was found about one stream; all offsets are those that the topics hold now.
+    """The verdict on one stream; all offsets are those that the topics hold now.
 
     `verified` are in exactly one range, `unproved` belong to entries that are gone, for the reason `why`; `unread` come
     after the stream's last batch, `skipped` were left out by a recovery. `log_from` is the oldest version in the log
-    of the table. `coverage` is what the rows were made from, up to `position` (generation and batch). `accepted` are
-    the tables of which a change of somebody else was accepted. `begun`: it has state or tables here.
+    of the table. `coverage` has the offsets that the rows were made from, up to `position` (generation and batch).
+    `accepted` are the tables with an accepted foreign commit. `begun`: the stream has state or tables here.
     """
 
     stream: str
@@ -42,12 +42,12 @@ class StreamVerdict:
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong. Whether all of it could be proved is `whole`."""
+        """True if nothing is wrong; `whole` adds that all of it was proved."""
         return not (self.lost or self.doubled or self.faults) and all(c.verdict != "wrong" for c in self.comparisons)
 
     @property
     def whole(self) -> bool:
-        """Every offset of the topics up to the stream's position was judged, and no comparison was lacking evidence.
+        """True if every offset up to the stream's position was judged, and no comparison was lacking evidence.
 
         Without a position no batch is known, so nothing is proved.
         """
@@ -57,24 +57,24 @@ class StreamVerdict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found about all streams; `records` are the topics'."""
+    """The verdict on all streams; `records` is the number of records in their topics."""
 
     records: int
     streams: tuple[StreamVerdict, ...]
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong with any stream."""
+        """True if nothing is wrong with any stream."""
         return all(stream.ok for stream in self.streams)
 
     @property
     def whole(self) -> bool:
-        """Nothing is wrong, and nothing was left unjudged."""
+        """True if nothing is wrong, and nothing was left unjudged."""
         return all(stream.whole for stream in self.streams)
 
     @property
     def begun(self) -> bool:
-        """At least one of the streams has ever run."""
+        """True if at least one of the streams has ever run."""
         return any(stream.begun for stream in self.streams)
 
     @property

@@ -1,7 +1,7 @@
-"""Verifying declared streams against a broker: the order of the questions, so that streams may run meanwhile.
+"""Verification of declared streams against a broker, in an order that lets the streams run meanwhile.
 
-First the versions of the tables, then the ends of the topics: whatever the versions were made from lies before these
-ends. Nothing is waited for that is written later.
+First the versions of the tables are read, then the ends of the topics: every record that the versions were made from
+lies before these ends. Later records are not waited for.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from streaming_jobs.verification.verdict import StreamVerdict, Verdict
 from streaming_jobs.verification.verifier import newest_versions, verify
 
 Told = Callable[[str, int, int], None]
-"""Takes what is being done, how many offsets of it are done, and of how many."""
+"""Called with progress: the name of the activity, offsets done, offsets in all."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to verify. `until` is a deadline of `time.monotonic` for reading the topics; None: none.
+    """Options of a verification. `until` is a deadline of `time.monotonic` for reading the topics; None: no deadline.
 
     Without `decode`, records are not decoded: which of them are refused is not compared.
     """
@@ -56,9 +56,9 @@ def verify_streams(
     options: Options,
     tell: Told = lambda *_: None,
 ) -> tuple[Verdict, dict[str, TopicReader]]:
-    """The verdict on these streams, and the readers of their topics, for those who compare more.
+    """The verdict on these streams, and the readers of their topics, for further comparisons.
 
-    Topics of streams that have never been started are read only if the streams have to have finished.
+    Topics of streams that have never been started are read only with `options.finished`.
     """
     begun = [stream for stream in streams if options.finished or _has_begun(settings, stream)]
     subjects = [subject_of(stream) for stream in begun]
@@ -68,7 +68,7 @@ def verify_streams(
     codes = {stream.name: code_version(stream, settings.flows).hash for stream in begun}
     refusals = {stream.name: refusals_of(stream, codes[stream.name]) for stream in begun} if options.decode else {}
     topics = {name: _read(reader, begun, refusals, tell) for name, reader in readers.items()}
-    found = verify(
+    judged = verify(
         subjects,
         settings.tables,
         topics,
@@ -79,7 +79,7 @@ def verify_streams(
     )
     verdicts = []
     for stream in streams:
-        verdict = next((v for v in found.streams if v.stream == stream.name), None)
+        verdict = next((v for v in judged.streams if v.stream == stream.name), None)
         if verdict is None:
             verdicts.append(never_started(stream))
             continue
@@ -96,12 +96,12 @@ def verify_streams(
         )
         more = [known.compare(truth) for truth in truths if truth.table in {s.name for s in stream.sinks.values()}]
         verdicts.append(_with(verdict, [*_without_truth(stream, truths), *more]))
-    return Verdict(found.records, tuple(verdicts)), readers
+    return Verdict(judged.records, tuple(verdicts)), readers
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of one stream when its tables are compared with truths."""
+    """The facts about one stream for the comparison of its tables with truths."""
 
     settings: Settings
     stream: Stream
@@ -146,15 +146,15 @@ class _Known:
         return version_at(path, self.verdict.position)
 
     def _refused(self, table: str, version: int | None) -> tuple[dict[str, frozenset[int]], int]:
-        """By topic the places of records that have no row in a table, and how many rows more were refused.
+        """By topic the places of records without a row in a table, and the number of further refused rows.
 
-        A record is one of them too if its only row was refused. Otherwise it may have other rows.
+        A record whose only row was refused is one of them; one of several rows may have others in the table.
         """
         path = self.settings.tables / self.stream.dead_letters
         at = version_at(path, self.verdict.position)
         if at is None or version is None:
             return {}, 0
-        found = {t: set(known) for t, known in refused_whole(table_rows.rows(path, at, LETTERS)).items()}
+        places = {t: set(known) for t, known in refused_whole(table_rows.rows(path, at, LETTERS)).items()}
         recorded = outputs_of(self.settings.state, self.stream.name)
         made = Made.of(recorded, self.verdict.coverage.entries, table)
         topic, *others = (source.name for source in self.stream.sources.values())
@@ -163,17 +163,17 @@ class _Known:
         for row in refused_rows(path, at, topic, None if others else made.position):
             if row.columns <= columns:
                 if row.topic is not None and row.place is not None and made.outputs and made.one_row_at_most:
-                    found.setdefault(row.topic, set()).add(row.place)
+                    places.setdefault(row.topic, set()).add(row.place)
                 else:
                     unheld += 1
-        return {t: frozenset(known) for t, known in found.items()}, unheld
+        return {t: frozenset(known) for t, known in places.items()}, unheld
 
 
 def never_started(stream: Stream) -> StreamVerdict:
     """The verdict on a stream that has neither state nor tables."""
-    told = Comparison(stream.primary.name, "rows", "not compared", "the stream has never been started")
+    comparison = Comparison(stream.primary.name, "rows", "not compared", "the stream has never been started")
     return StreamVerdict(
-        stream.name, stream.primary.name, -1, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=(told,), begun=False
+        stream.name, stream.primary.name, -1, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=(comparison,), begun=False
     )
 
 
@@ -199,18 +199,18 @@ def _has_begun(settings: Settings, stream: Stream) -> bool:
 def _readers(
     settings: Settings, streams: Sequence[Stream], bootstrap: str, until: float | None
 ) -> dict[str, TopicReader]:
-    """A reader of each topic; one that does not exist has none, which the verifier tells of each of its streams."""
-    found = {}
+    """A reader of each topic that exists; the verifier reports a missing topic for each of its streams."""
+    readers = {}
     for name in dict.fromkeys(topic.name for stream in streams for topic in stream.sources.values()):
         try:
-            found[name] = TopicReader.at(settings.kafka, bootstrap, name, until=until)
+            readers[name] = TopicReader.at(settings.kafka, bootstrap, name, until=until)
         except UsageError:
             continue
-    return found
+    return readers
 
 
 def _read(reader: TopicReader, streams: Sequence[Stream], refusals: dict[str, Refusals], tell: Told) -> TopicContent:
-    """Read a topic once for all streams; streams that declare it alike share what its format refuses."""
+    """Read a topic once for all streams; streams that declare it alike share the refusals of its format."""
     judges: list[tuple[KafkaTopic, Refusals]] = []
     for stream in streams:
         mine = refusals.get(stream.name)

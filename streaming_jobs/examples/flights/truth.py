@@ -1,4 +1,4 @@
-"""What the three tables have to hold, worked out with pandas from the package's own columns, and the comparison.
+"""The expected content of the three tables, computed with pandas from the package's own columns, and the comparison.
 
 Nothing here uses Spark or the record builder: UTC comes from the package's `time_hour`, not from our rule for
 local times, and a row's place in the topic from the partition of its key. Integers, texts and times must be
@@ -82,7 +82,7 @@ def truth_of(table: str, records: Iterable[Record]) -> pd.DataFrame:
 
 
 def watermark(share: float, lateness: timedelta) -> pd.Timestamp:
-    """Where the watermark of airport_hours ends: windows that end at or before it are closed."""
+    """The last watermark of airport_hours: windows that end at or before it are closed."""
     newest: pd.Timestamp = _flights(share)["sched_dep"].max()
     return newest - lateness
 
@@ -90,7 +90,7 @@ def watermark(share: float, lateness: timedelta) -> pd.Timestamp:
 def compare(settings: Settings, share: float = 1.0) -> list[TableCheck]:
     """Compare each table with the truth for the first `share` of the flights; only reads.
 
-    Call it when the streams have read everything: what they have not read yet is missing here. A topic that
+    Call it when the streams have read everything: rows of unread records are reported as missing. A topic that
     holds another number of records than one such feed is reported as not comparable. Without a broker the
     tables are compared all the same.
     """
@@ -110,21 +110,21 @@ def as_frame(rows: pa.Table) -> pd.DataFrame:
 
 
 def differences(
-    expected: pd.DataFrame, found: pd.DataFrame, keys: Sequence[str], tolerance: float = MEAN_TOLERANCE
+    expected: pd.DataFrame, actual: pd.DataFrame, keys: Sequence[str], tolerance: float = MEAN_TOLERANCE
 ) -> list[str]:
-    """What differs between two sets of rows, in words; nothing when they are equal. Order does not matter."""
+    """The differences of two sets of rows, in words; empty when they are equal. Order does not matter."""
     by = list(keys)
-    if set(expected.columns) != set(found.columns):
-        return [f"columns are {sorted(found.columns)}, expected {sorted(expected.columns)}"]
-    told = []
-    doubled = found[found.duplicated(by, keep="first")]
+    if set(expected.columns) != set(actual.columns):
+        return [f"columns are {sorted(actual.columns)}, expected {sorted(expected.columns)}"]
+    texts = []
+    doubled = actual[actual.duplicated(by, keep="first")]
     if len(doubled):
-        told.append(_rows(doubled, by, "rows twice or more"))
-    both = expected.merge(found.drop_duplicates(by), on=by, how="outer", suffixes=("", "_found"), indicator=True)
+        texts.append(_rows(doubled, by, "rows twice or more"))
+    both = expected.merge(actual.drop_duplicates(by), on=by, how="outer", suffixes=("", "_found"), indicator=True)
     for side, name in (("left_only", "rows missing"), ("right_only", "rows not expected")):
         rows = both[both["_merge"] == side]
         if len(rows):
-            told.append(_rows(rows, by, name))
+            texts.append(_rows(rows, by, name))
     both = both[both["_merge"] == "both"]
     for column in expected.columns.difference(by):
         wanted, got = both[column], both[f"{column}_found"]
@@ -137,29 +137,29 @@ def differences(
         if len(rows):
             first = rows.iloc[0]
             place = ", ".join(f"{key}={first[key]}" for key in by)
-            told.append(
+            texts.append(
                 f"{counted(len(rows), 'row')} with another {column}, first {first[f'{column}_found']} "
                 f"instead of {first[column]} at {place}"
             )
-    return told
+    return texts
 
 
 def _compared(settings: Settings, stream: Stream, share: float) -> TableCheck:
     table = stream.primary.name
-    found = _read(settings, table)
-    expected = truth(table, share, partitions=_partitions(found) if table == "flights_clean" else 4)
+    actual = _read(settings, table)
+    expected = truth(table, share, partitions=_partitions(actual) if table == "flights_clean" else 4)
     note = ""
     if table == "airport_hours":
         closed_at = watermark(share, _lateness(settings, stream))
         open_rows = expected[expected["window_end"] > closed_at]
         expected = expected[expected["window_end"] <= closed_at]
         note = f"; still open, since they end after {closed_at:%Y-%m-%d %H:%M} UTC: {counted(len(open_rows), 'window')}"
-    if found is None:
+    if actual is None:
         return TableCheck(table, False, len(expected), 0, "the table does not exist yet")
-    told = differences(expected, found, KEYS[table])
+    texts = differences(expected, actual, KEYS[table])
     if late := _late_rows(settings, stream):
-        told.append(f"the watermark dropped {late:,} late rows (Spark's figure)")
-    return TableCheck(table, not told, len(expected), len(found), ("; ".join(told) or "every row is equal") + note)
+        texts.append(f"the watermark dropped {late:,} late rows (Spark's figure)")
+    return TableCheck(table, not texts, len(expected), len(actual), ("; ".join(texts) or "every row is equal") + note)
 
 
 def _late_rows(settings: Settings, stream: Stream) -> int:
@@ -168,10 +168,10 @@ def _late_rows(settings: Settings, stream: Stream) -> int:
 
 
 def _dead_letters(settings: Settings, stream: Stream) -> TableCheck | None:
-    found = _read(settings, stream.dead_letters)
-    if found is None or found.empty:
+    letters = _read(settings, stream.dead_letters)
+    if letters is None or letters.empty:
         return None
-    return TableCheck(stream.dead_letters, False, 0, len(found), f"not decoded: {counted(len(found), 'record')}")
+    return TableCheck(stream.dead_letters, False, 0, len(letters), f"not decoded: {counted(len(letters), 'record')}")
 
 
 def _read(settings: Settings, table: str) -> pd.DataFrame | None:
@@ -198,8 +198,8 @@ def _lateness(settings: Settings, stream: Stream) -> timedelta:
     return delay
 
 
-def _partitions(found: pd.DataFrame | None) -> int:
-    return 4 if found is None or found.empty else int(found["source_partition"].max()) + 1
+def _partitions(rows: pd.DataFrame | None) -> int:
+    return 4 if rows is None or rows.empty else int(rows["source_partition"].max()) + 1
 
 
 def _rows(rows: pd.DataFrame, keys: Sequence[str], name: str) -> str:
@@ -221,11 +221,11 @@ def _held(records: Iterable[Record]) -> tuple[pd.DataFrame, int]:
 
 
 def _partitions_of(keys: Mapping[tuple[int, int], bytes]) -> int:
-    """How many partitions the topic has: the number with which every key falls into its own."""
-    found = {(partition, key) for (partition, _), key in keys.items()}
-    least = max((partition for partition, _ in found), default=0) + 1
+    """Number of partitions of the topic: the one with which every key falls into the partition that it has."""
+    pairs = {(partition, key) for (partition, _), key in keys.items()}
+    least = max((partition for partition, _ in pairs), default=0) + 1
     for count in range(least, _MOST_PARTITIONS + 1):
-        if all(dataset.partition_of(key, count) == partition for partition, key in found):
+        if all(dataset.partition_of(key, count) == partition for partition, key in pairs):
             return count
     raise NotComparable(f"the records of topic {TOPIC} do not lie in the partitions of their keys")
 

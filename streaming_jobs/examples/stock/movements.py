@@ -1,6 +1,6 @@
-"""Stock movements, made by chance from a seed: no product ever falls below nothing. And the truth about them.
+"""Random stock movements from a seed, with which no stock falls below zero; and the truth about them.
 
-One in fifty is a correction, with its sign, after somebody has counted the shelf; one in twenty a return.
+One in fifty is a correction after a stock-taking, with its sign; one in twenty is a return.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Movement:
 
     @property
     def change(self) -> int:
-        """By how many pieces the stock changes."""
+        """The change of the stock, in pieces."""
         return -self.quantity if self.kind == "sold" else self.quantity
 
     @property
@@ -51,7 +51,7 @@ def movements(count: int, seed: int = 7) -> list[Movement]:
     """The first `count` movements of a seed; the same ones each time, and a longer list begins with a shorter one."""
     chance = np.random.default_rng(seed)
     stock = [0] * PRODUCTS
-    found = []
+    made = []
     for number in range(count):
         product = int(chance.integers(PRODUCTS))
         kind = _KINDS[int(np.searchsorted(np.cumsum(_SHARES), chance.random()))]
@@ -62,17 +62,17 @@ def movements(count: int, seed: int = 7) -> list[Movement]:
         if stock[product] < down:
             kind, quantity, down = "received", 12 + quantity, -(12 + quantity)
         stock[product] -= down
-        found.append(Movement(f"P{product:03d}", kind, quantity, _BEGIN + timedelta(seconds=30 * number)))
-    return found
+        made.append(Movement(f"P{product:03d}", kind, quantity, _BEGIN + timedelta(seconds=30 * number)))
+    return made
 
 
 def inventory(of: Sequence[Movement]) -> dict[str, tuple[int, int, datetime]]:
     """The true stock: by product its quantity, its movements and when the last one was."""
-    found: dict[str, tuple[int, int, datetime]] = {}
+    stock: dict[str, tuple[int, int, datetime]] = {}
     for movement in of:
-        quantity, count, _ = found.get(movement.product, (0, 0, movement.at))
-        found[movement.product] = (quantity + movement.change, count + 1, movement.at)
-    return found
+        quantity, count, _ = stock.get(movement.product, (0, 0, movement.at))
+        stock[movement.product] = (quantity + movement.change, count + 1, movement.at)
+    return stock
 
 
 def low_stock(of: Sequence[Movement]) -> list[tuple[str, int, datetime]]:

@@ -1,7 +1,7 @@
-"""Two streams over one topic: what is in stock of each product, and the movements that took much at once.
+"""Two streams over one topic: the stock of each product, and the movements that took much at once.
 
-topic stock_movements -> inventory    upsert, one row a product
-                      -> low_stock    append, one row a large withdrawal
+topic stock_movements -> inventory    upsert, one row per product
+                      -> low_stock    append, one row per large withdrawal
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ LOW_STOCK = StructType(
 
 
 def change() -> Column:
-    """By how much a movement changes the stock: a correction has its sign already, only a sale takes away."""
+    """The change of the stock by a movement: a correction has its sign already, only a sale takes away."""
     return F.when(F.col("kind") == "sold", -F.col("quantity")).otherwise(F.col("quantity"))
 
 
 @stream(source=MOVEMENTS, sink=DeltaTable("inventory", schema=INVENTORY, keys=["product"]))
 def inventory(movements: DataFrame) -> DataFrame:
-    """What is in stock of each product."""
+    """The stock of each product."""
     changes = movements.select("product", "at", change().alias("change"))
     return changes.groupBy("product").agg(
         F.sum("change").alias("quantity"), F.count("*").alias("movements"), F.max("at").alias("last_at")
@@ -70,7 +70,7 @@ def low_stock(movements: DataFrame) -> DataFrame:
 
 @truth(inventory)
 def true_inventory(movements: Iterable[Record]) -> list[dict[str, Any]]:
-    """What is in stock, counted by hand: for `recourse verify`."""
+    """The true stock, counted without Spark: for `recourse verify`."""
     quantity: Counter[str] = Counter()
     count: Counter[str] = Counter()
     last: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""What is damaged on purpose, one thing at a time, and what the next start has to say to it.
+"""Scenarios that damage one thing on purpose and check that the next start refuses it in the right words.
 
-Each runs a real driver on a home whose streams have read everything. State and tables are put back after each from a
-copy that was taken before; the two that spoil the topic come last, since a topic has no copy. Most need no JVM:
+Each runs a real driver on a home whose streams have read everything. State and tables are restored after each from a
+copy that was taken before; the two that damage the topic come last, since a topic has no copy. Most need no JVM:
 preflight refuses before there is one.
 """
 
@@ -35,13 +35,13 @@ STREAM = "flights_clean"
 _REFUSED_WITHIN = 60.0
 _MORE = 500
 _POLL = 0.05
-_TOLD = re.compile(r'(?:error|found)="(?:REC-\d+ )?(?P<found>.*?)(?:\\n  next: |" next=")(?P<next>.*?)"(?: |$)')
-"""An error in a line of the driver's log, as a stream's failure has it or a session's."""
+_ERROR = re.compile(r'(?:error|found)="(?:REC-\d+ )?(?P<found>.*?)(?:\\n  next: |" next=")(?P<next>.*?)"(?: |$)')
+"""An error in a line of the driver's log, in the form of a stream's failure or of a session's."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A damage, the exit code that the next driver has to end with, and words that it has to say."""
+    """A damage, and the exit code and words that the next driver has to end with."""
 
     name: str
     damage: Callable[[Home], None]
@@ -51,7 +51,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a driver did about one damage."""
+    """The reaction of a driver to one damage."""
 
     name: str
     ok: bool
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def run_scenarios(home: Home, tell: Tell) -> list[Outcome]:
-    """Run all of them; `home` has a broker, and its streams stand still. The topic is of no use afterwards."""
+    """Run all scenarios; `home` has a broker, and no stream runs in it. The topic cannot be used afterwards."""
     outcomes = [_second_driver(home)]
     for scenario in SCENARIOS:
         with _put_back(home):
@@ -80,15 +80,15 @@ def _start(home: Home, scenario: Scenario) -> Outcome:
     driver = DriverProcess.start((STREAM,), home.environment(), log)
     try:
         code = driver.wait(_REFUSED_WITHIN)
-        said, next_step = _refusal(driver)
+        refusal, next_step = _refusal(driver)
     finally:
         driver.end()
-    ok = code == scenario.exit_code and all(words in said for words in scenario.says) and bool(next_step)
-    return Outcome(scenario.name, ok, code, said, next_step)
+    ok = code == scenario.exit_code and all(words in refusal for words in scenario.says) and bool(next_step)
+    return Outcome(scenario.name, ok, code, refusal, next_step)
 
 
 def _second_driver(home: Home) -> Outcome:
-    """The first one needs no JVM to hold its lease."""
+    """Start a second driver beside a first one, which holds its lease before it has a JVM."""
     first = DriverProcess.start((STREAM,), home.environment(), home.settings.logs / "scenario-first-driver.log")
     try:
         deadline = time.monotonic() + _REFUSED_WITHIN
@@ -102,16 +102,16 @@ def _second_driver(home: Home) -> Outcome:
 
 
 def _refusal(driver: DriverProcess) -> tuple[str, str]:
-    """What was found and what to run, out of the driver's last line about an error."""
+    """Text and next step of the first error in the driver's last lines."""
     line = next((line for line in driver.words().splitlines() if "level=error" in line), driver.words(1))
-    told = _TOLD.search(line)
-    return (told["found"], told["next"]) if told else (line, "")
+    match = _ERROR.search(line)
+    return (match["found"], match["next"]) if match else (line, "")
 
 
 @contextmanager
 def _put_back(home: Home) -> Iterator[None]:
-    kept = home.folder / "kept"
-    folders = {home.settings.state: kept / "state", home.settings.tables: kept / "tables"}
+    backup = home.folder / "kept"
+    folders = {home.settings.state: backup / "state", home.settings.tables: backup / "tables"}
     for folder, copy in folders.items():
         shutil.copytree(folder, copy)
     try:
@@ -120,7 +120,7 @@ def _put_back(home: Home) -> Iterator[None]:
         for folder, copy in folders.items():
             shutil.rmtree(folder)
             copy.rename(folder)
-        kept.rmdir()
+        backup.rmdir()
 
 
 def _checkpoint(home: Home) -> Path:

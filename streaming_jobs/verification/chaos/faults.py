@@ -1,9 +1,9 @@
-"""Which faults a run of chaos meets, and when: all of it follows from the seed. Pure.
+"""The schedule of faults for the kill loop, made from the seed alone. Pure.
 
-A run is a row of phases. In a phase the streams share one session, or each has its own; each session (a lane) has a
-queue of faults, and is started again after each. Up to six in ten kills hit a named point of a batch, each point of
-each stream once if there are enough; the others hit at a random moment. The seed fixes the kinds, their
-order, and the numbers they are made of; which batch a moment falls into is up to the machine.
+A run is a sequence of phases. In a phase the streams share one session, or each has its own; each session (a lane) has
+a queue of faults, and is started again after each. Up to six in ten kills hit a named point of a batch, each point of
+each stream once if there are enough; the others hit at a random moment. The seed fixes the kinds of faults, their
+order and their parameters; which batch a moment falls into depends on the machine.
 """
 
 from __future__ import annotations
@@ -112,14 +112,14 @@ def _faults(chance: random.Random, kills: int, points: Mapping[str, Sequence[str
     pairs = [(stream, point) for stream in points for point in points[stream]]
     chance.shuffle(pairs)
     named = min(len(pairs), round(kills * _NAMED_SHARE))
-    found: list[Fault] = [PointKill(s, p, chance.randint(0, _MOST_BATCHES)) for s, p in pairs[:named]]
+    faults: list[Fault] = [PointKill(s, p, chance.randint(0, _MOST_BATCHES)) for s, p in pairs[:named]]
     for number in range(kills - named):
         early = chance.random() < _EARLY_SHARE
         versions = 0 if early else chance.randint(1, _MOST_COMMITS)
         seconds = round(chance.uniform(0, _EARLY_LATEST if early else _LATEST), 2)
-        found.append(RandomKill(VICTIMS[number % len(VICTIMS)], versions, seconds))
-    chance.shuffle(found)
-    return found
+        faults.append(RandomKill(VICTIMS[number % len(VICTIMS)], versions, seconds))
+    chance.shuffle(faults)
+    return faults
 
 
 def _apart(chance: random.Random, faults: Sequence[Fault], streams: Sequence[str]) -> Phase:

@@ -1,4 +1,4 @@
-"""The feeder of a run of chaos: real flights at a steady rate in a thread, through every restart of the broker."""
+"""The feeder of the kill loop: real flights at a steady rate in a thread, through every restart of the broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Feeding:
     """Feeds until it is stopped. `held` flights are in the topic, always the first ones in order of departure."""
 
     def __init__(self, settings: Settings, *, rate: float, records: int) -> None:
-        """`rate` in records a second; `records` is the most it may come to."""
+        """`rate` is in records per second; `records` is the most that it sends."""
         self.held = 0
         self._settings, self._rate = settings, rate
         self._most = min(max(records, 1), dataset.TOTAL)
@@ -32,13 +32,13 @@ class Feeding:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what the feeder failed with, if it has."""
+        """Raise the feeder's error, if it has failed."""
         if self._error is not None:
             raise self._error
 
     @property
     def dry(self) -> bool:
-        """True if all records it may send are sent."""
+        """True if it has sent all its records."""
         return self.held >= self._most
 
     def stop(self) -> None:
@@ -48,7 +48,7 @@ class Feeding:
             self._thread.join()
 
     def finish(self) -> int:
-        """Stop, and send what a cut-off chunk left out; the topic then holds just the first flights, this many."""
+        """Stop, and send the rest of an interrupted chunk; returns the number of flights that the topic then holds."""
         self.stop()
         self.check()
         there = np.ones(dataset.TOTAL, dtype=bool)
@@ -66,16 +66,16 @@ class Feeding:
                     self._settings,
                     rate=self._rate,
                     share=self._most / dataset.TOTAL,
-                    progress=self._told,
+                    progress=self._progressed,
                     stop=self._ended,
                     chunk=_CHUNK,
                 )
                 self.held = report.held
             except TransientError:  # the broker is being restarted
                 self._ended.wait(_AGAIN_AFTER)
-            except Exception as error:  # noqa: BLE001 - raised by `check`; a thread has nobody to raise it to
+            except Exception as error:  # noqa: BLE001 - raised by `check` in the caller's thread
                 self._error = error
                 return
 
-    def _told(self, held: int, _: int) -> None:
+    def _progressed(self, held: int, _: int) -> None:
         self.held = held

@@ -1,4 +1,4 @@
-"""The home of a run of chaos: settings that depend on nothing but the run, and what its child processes get of them."""
+"""The home of a run of the kill loop: its settings, and the environment that passes them to child processes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SUBJECTS = (*FLIGHTS, SPLIT)
 """The streams of the kill loop: the shipped ones, and one of two tables."""
 STREAMS = tuple(subject.stream for subject in SUBJECTS)
 LATENESS = "5 days"
-"""Of airport_hours here. docs/flights.md: four days drop nothing; the shipped ten would leave a short run no window."""
+"""Lateness of airport_hours here: four days drop nothing (docs/flights.md), the shipped ten would close no window."""
 
 _VALUES: Mapping[str, Any] = {
     "flows": ["streaming_jobs.examples.flights.streams", "streaming_jobs.verification.chaos.streams"],
     "stream.min_commit_interval": "200 ms",
-    "stream.max_pause": "0 seconds",  # a kill shall find a batch
+    "stream.max_pause": "0 seconds",  # so that a kill interrupts a batch
     "streams.airport_hours.lateness": LATENESS,
     "table.log_retention": "30 days",  # the proof reads every entry of the run
     "table.log_versions": 0,
@@ -43,7 +43,7 @@ class Home:
 
     @classmethod
     def of(cls, folder: Path, base: Settings, *, max_offsets: int) -> Home:
-        """A home in `folder`; of the user's own settings only what fetches jars is taken over."""
+        """A home in `folder`; from the user's settings only those for fetching jars are taken over."""
         values = {
             **_VALUES,
             "home": str(folder.absolute()),
@@ -60,18 +60,18 @@ class Home:
         return self.settings.home
 
     def environment(self, **changes: str) -> dict[str, str]:
-        """The environment of a child process: nobody else's settings, then these, then `changes`."""
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("RECOURSE_")}
+        """The environment of a child process: no inherited settings, only these and `changes`."""
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith("RECOURSE_")}
         ours = {
             f"RECOURSE_{key.upper().replace('.', '__')}": value if isinstance(value, str) else json.dumps(value)
             for key, value in self.values.items()
         }
         root = str(Path(streaming_jobs.__file__).resolve().parent.parent)
-        path = os.pathsep.join(part for part in (root, kept.get("PYTHONPATH")) if part)
-        return {**kept, **ours, "PYTHONPATH": path, **changes}
+        path = os.pathsep.join(part for part in (root, inherited.get("PYTHONPATH")) if part)
+        return {**inherited, **ours, "PYTHONPATH": path, **changes}
 
     def checkpoint(self, stream: str, generation: int = 1) -> Checkpoint:
-        """The stream's checkpoint, which only the book-keeping looks at, never the proof."""
+        """The stream's checkpoint, which only the tally reads, never the verifier."""
         return Checkpoint(self.settings.state / stream / f"g{generation:04d}")
 
     def newest_version(self, table: str) -> int:

@@ -1,6 +1,6 @@
 """The kill loop: real streams on a real broker, killed again and again, read and verified meanwhile and afterwards.
 
-`run` is the whole story: a broker and a feeder of its own, the phases of the schedule, a reader that reads every
+`run` does all of it: a broker and a feeder of its own, the phases of the schedule, a reader that reads every
 version of the tables as it appears, then a last session that reads the topic to its end, and the verifier.
 """
 
@@ -34,7 +34,7 @@ from streaming_jobs.verification.verifier import verify
 from streaming_jobs.verification.version_reader import ConcurrentReader
 
 POINTS_OF: Mapping[str, tuple[str, ...]] = {
-    # Where a stream has one table, nothing is committed before that point, and it is the one before it.
+    # In a stream of one table nothing is committed before that point: it would repeat the point before it.
     subject.stream: tuple(p for p in POINTS if subject.secondary or p != "secondary_committed")
     for subject in SUBJECTS
 }
@@ -46,7 +46,7 @@ _SECONDS_A_KILL = 60
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do: kills, seed, feed in records a second, records a batch; whether to try the scenarios afterwards.
+    """The parameters of a run: kills, seed, feed in records per second, records per batch, scenarios afterwards.
 
     The scenarios and the whole truth need all streams, which are the default.
     """
@@ -60,13 +60,13 @@ class Plan:
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
-        """What is run and judged."""
+        """The streams that are run and verified."""
         return tuple(subject for subject in SUBJECTS if subject.stream in self.streams)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What happened, and what was found. `batches` are those in the tables, over all streams."""
+    """The outcome of a run. `batches` are those in the tables, over all streams."""
 
     plan: Plan
     home: Path
@@ -87,7 +87,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Nothing lost, nothing doubled, every version whole, every table equal to the truth, every damage refused."""
+        """True if nothing is lost or doubled, every version is whole, every table true, and every damage refused."""
         whole = self.verdict.whole and not self.faults and not self.versions_unseen
         return whole and self.equal and all(outcome.ok for outcome in self.scenarios)
 
@@ -95,7 +95,7 @@ class Report:
 def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
     """Run the schedule of the plan's seed in a home of its own; raises ChaosFailed when it cannot be carried out.
 
-    `base` says where jars come from. Whatever way it ends, no process is left.
+    `base` has the settings for fetching jars. However it ends, no process is left.
     """
     home = Home.of(folder, base, max_offsets=plan.max_offsets)
     faults = schedule(plan.seed, plan.kills, {stream: POINTS_OF[stream] for stream in plan.streams})
@@ -134,7 +134,7 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
 
 
 def read_to_the_end(home: Home, tally: Tally, streams: Sequence[str]) -> None:
-    """One session over all that is left, in large batches; raises ChaosFailed if it does not end with 0."""
+    """Run one session over all unread records, in large batches; raises ChaosFailed if it does not end with 0."""
     tally.sessions += 1
     log = home.settings.logs / f"driver-{tally.sessions:03d}.log"
     environment = home.environment(RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER="20000")
@@ -160,7 +160,7 @@ class _Loop:
     tell: Tell
 
     def run(self) -> None:
-        """Phase after phase, until every fault has happened."""
+        """Run phase after phase, until every fault has happened."""
         due = list(self.schedule.broker_after)
         for phase in self.schedule.phases:
             self._phase(phase, due)
@@ -190,7 +190,7 @@ class _Loop:
 
 
 def _truth(home: Home, plan: Plan, records: int) -> list[TableCheck]:
-    """Every table of the plan for which there is a truth; working it out takes seconds."""
+    """The comparison of every table of the plan that has a truth; computing the truths takes seconds."""
     tables = {subject.table for subject in plan.subjects} & KEYS.keys()
     return [c for c in compare(home.settings, records / dataset.TOTAL) if c.table in tables] if tables else []
 

@@ -1,4 +1,4 @@
-"""One session of a run of chaos: started, watched, killed as its faults say, and started again."""
+"""One session of the kill loop: started, watched, killed as its faults say, and started again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streaming_jobs.verification.chaos.home import SUBJECTS, Home
 from streaming_jobs.verification.subject import Subject
 
 Tell = Callable[[str], None]
-"""Takes one line on what happens, for people."""
+"""Called with one line of progress, for people."""
 
 _FAULT_WITHIN = 240.0
 _GONE_WITHIN = 60.0
@@ -34,11 +34,11 @@ class ChaosFailed(RecourseError):
 
 @dataclass
 class Tally:
-    """What happened so far. The last three are batches (stream, generation, batch) as a kill left them.
+    """Counts of a run so far. The last three are the batches (stream, generation, batch) that a kill interrupted.
 
-    A `replayed` one was planned and not in its table, so the next start does it again; a `skipped` one was in the table
-    and not yet committed by Spark, so the next start passes over it. A `half` one was in a secondary table and not in
-    the primary: it is replayed too, and the secondary table must not take it twice.
+    A `replayed` batch was planned and not in its table, so the next start repeats it; a `skipped` one was in the table
+    and not yet committed by Spark, so the next start skips it. A `half` one was in a secondary table and not in the
+    primary: it is replayed too, and the secondary table must not take it twice.
     """
 
     kills: int = 0
@@ -78,7 +78,7 @@ class LaneRunner:
         return not self._queue and self.driver is None and self.dying is None
 
     def step(self) -> None:
-        """Look after the session: start it, kill it when its time has come, take note of its end."""
+        """Advance the session: start it, kill it when its fault is due, or account for its end."""
         if self.dying is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_EVERY
             if self.dying.gone:
@@ -104,7 +104,7 @@ class LaneRunner:
             self._expect(not late, f"did not come to '{fault}' within {_FAULT_WITHIN:.0f} s")
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """End all drivers."""
         for driver in (self.driver, self.dying):
             if driver is not None:
                 driver.end()
@@ -130,7 +130,7 @@ class LaneRunner:
         return self._due is not None and time.monotonic() >= self._due
 
     def _ended(self, fault: Fault, code: int) -> None:
-        """The driver is over: as planned, or not."""
+        """Account for a driver that has ended, as planned or not."""
         assert self.driver is not None
         planned = self._killed is not None or (isinstance(fault, PointKill) and code == -signal.SIGKILL)
         if not planned:
@@ -155,12 +155,14 @@ class LaneRunner:
             )
         kind = "its lease was busy" if code == LeaseBusy.exit_code else f"exit code {code}"
         self.tally.unplanned.append(f"{kind}: {words}")
-        self.tell(f"a driver ended by itself ({kind}) and is started again: {words.splitlines()[-1][:300]}")
-        self._expect(len(self.tally.unplanned) <= _MOST_UNPLANNED, "ended by itself once too often")
+        self.tell(f"a driver ended without a kill ({kind}) and is started again: {words.splitlines()[-1][:300]}")
+        self._expect(
+            len(self.tally.unplanned) <= _MOST_UNPLANNED, f"ended without a kill more than {_MOST_UNPLANNED} times"
+        )
         self._let_go()
 
     def _let_go(self) -> None:
-        if self.dying is not None:  # two short lives in a row
+        if self.dying is not None:  # two short-lived drivers in a row
             self._account()
             self.dying.end()
         self.dying, self.driver = self.driver, None
@@ -174,7 +176,7 @@ class LaneRunner:
             )
 
     def _account(self) -> None:
-        """Which batches the kill caught between Spark's plan and Spark's commit, and on which side of the table's."""
+        """Count the batches that the kill interrupted after Spark's plan, by whether they were in the table."""
         for stream in self.lane.streams:
             subject = _subject(stream)
             newest = self.home.newest_batch(subject.table)

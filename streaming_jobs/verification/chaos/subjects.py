@@ -1,6 +1,6 @@
-"""The streams of the kill loop, and what each of them makes of a record: known here before they have run.
+"""The streams of the kill loop, and the rows that each makes of a record: known here before they have run.
 
-`recourse verify` takes none of this: it has the declarations, and what was noted of the plans (`declared.py`).
+`recourse verify` uses none of this: it has the declarations and the recorded plans (`declared.py`).
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ DEAD = found("dead", Reason("dead", "its session (pid 7) ended without saying so
     ],
 )
 def test_the_verdict(health: Health, continuous: bool, passed: bool, severity: str, mark: str) -> None:
-    told = verdict(health, continuous=continuous)
-    assert (told.passed, told.severity.value, told.mark) == (passed, severity, mark)
+    outcome = verdict(health, continuous=continuous)
+    assert (outcome.passed, outcome.severity.value, outcome.mark) == (passed, severity, mark)
     for reason in health.reasons:
-        assert reason.text in told.text
+        assert reason.text in outcome.text
 
 
 def test_a_broken_job_yaml_is_a_warning_on_what_is_well_and_does_not_hide_what_is_red() -> None:
@@ -117,10 +117,10 @@ RED = Verdict(False, dg.AssetCheckSeverity.ERROR, "red: dead", "orders is dead: 
 
 def tell(instance: dg.DagsterInstance, verdict: Verdict, now: float | None = None) -> int:
     """Report what is to be told; how much it was."""
-    told = to_tell(instance, {KEY: verdict}, now or time.time())
-    for evaluation in told:
+    reported = to_tell(instance, {KEY: verdict}, now or time.time())
+    for evaluation in reported:
         report_without_run(instance, evaluation)
-    return len(told)
+    return len(reported)
 
 
 def test_each_change_is_told_once_and_the_rest_now_and_then(instance: dg.DagsterInstance) -> None:

@@ -115,7 +115,7 @@ def test_a_job_without_continuous_and_schedule_is_started_by_hand(folder: Path) 
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         ("max_concurrent_runs: 1", "max_runs: 1", "resources.jobs.orders.max_runs: is not known here"),
         ("pause_status: UNPAUSED", "paused: true", "continuous.paused: is not known here"),
@@ -156,9 +156,9 @@ def test_a_job_without_continuous_and_schedule_is_started_by_hand(folder: Path) 
         ),
     ],
 )
-def test_what_is_not_understood_is_refused_with_file_and_key(folder: Path, old: str, new: str, said: str) -> None:
+def test_what_is_not_understood_is_refused_with_file_and_key(folder: Path, old: str, new: str, expected: str) -> None:
     text = refused(edited(folder, old, new))
-    assert said in text
+    assert expected in text
     assert str(folder / "jobs" / "orders.yml") in text
 
 
@@ -170,7 +170,7 @@ def test_two_tasks_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         ("bundle:\n  name: shop", "bundle: {}", "bundle.name: is missing"),
         ("jobs/*.yml", "job/*.yml", "nothing matches 'job/*.yml'"),
@@ -183,12 +183,12 @@ def test_two_tasks_are_refused(folder: Path) -> None:
         ("bundle:", "bundle: [", "while parsing"),
     ],
 )
-def test_a_bundle_that_is_not_understood_is_refused(folder: Path, old: str, new: str, said: str) -> None:
-    assert said in refused(edited(folder, old, new, "databricks.yml"))
+def test_a_bundle_that_is_not_understood_is_refused(folder: Path, old: str, new: str, expected: str) -> None:
+    assert expected in refused(edited(folder, old, new, "databricks.yml"))
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ("2026-13-45", "'2026-13-45' cannot be read: month must be in 1..12"),
         ("!!int many", "'many' cannot be read"),
@@ -199,12 +199,12 @@ def test_a_bundle_that_is_not_understood_is_refused(folder: Path, old: str, new:
         ("2026-01-13", "is a date to YAML"),
     ],
 )
-def test_a_value_that_yaml_cannot_make_is_refused_with_file_and_line(folder: Path, value: str, said: str) -> None:
+def test_a_value_that_yaml_cannot_make_is_refused_with_file_and_line(folder: Path, value: str, expected: str) -> None:
     path = edited(folder, "default: 100", f"default: {value}", "databricks.yml")
     text = refused(path)
-    assert said in text
+    assert expected in text
     line = next(n for n, written in enumerate(path.read_text().split("\n"), 1) if f"default: {value}" in written)
-    assert text.startswith(f"REC-002 {path}:{line}: " if "nested" not in said else f"REC-002 {path}: ")
+    assert text.startswith(f"REC-002 {path}:{line}: " if "nested" not in expected else f"REC-002 {path}: ")
 
 
 @pytest.mark.parametrize("pattern", ["", "/etc/j/*.yml", ".", "./", "a**.yml"])

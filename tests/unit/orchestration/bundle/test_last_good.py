@@ -68,9 +68,9 @@ def test_the_doctor_says_file_and_line_of_a_broken_job_yaml_also_while_the_last_
     assert settings.jobs is not None
     settings.jobs.write_text(FAKES.read_text().replace("entry_point: recourse-session", "entry_point: main"))
     line = next(n for n, text in enumerate(settings.jobs.read_text().split("\n"), 1) if "python_wheel_task:" in text)
-    found = check_jobs(settings)
-    assert found.ok is False
-    assert found.found.startswith(
+    check = check_jobs(settings)
+    assert check.ok is False
+    assert check.found.startswith(
         f"{settings.jobs}:{line}: resources.jobs.shop.tasks[0].python_wheel_task: entry_point"
     )
     settings.jobs.write_text(FAKES.read_text().replace("orders,customers", "oders"))
@@ -109,9 +109,9 @@ def test_a_job_yaml_of_any_kind_of_fault_costs_no_verdict_and_no_definitions(set
     )  # its driver is dead
     fault = partial(last_good.fault, settings, topology, partial(sessions, topology=topology, settings=settings))
     checks = HealthChecks(list(topology.streams.values()), [], settings, fault)
-    found = checks.verdicts(dg.DagsterInstance.ephemeral(), now)
-    assert found[check_key("orders")].mark == "red: dead"
-    assert "'2026-13-45' cannot be read" in found[check_key("customers")].text
+    verdicts = checks.verdicts(dg.DagsterInstance.ephemeral(), now)
+    assert verdicts[check_key("orders")].mark == "red: dead"
+    assert "'2026-13-45' cannot be read" in verdicts[check_key("customers")].text
     assert "'2026-13-45' cannot be read" in check_jobs(settings).found
     assert definitions(settings).resolve_job_def("shop").run_config
 
@@ -125,8 +125,8 @@ def test_what_nobody_has_foreseen_is_a_fault_that_says_what_it_was(
         raise RuntimeError("nobody thought of this")
 
     monkeypatch.setattr(job_yaml, "load", broken)
-    found = last_good.fault(settings, Topology.load(settings.flows), lambda bundle: bundle)
-    assert found is not None and "RuntimeError: nobody thought of this" in found.found
+    fault = last_good.fault(settings, Topology.load(settings.flows), lambda bundle: bundle)
+    assert fault is not None and "RuntimeError: nobody thought of this" in fault.found
     assert used(settings).name == "shop"
 
 
@@ -137,10 +137,10 @@ def test_what_dagster_refuses_does_not_replace_the_last_good_one(
         job_yaml, "TAKEN", frozenset(), raising=False
     )  # as for a rule of Dagster's that is not known here
     definitions(settings)
-    kept = last_good.path(settings).read_text()
+    saved = last_good.path(settings).read_text()
     edit(settings, NAME)
     assert definitions(settings).resolve_job_def("shop").run_config
-    assert last_good.path(settings).read_text() == kept
+    assert last_good.path(settings).read_text() == saved
     assert '"config" is not a valid name in Dagster' in check_jobs(settings).found
     with pytest.raises(ConfigurationError, match='"config" is not a valid name'):
         DagsterProcesses(settings).start()
@@ -148,8 +148,8 @@ def test_what_dagster_refuses_does_not_replace_the_last_good_one(
 
 def test_a_kept_copy_that_dagster_refuses_leaves_what_is_wrong_now(settings: Settings) -> None:
     definitions(settings)
-    kept = last_good.path(settings)
-    kept.write_text(kept.read_text().replace('"key": "shop"', '"key": "config"'))
+    file = last_good.path(settings)
+    file.write_text(file.read_text().replace('"key": "shop"', '"key": "config"'))
     edit(settings, DATE)
     with pytest.raises(ConfigurationError, match="2026-13-45"):
         definitions(settings)
@@ -161,32 +161,34 @@ def elsewhere(settings: Settings, tmp_path_factory: pytest.TempPathFactory, monk
     folder = tmp_path_factory.mktemp("project")
     (folder / "databricks.yml").write_text(FAKES.read_text())
     monkeypatch.chdir(folder)
-    own = settings.model_copy(update={"jobs": None})
-    definitions(own)
+    project = settings.model_copy(update={"jobs": None})
+    definitions(project)
     return folder
 
 
 def test_a_job_yaml_of_ones_own_that_is_gone_is_not_replaced_by_the_shipped_one(
     settings: Settings, elsewhere: Path
 ) -> None:
-    own = settings.model_copy(update={"jobs": None})
-    kept = last_good.path(own).read_text()
+    project = settings.model_copy(update={"jobs": None})
+    saved = last_good.path(project).read_text()
     (elsewhere / "databricks.yml").rename(elsewhere / "moved.yml")
-    assert definitions(own).resolve_job_def("shop").run_config == {"ops": {"shop_session": {"config": {"rate": 100}}}}
-    assert last_good.path(own).read_text() == kept
-    found = check_jobs(own)
-    assert found.ok is False
-    assert str(elsewhere / "databricks.yml") in found.found
-    assert str(last_good.path(own)) in found.fix
+    assert definitions(project).resolve_job_def("shop").run_config == {
+        "ops": {"shop_session": {"config": {"rate": 100}}}
+    }
+    assert last_good.path(project).read_text() == saved
+    check = check_jobs(project)
+    assert check.ok is False
+    assert str(elsewhere / "databricks.yml") in check.found
+    assert str(last_good.path(project)) in check.fix
     with pytest.raises(ConfigurationError, match="which comes with Recourse"):
-        DagsterProcesses(own).start()
-    last_good.path(own).unlink()  # as the fault says
-    assert definitions(own).resolve_job_def("streams")
-    assert check_jobs(own).ok
+        DagsterProcesses(project).start()
+    last_good.path(project).unlink()  # as the fault says
+    assert definitions(project).resolve_job_def("streams")
+    assert check_jobs(project).ok
     definitions(settings)
-    value = json.loads(last_good.path(own).read_text())
-    last_good.path(own).write_text(json.dumps({key: item for key, item in value.items() if key != "shipped"}))
-    assert check_jobs(own).ok is False  # a copy of an older version, which did not say whose it is
+    value = json.loads(last_good.path(project).read_text())
+    last_good.path(project).write_text(json.dumps({key: item for key, item in value.items() if key != "shipped"}))
+    assert check_jobs(project).ok is False  # a copy of an older version, which did not say whose it is
 
 
 def test_the_shipped_job_yaml_of_another_place_is_still_the_shipped_one(
@@ -196,8 +198,8 @@ def test_the_shipped_job_yaml_of_another_place_is_still_the_shipped_one(
     monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
     shipped = settings.model_copy(update={"jobs": None})
     definitions(shipped)
-    kept = last_good.path(shipped)
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), "file": "/before/orchestration/bundle/databricks.yml"}))
+    file = last_good.path(shipped)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "file": "/before/orchestration/bundle/databricks.yml"}))
     assert check_jobs(shipped).ok
     definitions(settings)
     assert check_jobs(shipped).ok is False

@@ -1,4 +1,4 @@
-"""Where streams stand on their way to the end is told with real numbers from the first second on."""
+"""The progress of streams towards the end of their topics is shown with real numbers from the first second on."""
 
 from __future__ import annotations
 

@@ -112,9 +112,9 @@ def test_a_full_disk_is_no_bug_of_ours(
 
     monkeypatch.setattr("streaming_jobs.settings.load", fail)
     assert cli.main(["config", "show"]) == code
-    said = capsys.readouterr().err
-    assert ("/data/state" in said) == (code == 1)
-    assert ("bug" in said) == (code == 3)
+    message = capsys.readouterr().err
+    assert ("/data/state" in message) == (code == 1)
+    assert ("bug" in message) == (code == 3)
 
 
 def test_an_interrupt_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

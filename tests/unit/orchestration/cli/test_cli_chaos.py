@@ -85,7 +85,7 @@ def test_keep_leaves_the_home_and_says_where(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"faults": (FAULT,)}, "not whole: flights_clean version 7: 3 offsets are in more than one row"),
         ({"versions_unseen": 1}, "cleaned up unread"),
@@ -99,12 +99,12 @@ def test_anything_that_is_not_right_ends_with_1_and_keeps_the_home(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     change: dict[str, Any],
-    said: str,
+    message: str,
 ) -> None:
     runs(monkeypatch, replace(report, **change))
     assert cli.main(["chaos", "--home", str(home)]) == 1
     printed = capsys.readouterr()
-    assert said in printed.out + printed.err and "NOT PROVED" in printed.err
+    assert message in printed.out + printed.err and "NOT PROVED" in printed.err
     assert home.exists()
 
 
@@ -144,4 +144,4 @@ def test_json_has_stable_keys(
     assert value["points"] == {"carrier_totals:staged": 1, "flights_clean:staged": 1}
     assert (value["batches_replayed"], value["batches_skipped"], value["lost"], value["doubled"]) == (1, 0, 0, 0)
     assert value["offsets_verified"] == 3 * value["records"] == 3 * 15 * BATCHES
-    assert [found["proved"] for found in value["streams"]] == [True] * 3
+    assert [stream["proved"] for stream in value["streams"]] == [True] * 3

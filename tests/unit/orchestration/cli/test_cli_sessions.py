@@ -76,9 +76,9 @@ def _signal_while_waiting(child: Driver, number: signal.Signals, monkeypatch: py
 
 def test_it_gets_streams_trigger_and_settings(session: Callable[[str], Driver], tmp_path: Path) -> None:
     session(OBEDIENT)
-    said = (tmp_path / "log").read_text()
-    assert "'--streams', 'a,b', '--supervised', '--trigger', 'available-now'" in said
-    assert "/home" in said
+    text = (tmp_path / "log").read_text()
+    assert "'--streams', 'a,b', '--supervised', '--trigger', 'available-now'" in text
+    assert "/home" in text
 
 
 def test_it_is_out_of_reach_of_the_terminals_interrupt(session: Callable[[str], Driver]) -> None:
@@ -115,21 +115,21 @@ def test_an_interrupt_while_it_ends_kills_it(session: Callable[[str], Driver], m
 def test_in_the_foreground_an_interrupt_stops_it_at_a_border_and_its_exit_code_is_ours(
     session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     child = session(OBEDIENT)
     _signal_while_waiting(child, signal.SIGTERM, monkeypatch)
-    assert attend(child, 20.0, said.append) == 0
-    assert said == ["stopping at the next batch border; Ctrl-C again ends it at once"]
+    assert attend(child, 20.0, messages.append) == 0
+    assert messages == ["stopping at the next batch border; Ctrl-C again ends it at once"]
 
 
 def test_in_the_foreground_a_second_interrupt_ends_it_at_once(
     session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     def say(line: str) -> None:
-        said.append(line)
-        if len(said) == 1:
+        messages.append(line)
+        if len(messages) == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
     child = session(STUBBORN)
@@ -137,7 +137,7 @@ def test_in_the_foreground_a_second_interrupt_ends_it_at_once(
     began = time.monotonic()
     assert attend(child, 60.0, say) == -signal.SIGKILL
     assert time.monotonic() - began < 30.0
-    assert said[-1] == "ending at once"
+    assert messages[-1] == "ending at once"
 
 
 def test_in_the_foreground_patience_ends(session: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch) -> None:

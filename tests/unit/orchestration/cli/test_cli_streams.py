@@ -74,7 +74,7 @@ def held(settings: Settings) -> Iterator[None]:
 
 
 def running(**values: object) -> Status:
-    """What a live session of ours writes."""
+    """The status of a running session."""
     now = time.time()
     status = Status("count", "running", os.getpid(), generation=1, batch=7, heartbeat=now, rows_written=90)
     status = replace(status, started_at=now, committed_at=now, lag_at=now, lag_records=1200, lag_s=3.0)
@@ -90,8 +90,8 @@ def json_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 
 def test_list_prints_every_stream(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json_of(capsys, "list")
-    assert [(f["stream"], f["topics"], f["tables"]) for f in found] == [
+    streams = json_of(capsys, "list")
+    assert [(f["stream"], f["topics"], f["tables"]) for f in streams] == [
         ("count", ["words"], ["counts"]),
         ("keep", ["words"], ["all_words"]),
     ]
@@ -107,9 +107,9 @@ def test_describe_prints_the_topology_as_text_and_the_schemas_as_json(capsys: py
     assert "<- topic words as words, watermark at - 6 hours" in text
     assert "-> table counts (primary, upsert by word)" in text
     assert "stream keep" not in text
-    (found,) = json_of(capsys, "describe", "count")
-    assert found["sinks"][0]["columns"][1] == {"name": "n", "type": "bigint", "nullable": False}  # type: ignore[index]
-    assert found["sources"][0]["lateness"] == "6 hours"  # type: ignore[index]
+    (description,) = json_of(capsys, "describe", "count")
+    assert description["sinks"][0]["columns"][1] == {"name": "n", "type": "bigint", "nullable": False}  # type: ignore[index]
+    assert description["sources"][0]["lateness"] == "6 hours"  # type: ignore[index]
 
 
 def test_an_unknown_stream_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,12 +132,12 @@ def test_status_where_nothing_ever_ran_is_an_error_that_names_the_home(
 @pytest.mark.usefixtures("held")
 def test_status_of_a_running_stream(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(settings, running())
-    (found,) = json_of(capsys, "status", "count")
-    assert (found["state"], found["live"], found["batch"], found["lag_records"]) == ("running", True, 7, 1200)
-    assert (found["verdict"], found["reasons"], found["recoveries"]) == ("well", [], 0)
-    assert found["last_committed_batch"] == 7
-    assert found["rows_written_since_session_began"] == found["rows_written"] == 90
-    assert found["holder_pid"] == os.getpid()
+    (status,) = json_of(capsys, "status", "count")
+    assert (status["state"], status["live"], status["batch"], status["lag_records"]) == ("running", True, 7, 1200)
+    assert (status["verdict"], status["reasons"], status["recoveries"]) == ("well", [], 0)
+    assert status["last_committed_batch"] == 7
+    assert status["rows_written_since_session_began"] == status["rows_written"] == 90
+    assert status["holder_pid"] == os.getpid()
     assert cli.main(["streams", "status"]) == 0, "keep has never run, which is not red"
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("count")).split()
     assert row[:8] == ["count", "running", "well", "0", "7", "346", "1,200", "3"]
@@ -158,9 +158,9 @@ def test_status_fails_and_names_what_is_red(
     settings: Settings, capsys: pytest.CaptureFixture[str], changes: dict[str, object], word: str
 ) -> None:
     write_status(settings, replace(running(), **changes))  # type: ignore[arg-type]
-    (found,) = json_of(capsys, "status", "count", code=1)
-    assert (found["verdict"], found["red"]) == ("red", True)
-    assert [reason["word"] for reason in found["reasons"]] == [word]  # type: ignore[attr-defined]
+    (status,) = json_of(capsys, "status", "count", code=1)
+    assert (status["verdict"], status["red"]) == ("red", True)
+    assert [reason["word"] for reason in status["reasons"]] == [word]  # type: ignore[attr-defined]
     assert cli.main(["streams", "status"]) == 1
     assert f"red: {word}" in capsys.readouterr().out
 
@@ -175,9 +175,9 @@ def test_status_shows_warnings_also_when_the_session_is_over(
 
 def test_status_shows_a_dead_session_as_dead(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(settings, running(lag_at=time.time() - 300))
-    (found,) = json_of(capsys, "status", "count", code=1)
-    assert (found["state"], found["live"], found["holder_pid"]) == ("dead", False, None)
-    assert found["lag_age_s"] == pytest.approx(300, abs=30)
+    (status,) = json_of(capsys, "status", "count", code=1)
+    assert (status["state"], status["live"], status["holder_pid"]) == ("dead", False, None)
+    assert status["lag_age_s"] == pytest.approx(300, abs=30)
     assert cli.main(["streams", "status", "count"]) == 1
     printed = capsys.readouterr()
     assert "1,200 (5 min ago)" in printed.out, "no broker can be asked, so the figure says its age"
@@ -196,8 +196,8 @@ def test_status_names_the_recovery_at_work(settings: Settings, capsys: pytest.Ca
     write_status(settings, running(state="stopped"))
     stop_request.ask_for(settings, "count", "count-0007")
     with take(settings, "count", purpose="recovery count-0007"):
-        (found,) = json_of(capsys, "status", "count")
-        assert (found["state"], found["verdict"]) == ("recovering", "recovering")
+        (status,) = json_of(capsys, "status", "count")
+        assert (status["state"], status["verdict"]) == ("recovering", "recovering")
         assert cli.main(["streams", "status", "count"]) == 0
     printed = capsys.readouterr().err
     assert "count: is being recovered by plan count-0007 since 2" in printed
@@ -238,8 +238,8 @@ def test_a_driver_of_which_only_the_jvm_lives_is_dead() -> None:
 def test_stop_leaves_the_marker_for_keepalive_also_when_nothing_runs(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (found,) = json_of(capsys, "stop", "count")
-    assert found["stopped"] is True
+    (result,) = json_of(capsys, "stop", "count")
+    assert result["stopped"] is True
     assert (settings.state / "count" / "stop").exists()
     assert observe(settings, "count").asked_to_stop
 
@@ -299,12 +299,12 @@ def entry(batch: int, table: str = "counts") -> LedgerEntry:
 def test_ledger_prints_the_newest_entries_first(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     for version in range(5):
         commit(settings.tables / "counts", version, entry(version) if version != 2 else None)
-    found = json_of(capsys, "ledger", "count", "--limit", "3")
-    assert [f["version"] for f in found] == [4, 3, 1]
-    assert found[0]["offsets"] == {
+    entries = json_of(capsys, "ledger", "count", "--limit", "3")
+    assert [f["version"] for f in entries] == [4, 3, 1]
+    assert entries[0]["offsets"] == {
         "words": {"id": "topic-id", "start": {"0": 40, "1": 0}, "end": {"0": 50, "1": 0}, "records": 10}
     }
-    assert found[0]["at"] == "2023-11-14T22:13:20.004+00:00"
+    assert entries[0]["at"] == "2023-11-14T22:13:20.004+00:00"
     assert cli.main(["streams", "ledger", "count", "--limit", "1"]) == 0
     text = capsys.readouterr().out
     assert "words 0:40-50" in text
@@ -313,8 +313,8 @@ def test_ledger_prints_the_newest_entries_first(settings: Settings, capsys: pyte
 
 def test_ledger_reads_another_table_of_the_stream(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     commit(settings.tables / "count_dead_letters", 0, entry(3, "count_dead_letters"))
-    (found,) = json_of(capsys, "ledger", "count", "--sink", "count_dead_letters")
-    assert found["batch"] == 3
+    (printed,) = json_of(capsys, "ledger", "count", "--sink", "count_dead_letters")
+    assert printed["batch"] == 3
     assert cli.main(["streams", "ledger", "count", "--sink", "all_words"]) == 2
     assert "its tables are: counts, count_dead_letters" in capsys.readouterr().err
 
@@ -330,8 +330,8 @@ def test_ledger_goes_on_in_the_file_beside_the_state_where_the_log_was_shortened
         file.append(made[batch], {"counts": batch})
     for batch in (4, 5, 6):
         commit(settings.tables / "counts", batch, made[batch])
-    found = json_of(capsys, "ledger", "count")
-    assert [(f["batch"], f["version"], f["from"]) for f in found] == [
+    entries = json_of(capsys, "ledger", "count")
+    assert [(f["batch"], f["version"], f["from"]) for f in entries] == [
         *((batch, batch, "table log") for batch in (6, 5, 4)),
         *((batch, batch, "ledger file") for batch in (3, 2, 1, 0)),
     ]

@@ -145,9 +145,11 @@ def test_an_unknown_stream_is_a_usage_error(home: Home, capsys: pytest.CaptureFi
 def test_a_row_that_is_gone_ends_with_1(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     DeltaTable(home.life.table).delete("id = 3")
     assert home.verify("-o", "json") == 1
-    found = told(capsys)
-    assert found["verdict"] == "wrong" and "changed rows (DELETE) and carries no ledger entry" in found["faults"][0]
-    assert found["told"]["things: records"]["text"] == "50 records make one row each, and 49 rows are there"
+    outcomes = told(capsys)
+    assert (
+        outcomes["verdict"] == "wrong" and "changed rows (DELETE) and carries no ledger entry" in outcomes["faults"][0]
+    )
+    assert outcomes["told"]["things: records"]["text"] == "50 records make one row each, and 49 rows are there"
 
 
 def test_what_is_gone_is_named_and_fails_only_when_strict(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,9 +158,9 @@ def test_what_is_gone_is_named_and_fails_only_when_strict(home: Home, capsys: py
         commit_file(home.life.table, version).unlink()
     next((home.folder / "state" / "things" / "ledger").iterdir()).write_text("")
     assert home.verify() == 0
-    said = capsys.readouterr().err
-    assert "things: nothing can be said of 40 offsets: the entries of 4 batches are neither in its log nor in" in said
-    assert "all that could be compared is right, and not all could be" in said
+    output = capsys.readouterr().err
+    assert "things: 40 offsets cannot be judged: the entries of 4 batches are neither in its log nor in" in output
+    assert "all that could be compared is right, and not all could be" in output
     assert home.verify("--strict") == 1
 
 
@@ -181,7 +183,7 @@ def test_a_truth_that_differs_names_the_first_differences(home: Home, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("body", "declared", "said"),
+    ("body", "declared", "expected"),
     [
         ("return 1 / 0", "STREAM", "the truth of table things failed: by_hand: ZeroDivisionError"),
         ('return [{"di": 1}]', "STREAM", "returns the column 'di'"),
@@ -190,11 +192,11 @@ def test_a_truth_that_differs_names_the_first_differences(home: Home, capsys: py
     ],
 )
 def test_a_truth_that_cannot_be_is_a_usage_error(
-    home: Home, capsys: pytest.CaptureFixture[str], body: str, declared: str, said: str
+    home: Home, capsys: pytest.CaptureFixture[str], body: str, declared: str, expected: str
 ) -> None:
     home.truth(body, declared)
     assert home.verify() == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_dead_letters_are_decoded_again(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,11 +206,11 @@ def test_dead_letters_are_decoded_again(home: Home, capsys: pytest.CaptureFixtur
     home.topic = MadeTopic(values)
     home.letter(4, "malformed_json")
     assert home.verify("-o", "json") == 1
-    found = told(capsys)
-    text = found["told"]["things_dead_letters: dead letters"]["text"]
+    outcomes = told(capsys)
+    text = outcomes["told"]["things_dead_letters: dead letters"]["text"]
     assert "1 record is refused by the format and not among the dead letters: things-0 3..3" in text
     assert "things-0 4..4 has the reason malformed_json, not wrong_type" in text
-    assert found["lost"] == ["things-0 3..3"]
+    assert outcomes["lost"] == ["things-0 3..3"]
     assert home.verify("--quick", "-o", "json") == 1
     assert told(capsys)["told"]["things_dead_letters: dead letters"]["verdict"] == "not compared"
 
@@ -223,12 +225,12 @@ def test_streams_that_were_never_started_prove_nothing(home: Home, capsys: pytes
     assert f"home {other}: none of these streams has ever run here" in printed.err
     assert "exactly once" not in printed.err
     assert cli.main([*arguments, "-o", "json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["right"], found["proved"], found["lost"]) == (True, False, 0)
+    value = json.loads(capsys.readouterr().out)
+    assert (value["right"], value["proved"], value["lost"]) == (True, False, 0)
     assert cli.main([*arguments, "--finished", "-o", "json"]) == 1
     printed = capsys.readouterr()
-    found = json.loads(printed.out)
-    assert (found["right"], found["proved"], found["lost"]) == (False, False, BATCHES * PER_BATCH)
+    value = json.loads(printed.out)
+    assert (value["right"], value["proved"], value["lost"]) == (False, False, BATCHES * PER_BATCH)
     assert "none of these streams has ever run here" in printed.err
 
 
@@ -241,9 +243,9 @@ def test_a_change_that_was_accepted_makes_no_comparison_wrong(home: Home, capsys
     stream_record.accept(home.life.settings, STREAM, "things", BATCHES + 1, "removed on request")
     capsys.readouterr()
     assert home.verify("-o", "json") == 0
-    found = told(capsys)["told"]
+    outcomes = told(capsys)["told"]
     for what in ("row counts", "records", "truth"):
-        outcome = found[f"things: {what}"]
+        outcome = outcomes[f"things: {what}"]
         assert (outcome["verdict"], outcome["text"]) == ("not compared", "a change of somebody else was accepted")
 
 
@@ -254,10 +256,10 @@ def test_todays_format_does_not_judge_what_other_code_has_read(home: Home, capsy
     home.topic = MadeTopic(values)
     home.by_other_code(3)
     assert home.verify("-o", "json") == 0
-    found = told(capsys)
-    letters = found["told"]["things_dead_letters: dead letters"]
+    outcomes = told(capsys)
+    letters = outcomes["told"]["things_dead_letters: dead letters"]
     assert letters["verdict"] == "ok" and letters["text"].endswith("not compared: batches 0 to 2 of other code")
-    assert found["lost"] == []
+    assert outcomes["lost"] == []
     home.letter(5, "wrong_type")
     home.verify("-o", "json")
     assert told(capsys)["told"]["things_dead_letters: dead letters"]["verdict"] == "ok", "it was refused then"
@@ -321,8 +323,10 @@ def test_late_records_that_were_dropped_make_no_truth_wrong(home: Home, capsys: 
     assert home.verify("-o", "json") == 0
     outcome = told(capsys)["told"]["things: truth"]
     assert outcome["verdict"] == "unproved"
-    said = "2 late records were dropped behind the watermark; the truth has them; 1 row differs: 1 rows not expected"
-    assert outcome["text"].startswith(said)
+    expected = (
+        "2 late records were dropped behind the watermark; the truth has them; 1 row differs: 1 rows not expected"
+    )
+    assert outcome["text"].startswith(expected)
     assert home.verify("--strict") == 1
 
 
@@ -381,9 +385,9 @@ def test_a_version_that_is_cleaned_up_while_the_topics_are_read_makes_nothing_wr
     judge = verification.verify
 
     def judged_and_cut(*arguments: Any, **options: Any) -> Any:
-        found = judge(*arguments, **options)
+        judgement = judge(*arguments, **options)
         cut()
-        return found
+        return judgement
 
     home.truth(RIGHT)
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What keepalive, watchdog and alerts decide, as tables: no Dagster, no process, no clock."""
+"""The decisions of keepalive, watchdog and alerts, as tables: no Dagster, no process, no clock."""
 
 from __future__ import annotations
 
@@ -208,6 +208,6 @@ def test_a_session_that_lives_and_says_nothing_raises_an_alert() -> None:
 
 def test_a_stream_that_is_tried_again_every_ten_minutes_is_an_alert_and_one_that_failed_once_is_none() -> None:
     error: ErrorReport = {"code": "REC-012", "found": "no broker", "lasting": True}
-    found = alert_of(replace(LIVE, state="failing", error=error))
-    assert found is not None and "REC-012 no broker" in found.text
+    alert = alert_of(replace(LIVE, state="failing", error=error))
+    assert alert is not None and "REC-012 no broker" in alert.text
     assert alert_of(replace(LIVE, state="failing", error={**error, "lasting": False})) is None

@@ -1,4 +1,4 @@
-"""What a session tells Dagster, and when; and the log that stays small. No Dagster process."""
+"""A session's reports to Dagster, and their times; and the log that stays small. No Dagster process."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class Desk:
         return self.said()
 
     def said(self) -> list[str]:
-        found = [
+        events = [
             f"{'observed' if isinstance(e, dg.AssetObservation) else 'materialised'} {e.asset_key.to_user_string()}"
             for e in self.events
         ]
         self.events.clear()
-        return found
+        return events
 
 
 @pytest.fixture
@@ -163,17 +163,19 @@ def test_a_second_failure_is_told_again_also_when_the_session_began_anew_in_betw
 
 
 def test_only_what_is_worth_a_plot_is_a_number() -> None:
-    found = figures(replace(STATUS, watermark_delay_s=407_621_212.0, late_rows=5, late_rows_dropped=2), WALL)
-    assert found["late_rows_since_session_start"] == dg.MetadataValue.int(5), "records, not Spark's count of groups"
-    plotted = {key for key, value in found.items() if isinstance(value, (dg.IntMetadataValue, dg.FloatMetadataValue))}
+    metadata = figures(replace(STATUS, watermark_delay_s=407_621_212.0, late_rows=5, late_rows_dropped=2), WALL)
+    assert metadata["late_rows_since_session_start"] == dg.MetadataValue.int(5), "records, not Spark's count of groups"
+    plotted = {
+        key for key, value in metadata.items() if isinstance(value, (dg.IntMetadataValue, dg.FloatMetadataValue))
+    }
     assert plotted == {
         *("input_rows_per_s", "processed_rows_per_s", "lag_records", "batch_ms", "state_rows", "state_mb"),
         *("rows_since_session_start", "dead_letters_since_session_start", "late_rows_since_session_start"),
     }
-    assert found["last_committed_batch"] == dg.MetadataValue.text("4")
-    assert found["recovery_number"] == dg.MetadataValue.text("1")
-    assert found["watermark"] == dg.MetadataValue.timestamp(1367402400.0)
-    assert found["watermark_delay"] == dg.MetadataValue.text("4717 days: the event times are of the past")
+    assert metadata["last_committed_batch"] == dg.MetadataValue.text("4")
+    assert metadata["recovery_number"] == dg.MetadataValue.text("1")
+    assert metadata["watermark"] == dg.MetadataValue.timestamp(1367402400.0)
+    assert metadata["watermark_delay"] == dg.MetadataValue.text("4717 days: the event times are of the past")
     live = figures(replace(STATUS, watermark_delay_s=3.5), WALL)
     assert live["watermark_delay_s"] == dg.MetadataValue.float(3.5)
 

@@ -152,7 +152,7 @@ def test_flights_spread_over_all_partitions_and_a_key_stays_in_one(all_records: 
     places: dict[bytes, set[int]] = {}
     for key, partition in zip(all_records.keys, partitions.tolist(), strict=True):
         places.setdefault(key, set()).add(partition)
-    assert all(len(found) == 1 for found in places.values())
+    assert all(len(keys) == 1 for keys in places.values())
 
 
 def test_static_tables_are_at_hand() -> None:

@@ -25,7 +25,7 @@ def test_every_shipped_table_has_a_truth() -> None:
     topology = Topology.load(["streaming_jobs.examples.flights.streams"])
     tables = [sink.name for stream in topology.streams.values() for sink in stream.sinks.values()]
     assert (
-        {found.table for found in truths.find(["streaming_jobs.examples.flights.streams"], tables)}
+        {declared.table for declared in truths.find(["streaming_jobs.examples.flights.streams"], tables)}
         == set(truth.KEYS)
         == set(tables)
     )

@@ -175,8 +175,8 @@ def test_means_may_differ_by_the_order_of_summing_and_no_more() -> None:
 
 def test_large_integers_are_compared_exactly() -> None:
     expected = pd.DataFrame({"key": [1], "total": [2**53]})
-    found = pd.DataFrame({"key": [1], "total": pd.array([2**53 + 1], dtype="Int64")})
-    assert differences(expected, found, ["key"])
+    actual = pd.DataFrame({"key": [1], "total": pd.array([2**53 + 1], dtype="Int64")})
+    assert differences(expected, actual, ["key"])
 
 
 def test_integers_of_a_table_with_nulls_are_read_exactly() -> None:

@@ -1,4 +1,4 @@
-"""What the strict reading of JSON says: the reason, the words, and that it never fails."""
+"""The strict reading of JSON gives the exact reason and words of a refusal, and never fails."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def one(name: str, text: str) -> bytes:
     ],
 )
 def test_a_refusal_names_reason_place_and_what_was_found(value: bytes | None, reason: str, words: str) -> None:
-    found, detail = FORMAT.diagnose(value)
-    assert found == reason
+    actual, detail = FORMAT.diagnose(value)
+    assert actual == reason
     assert words.lower() in detail.lower()
 
 

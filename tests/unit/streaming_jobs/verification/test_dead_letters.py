@@ -20,8 +20,8 @@ def letters(*reasons: str) -> pa.Table:
 def verdict(rows: pa.Table, **due: str) -> str:
     refusals = Refusals({"things": lambda value: None}, reasons=frozenset({"empty_value"}))
     refusals.found["things"] = dict.fromkeys([7], due["due"]) if due else {}
-    ((found,), _) = compare_letters("things_dead_letters", rows, {"things": np.array([7], np.int64)}, refusals)
-    return found.verdict
+    ((comparison,), _) = compare_letters("things_dead_letters", rows, {"things": np.array([7], np.int64)}, refusals)
+    return comparison.verdict
 
 
 def test_the_reasons_of_output_rows_are_those_that_the_sinks_give() -> None:
@@ -39,9 +39,9 @@ def test_an_event_time_too_far_ahead_is_told_as_that() -> None:
     """The record itself was refused, and no output row of it."""
     rows = letters("event_time_ahead")
     refusals = Refusals({"things": lambda value: None}, reasons=frozenset({"empty_value"}))
-    ((found,), _) = compare_letters("things_dead_letters", rows, {"things": np.array([7], np.int64)}, refusals)
-    assert found.verdict == "ok" and "output row" not in found.text
-    assert "1 record refused for an event time that is too far ahead (event_time_ahead)" in found.text
+    ((comparison,), _) = compare_letters("things_dead_letters", rows, {"things": np.array([7], np.int64)}, refusals)
+    assert comparison.verdict == "ok" and "output row" not in comparison.text
+    assert "1 record refused for an event time that is too far ahead (event_time_ahead)" in comparison.text
     assert refused_whole(rows) == {"things": frozenset({7})}
 
 

@@ -15,8 +15,8 @@ def table(*rows: Any) -> pa.Table:
     return pa.Table.from_pylist([{"k": key, "v": value} for key, value in rows])
 
 
-def words(expected: pa.Table, found: pa.Table, tolerance: float = 0.0, keys: tuple[str, ...] = ()) -> str:
-    return "; ".join(compare(expected, found, tolerance).words(keys))
+def words(expected: pa.Table, actual: pa.Table, tolerance: float = 0.0, keys: tuple[str, ...] = ()) -> str:
+    return "; ".join(compare(expected, actual, tolerance).words(keys))
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ def test_equal_rows_are_no_difference_whatever_they_hold(value: Any) -> None:
 
 
 def test_a_row_that_is_there_once_too_often_or_too_seldom_is_told() -> None:
-    found = words(table(("a", 1), ("a", 1), ("b", 2)), table(("a", 1), ("b", 2), ("b", 2)))
-    assert found == "1 rows missing, first k=a v=1; 1 rows not expected, first k=b v=2"
+    difference = words(table(("a", 1), ("a", 1), ("b", 2)), table(("a", 1), ("b", 2), ("b", 2)))
+    assert difference == "1 rows missing, first k=a v=1; 1 rows not expected, first k=b v=2"
 
 
 def test_zero_and_minus_zero_are_equal_and_null_is_no_zero() -> None:
@@ -87,8 +87,8 @@ def test_floats_inside_of_a_value_may_differ_by_the_tolerance(kind: pa.DataType,
 
 
 def test_rows_of_one_key_are_told_by_what_differs() -> None:
-    found = words(table(("a", 1), ("b", 2)), table(("a", 1), ("b", 3)), keys=("k",))
-    assert found == "1 row differs, first k=b: v is 3 instead of 2"
+    difference = words(table(("a", 1), ("b", 2)), table(("a", 1), ("b", 3)), keys=("k",))
+    assert difference == "1 row differs, first k=b: v is 3 instead of 2"
 
 
 def test_no_difference_is_falsy_and_has_no_words() -> None:

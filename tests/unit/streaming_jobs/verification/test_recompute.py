@@ -83,7 +83,7 @@ class Home:
         monkeypatch.setattr(module, "prepare_write", lambda sink, spans, **_: self.staged(rows(spans)))
 
     def compare(self, codes: list[str], table: pa.Table, *, stream: Stream = PLAIN, late: int = 0) -> Comparison:
-        """What comes of the only table."""
+        """The comparison of the only table."""
         codes = [code_version(stream, self.settings.flows).hash if code == TODAY else code for code in codes]
         state = self.settings.state / "numbers"
         state.mkdir(parents=True, exist_ok=True)
@@ -117,8 +117,8 @@ class Home:
             position=(1, len(codes) - 1),
         )
         readers: Any = {"numbers": Reader()}
-        (found,) = recompute(self.settings, stream, None, "nowhere", verdict, readers)  # type: ignore[arg-type]
-        return found
+        (comparison,) = recompute(self.settings, stream, None, "nowhere", verdict, readers)  # type: ignore[arg-type]
+        return comparison
 
 
 @pytest.fixture
@@ -133,15 +133,15 @@ CHANGED = ["old", "old", TODAY, TODAY]
 
 def test_every_row_is_compared_where_all_are_of_todays_code(home: Home) -> None:
     assert home.compare([TODAY] * 4, rows(ALL)).verdict == "ok"
-    found = home.compare([TODAY] * 4, rows(ALL, {7: 8}))
-    assert found.verdict == "wrong" and "1 rows missing, first part=0 off=7 n=7" in found.text
+    comparison = home.compare([TODAY] * 4, rows(ALL, {7: 8}))
+    assert comparison.verdict == "wrong" and "1 rows missing, first part=0 off=7 n=7" in comparison.text
 
 
 def test_rows_of_other_code_are_left_out_where_rows_name_their_record(home: Home) -> None:
     table = pa.concat_tables([rows(OLD, add=1000), rows(NEW)])
-    found = home.compare(CHANGED, table)
-    assert found.verdict == "ok" and found.text.startswith("20 rows are")
-    assert found.text.endswith("not compared: batches 0 to 1 of other code")
+    comparison = home.compare(CHANGED, table)
+    assert comparison.verdict == "ok" and comparison.text.startswith("20 rows are")
+    assert comparison.text.endswith("not compared: batches 0 to 1 of other code")
     lost = home.compare(CHANGED, table.slice(0, 39))
     assert lost.verdict == "wrong" and "1 rows missing, first part=0 off=39" in lost.text
 
@@ -151,13 +151,13 @@ def test_rows_that_cannot_be_told_apart_by_code_are_not_compared(home: Home, how
     home.plan = "Aggregate [k]" if how == "state" else "Project"
     home.place = None if how == "no place" else home.place  # type: ignore[assignment]
     table = pa.concat_tables([rows(OLD, add=1000), rows(NEW)])
-    found = home.compare(CHANGED, table, stream=KEYED if how == "upsert" else PLAIN)
-    assert found.verdict == "not compared" and found.text.startswith("batches 0 to 1 of other code")
+    comparison = home.compare(CHANGED, table, stream=KEYED if how == "upsert" else PLAIN)
+    assert comparison.verdict == "not compared" and comparison.text.startswith("batches 0 to 1 of other code")
 
 
 def test_nothing_of_todays_code_is_nothing_to_compare(home: Home) -> None:
-    found = home.compare(["old", "older"], rows(OLD, add=1))
-    assert found == Comparison("numbers", "recomputed", "not compared", "batches 0 to 1 of other code")
+    comparison = home.compare(["old", "older"], rows(OLD, add=1))
+    assert comparison == Comparison("numbers", "recomputed", "not compared", "batches 0 to 1 of other code")
 
 
 @pytest.mark.parametrize("stream", [PLAIN, KEYED], ids=["append", "update"])
@@ -166,11 +166,11 @@ def test_late_records_that_were_dropped_are_unproved_where_there_is_state(home: 
     assert home.compare([TODAY] * 4, table, stream=stream, late=3).verdict == "wrong", "no state drops no record"
     home.plan = "Aggregate [k]"
     assert home.compare([TODAY] * 4, table, stream=stream).verdict == "wrong"
-    found = home.compare([TODAY] * 4, table, stream=stream, late=3)
-    assert found.verdict == "unproved"
+    comparison = home.compare([TODAY] * 4, table, stream=stream, late=3)
+    assert comparison.verdict == "unproved"
     assert (
-        found.text.startswith("3 late records were dropped behind the watermark; ")
-        and "; 1 row differs: " in found.text
+        comparison.text.startswith("3 late records were dropped behind the watermark; ")
+        and "; 1 row differs: " in comparison.text
     )
 
 
@@ -179,8 +179,8 @@ def test_what_is_larger_than_the_driver_takes_is_not_compared(home: Home) -> Non
         raise RuntimeError("Total size of serialized results is bigger than spark.driver.maxResultSize (1024.0 MiB)")
 
     home.staged = larger
-    found = home.compare([TODAY], rows(ALL[:1]))
-    assert found.verdict == "not compared" and "larger than the driver takes" in found.text
+    comparison = home.compare([TODAY], rows(ALL[:1]))
+    assert comparison.verdict == "not compared" and "larger than the driver takes" in comparison.text
 
     def broken(_: pa.Table) -> Any:
         raise RuntimeError("something else")

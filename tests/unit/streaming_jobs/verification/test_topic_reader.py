@@ -96,9 +96,9 @@ def test_a_broker_that_gives_nothing_is_told(reader: Callable[..., TopicReader])
 
 
 def test_a_deadline_that_has_passed_is_told_with_the_option_that_moves_it(reader: Callable[..., TopicReader]) -> None:
-    with pytest.raises(DeadlinePassed) as told:
+    with pytest.raises(DeadlinePassed) as error:
         offsets(reader([Message(1)], until=time.monotonic() - 1))
-    assert "recourse verify --timeout" in told.value.next_step
+    assert "recourse verify --timeout" in error.value.next_step
 
 
 def test_records_that_are_deleted_meanwhile_are_told(reader: Callable[..., TopicReader]) -> None:

@@ -48,32 +48,32 @@ def tables(tmp_path: Path) -> Path:
 
 
 def told(tables: Path, table: str, **options: Any) -> str:
-    found = judged(tables, table, **options)
-    assert not found.ok
-    return "\n".join(fault.text for fault in found.faults)
+    verdict = judged(tables, table, **options)
+    assert not verdict.ok
+    return "\n".join(fault.text for fault in verdict.faults)
 
 
 def test_what_is_right_is_proved(tables: Path) -> None:
     verdict = verify(FLIGHTS, tables, topic(), finished=True)
-    assert verdict.whole, [str(fault) for found in verdict.streams for fault in found.faults]
+    assert verdict.whole, [str(fault) for stream in verdict.streams for fault in stream.faults]
     assert (verdict.verified, verdict.lost, verdict.doubled, verdict.unread) == (3 * OFFSETS, 0, 0, 0)
-    assert [found.batches for found in verdict.streams] == [BATCHES] * 3
+    assert [stream.batches for stream in verdict.streams] == [BATCHES] * 3
     assert verdict.records == OFFSETS
 
 
 def test_a_commit_without_its_entry_is_lost_offsets_and_foreign_rows(tables: Path) -> None:
     Spoiler(tables / CLEAN).entry(2, lambda _: None)
-    found = judged(tables, CLEAN)
-    assert found.lost == (Span(TOPIC, 0, 10, 20), Span(TOPIC, 1, 5, 10))
-    said = told(tables, CLEAN)
-    assert "carries no ledger entry" in said and "15 offsets are in a row and covered by no entry" in said
-    assert "starts at 20 of flights-0, the batch before ended at 10" in said
+    verdict = judged(tables, CLEAN)
+    assert verdict.lost == (Span(TOPIC, 0, 10, 20), Span(TOPIC, 1, 5, 10))
+    faults = told(tables, CLEAN)
+    assert "carries no ledger entry" in faults and "15 offsets are in a row and covered by no entry" in faults
+    assert "starts at 20 of flights-0, the batch before ended at 10" in faults
 
 
 def test_a_range_read_twice_is_doubled(tables: Path) -> None:
     Spoiler(tables / TOTALS).read(4, 0, start=-3)
-    found = judged(tables, TOTALS)
-    assert found.doubled == (Span(TOPIC, 0, 27, 30),) and not found.lost
+    verdict = judged(tables, TOTALS)
+    assert verdict.doubled == (Span(TOPIC, 0, 27, 30),) and not verdict.lost
     assert "starts at 27 of flights-0, the batch before ended at 30" in told(tables, TOTALS)
 
 
@@ -84,8 +84,8 @@ def test_a_gap_between_two_ranges_is_lost(tables: Path) -> None:
 
 def test_a_row_that_is_gone_is_a_lost_offset(tables: Path) -> None:
     Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
-    found = judged(tables, CLEAN)
-    assert found.lost == (Span(TOPIC, 0, 30, 31),)
+    verdict = judged(tables, CLEAN)
+    assert verdict.lost == (Span(TOPIC, 0, 30, 31),)
     assert "1 offset is covered by an entry and in no row: flights-0 30..30" in told(tables, CLEAN)
 
 
@@ -106,15 +106,15 @@ def test_a_row_of_another_record_than_it_names_is_told(tables: Path) -> None:
 
 def test_an_append_and_a_delete_of_somebody_else_are_told(tables: Path) -> None:
     DeltaTable(tables / CLEAN).delete("source_offset = 3")
-    said = told(tables, CLEAN)
-    assert "changed rows (DELETE) and carries no ledger entry" in said
+    faults = told(tables, CLEAN)
+    assert "changed rows (DELETE) and carries no ledger entry" in faults
     assert judged(tables, CLEAN).lost == (Span(TOPIC, 0, 3, 4), Span(TOPIC, 1, 3, 4))
     write_deltalake(tables / HOURS, DeltaTable(tables / HOURS).to_pyarrow_table().slice(0, 1), mode="append")
     assert "1 window is in more than one row" in told(tables, HOURS)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ({"batch": 7}, "batch g0001 batch 7 comes right after batch g0001 batch 1"),
         ({"batch": 1}, "batch g0001 batch 1 comes after batch g0001 batch 1"),
@@ -125,22 +125,22 @@ def test_an_append_and_a_delete_of_somebody_else_are_told(tables: Path) -> None:
         ({"rows": None}, "cannot be read"),
     ],
 )
-def test_an_entry_that_breaks_a_rule_is_told(tables: Path, change: dict[str, Any], said: str) -> None:
+def test_an_entry_that_breaks_a_rule_is_told(tables: Path, change: dict[str, Any], expected: str) -> None:
     Spoiler(tables / CLEAN).entry(3, lambda value: {**value, **change})
-    assert said in told(tables, CLEAN)
+    assert expected in told(tables, CLEAN)
 
 
 @pytest.mark.parametrize(
-    ("read", "said"),
+    ("read", "expected"),
     [
         ({TOPIC: {"id": "another", "start": {"0": 20, "1": 10}, "end": {"0": 30, "1": 15}}}, "with id another"),
         ({TOPIC: {"id": TOPIC_ID, "start": {"0": 20, "1": 10}, "end": {"0": 30, "1": 9}}}, "ends at 9 of flights-1"),
         ({}, "reads nothing of topic flights, which the batch before read"),
     ],
 )
-def test_a_range_that_cannot_follow_is_told(tables: Path, read: dict[str, Any], said: str) -> None:
+def test_a_range_that_cannot_follow_is_told(tables: Path, read: dict[str, Any], expected: str) -> None:
     Spoiler(tables / TOTALS).entry(3, lambda value: {**value, "offsets": read})
-    assert said in told(tables, TOTALS)
+    assert expected in told(tables, TOTALS)
 
 
 def test_a_hole_in_the_log_is_told(tables: Path) -> None:
@@ -160,8 +160,8 @@ def test_a_topic_made_anew_is_told(tables: Path) -> None:
 
 
 def test_a_topic_that_ends_before_the_entries_is_told(tables: Path) -> None:
-    said = told(tables, TOTALS, topics=topic(BATCHES - 1))
-    assert "its entries cover flights-0 30..39, which the topic does not hold" in said
+    faults = told(tables, TOTALS, topics=topic(BATCHES - 1))
+    assert "its entries cover flights-0 30..39, which the topic does not hold" in faults
 
 
 def test_a_total_that_does_not_add_up_is_told(tables: Path) -> None:
@@ -176,16 +176,16 @@ def test_a_key_with_two_rows_is_told_although_the_sum_is_right(tables: Path) -> 
 
 def test_windows_that_are_gone_or_count_too_much_are_told(tables: Path) -> None:
     Spoiler(tables / HOURS).rows(lambda rows: [{**rows[0], "flights": 1000}])
-    said = told(tables, HOURS)
-    assert "5 rows are there, the entries wrote 6" in said and "more than the 60 records covered" in said
+    faults = told(tables, HOURS)
+    assert "5 rows are there, the entries wrote 6" in faults and "more than the 60 records covered" in faults
 
 
 def test_what_is_not_read_yet_is_lost_only_where_the_streams_have_finished(tables: Path) -> None:
     longer = topic(BATCHES + 1)
-    found = judged(tables, CLEAN, topics=longer)
-    assert found.whole and found.unread == 15
-    found = judged(tables, CLEAN, topics=longer, finished=True)
-    assert found.lost == (Span(TOPIC, 0, 40, 50), Span(TOPIC, 1, 20, 25)) and found.unread == 0
+    verdict = judged(tables, CLEAN, topics=longer)
+    assert verdict.whole and verdict.unread == 15
+    verdict = judged(tables, CLEAN, topics=longer, finished=True)
+    assert verdict.lost == (Span(TOPIC, 0, 40, 50), Span(TOPIC, 1, 20, 25)) and verdict.unread == 0
 
 
 def test_an_offset_that_holds_no_record_needs_no_row(tables: Path) -> None:
@@ -193,20 +193,20 @@ def test_an_offset_that_holds_no_record_needs_no_row(tables: Path) -> None:
     first = whole.partitions[0]
     marked = replace(first, offsets=first.offsets[first.offsets != 30], keys=first.keys[:30] + first.keys[31:])
     Spoiler(tables / CLEAN).rows(lambda rows: rows[1:])
-    found = judged(tables, CLEAN, topics={TOPIC: replace(whole, partitions={**whole.partitions, 0: marked})})
-    assert found.whole and found.verified == OFFSETS
+    verdict = judged(tables, CLEAN, topics={TOPIC: replace(whole, partitions={**whole.partitions, 0: marked})})
+    assert verdict.whole and verdict.verified == OFFSETS
 
 
 def test_a_stream_that_writes_on_meanwhile_is_judged_by_the_versions_of_before(tables: Path) -> None:
     at = newest_versions(FLIGHTS, tables) | {CLEAN: 3, HOURS: 3, TOTALS: 3}
     verdict = verify(FLIGHTS, tables, topic(BATCHES - 1), at=at)
     assert verdict.whole and verdict.verified == 3 * (OFFSETS - 15)
-    assert [found.version for found in verdict.streams] == [3, 3, 3]
+    assert [stream.version for stream in verdict.streams] == [3, 3, 3]
 
 
 def test_records_that_the_topic_no_longer_holds_are_not_missed(tables: Path) -> None:
-    found = judged(tables, CLEAN, topics=topic(low={0: 12}))
-    assert found.whole and found.verified == OFFSETS - 12
+    verdict = judged(tables, CLEAN, topics=topic(low={0: 12}))
+    assert verdict.whole and verdict.verified == OFFSETS - 12
 
 
 def test_a_log_whose_beginning_is_gone_is_said_to_be_unproved(tables: Path) -> None:
@@ -216,8 +216,8 @@ def test_a_log_whose_beginning_is_gone_is_said_to_be_unproved(tables: Path) -> N
             commit_file(tables / table, version).unlink()
     verdict = verify(FLIGHTS, tables, topic())
     assert verdict.ok and not verdict.whole
-    for found in verdict.streams:
-        assert (found.log_from, found.unproved, found.verified) == (3, 30, OFFSETS - 30)
+    for stream in verdict.streams:
+        assert (stream.log_from, stream.unproved, stream.verified) == (3, 30, OFFSETS - 30)
 
 
 def test_dead_letters_are_records_that_came_too(tables: Path) -> None:
@@ -228,9 +228,9 @@ def test_dead_letters_are_records_that_came_too(tables: Path) -> None:
 
 
 def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
-    found = judged(tmp_path, CLEAN, finished=True)
-    assert "there is no such table" in found.faults[0].text
-    assert sum(span.offsets for span in found.lost) == OFFSETS
+    verdict = judged(tmp_path, CLEAN, finished=True)
+    assert "there is no such table" in verdict.faults[0].text
+    assert sum(span.offsets for span in verdict.lost) == OFFSETS
 
 
 def test_a_partition_that_came_later_starts_at_its_first_offset(tables: Path) -> None:
@@ -251,12 +251,12 @@ Rows = list[dict[str, Any]] | None
 
 def longer(more: int) -> dict[str, TopicContent]:
     """The topic with so many records more in each partition."""
-    found = {}
+    verdicts = {}
     for number, content in topic(BATCHES)[TOPIC].partitions.items():
         high = content.high + more
         keys = (*content.keys, *(b"more" for _ in range(more)))
-        found[number] = PartitionContent(content.low, high, np.arange(content.low, high), keys)
-    return {TOPIC: TopicContent(TOPIC, TOPIC_ID, found)}
+        verdicts[number] = PartitionContent(content.low, high, np.arange(content.low, high), keys)
+    return {TOPIC: TopicContent(TOPIC, TOPIC_ID, verdicts)}
 
 
 def published(tables: Path, generation: int, *, skip: int = 0, base: int | None = None, rows: Rows = None) -> None:
@@ -280,9 +280,9 @@ def published(tables: Path, generation: int, *, skip: int = 0, base: int | None 
 def test_what_a_recovery_has_rebuilt_is_believed_and_what_comes_after_it_proved(tables: Path) -> None:
     rows = [row for batch in range(BATCHES) for row in clean_rows(batch)]
     published(tables, 2, rows=rows)
-    found = judged(tables, CLEAN)
-    assert not found.faults and not found.lost and not found.doubled
-    assert (found.verified, found.unproved) == (0, BATCHES * 15)
+    verdict = judged(tables, CLEAN)
+    assert not verdict.faults and not verdict.lost and not verdict.doubled
+    assert (verdict.verified, verdict.unproved) == (0, BATCHES * 15)
     published(tables, 3, rows=rows[1:])
     assert total(judged(tables, CLEAN).lost) == 1, "its rows are compared all the same"
 
@@ -294,15 +294,15 @@ def test_what_was_rebuilt_is_not_lost_when_the_log_begins_at_its_publish(tables:
     DeltaTable(tables / CLEAN).create_checkpoint()
     for version in range(BATCHES + 2):
         commit_file(tables / CLEAN, version).unlink()
-    found = judged(tables, CLEAN)
-    assert not found.faults and not found.lost and not found.doubled
-    assert (found.verified, found.unproved) == (0, BATCHES * 15)
+    verdict = judged(tables, CLEAN)
+    assert not verdict.faults and not verdict.lost and not verdict.doubled
+    assert (verdict.verified, verdict.unproved) == (0, BATCHES * 15)
 
 
 def test_what_was_skipped_is_not_lost(tables: Path) -> None:
     published(tables, 2, skip=2)
-    found = judged(tables, CLEAN, longer(2), finished=True)
-    assert not found.faults and not found.lost and found.verified == BATCHES * 15
+    verdict = judged(tables, CLEAN, longer(2), finished=True)
+    assert not verdict.faults and not verdict.lost and verdict.verified == BATCHES * 15
 
 
 def test_a_rebuilt_table_keeps_what_was_skipped_before_its_base(tables: Path) -> None:
@@ -311,8 +311,8 @@ def test_a_rebuilt_table_keeps_what_was_skipped_before_its_base(tables: Path) ->
     rows = [row for batch in range(BATCHES) for row in clean_rows(batch)]
     published(tables, 3, skip=2, base=2, rows=rows)
     whole = longer(2)
-    found = judged(tables, CLEAN, whole, finished=True)
-    assert not found.faults and not found.lost
+    verdict = judged(tables, CLEAN, whole, finished=True)
+    assert not verdict.faults and not verdict.lost
     published(tables, 4, skip=2, rows=rows)
     assert total(judged(tables, CLEAN, whole, finished=True).lost) == 4, "a rewind to before them has to read them"
 
@@ -322,8 +322,8 @@ def split(folder: Path, **options: Any) -> StreamVerdict:
 
 
 def test_a_record_in_either_of_two_tables_is_there_once(tmp_path: Path) -> None:
-    found = split(make_split(tmp_path), finished=True)
-    assert found.whole and found.verified == OFFSETS and found.rows == OFFSETS - 2 * BATCHES
+    verdict = split(make_split(tmp_path), finished=True)
+    assert verdict.whole and verdict.verified == OFFSETS and verdict.rows == OFFSETS - 2 * BATCHES
 
 
 def test_a_row_of_the_second_table_that_is_gone_or_doubled_is_told(tmp_path: Path) -> None:
@@ -331,9 +331,9 @@ def test_a_row_of_the_second_table_that_is_gone_or_doubled_is_told(tmp_path: Pat
     long.rows(lambda rows: rows[1:])
     assert split(tmp_path).lost == (Span(TOPIC, 0, 32, 33),)
     long.rows(lambda rows: [rows[0], rows[0]])
-    found = split(tmp_path)
-    assert found.doubled == (Span(TOPIC, 1, 17, 18),)
-    assert any("in more than one row of table flights_long" in fault.text for fault in found.faults)
+    verdict = split(tmp_path)
+    assert verdict.doubled == (Span(TOPIC, 1, 17, 18),)
+    assert any("in more than one row of table flights_long" in fault.text for fault in verdict.faults)
 
 
 def test_a_record_in_both_tables_is_told(tmp_path: Path) -> None:
@@ -374,8 +374,12 @@ def test_a_sweep_sorts_every_offset(
     doubled: list[tuple[int, int]],
     beyond: list[tuple[int, int]],
 ) -> None:
-    found = sweep(covered(*ranges), Span("t", 0, 0, 10))
-    assert (found.missing, found.doubled, found.beyond) == (covered(*missing), covered(*doubled), covered(*beyond))
+    outcome = sweep(covered(*ranges), Span("t", 0, 0, 10))
+    assert (outcome.missing, outcome.doubled, outcome.beyond) == (
+        covered(*missing),
+        covered(*doubled),
+        covered(*beyond),
+    )
 
 
 def test_the_verifier_knows_nothing_of_the_code_it_judges() -> None:

@@ -58,13 +58,13 @@ def judged(life: Life, **options: Any) -> StreamVerdict:
     return verdict.streams[0]
 
 
-def outcomes(found: StreamVerdict) -> dict[str, str]:
-    return {f"{one.table}: {one.what}": one.verdict for one in found.comparisons}
+def outcomes(verdict: StreamVerdict) -> dict[str, str]:
+    return {f"{one.table}: {one.what}": one.verdict for one in verdict.comparisons}
 
 
-def right(found: StreamVerdict, verified: int, unproved: int = 0) -> bool:
-    assert found.ok, (found.lost, found.doubled, [str(f) for f in found.faults], found.comparisons)
-    assert (found.verified, found.unproved) == (verified, unproved)
+def right(verdict: StreamVerdict, verified: int, unproved: int = 0) -> bool:
+    assert verdict.ok, (verdict.lost, verdict.doubled, [str(f) for f in verdict.faults], verdict.comparisons)
+    assert (verdict.verified, verdict.unproved) == (verified, unproved)
     return True
 
 
@@ -108,9 +108,9 @@ def recovered(
 
 
 def test_a_declared_stream_is_proved_and_what_was_compared_is_told(life: Life) -> None:
-    found = judged(life, finished=True)
-    assert right(found, BATCHES * PER_BATCH) and found.whole and found.batches == BATCHES
-    assert outcomes(found) == {
+    verdict = judged(life, finished=True)
+    assert right(verdict, BATCHES * PER_BATCH) and verdict.whole and verdict.batches == BATCHES
+    assert outcomes(verdict) == {
         "things: row counts": "ok",
         "things: records": "ok",
         "things_dead_letters: row counts": "ok",
@@ -121,26 +121,26 @@ def test_a_declared_stream_is_proved_and_what_was_compared_is_told(life: Life) -
 def test_what_the_log_no_longer_says_the_ledger_beside_it_does(life: Life) -> None:
     life.sink().handle.optimize.compact()
     shorten(life, 1)
-    found = judged(life, finished=True)
-    assert right(found, BATCHES * PER_BATCH) and found.whole and found.log_from > BATCHES
+    verdict = judged(life, finished=True)
+    assert right(verdict, BATCHES * PER_BATCH) and verdict.whole and verdict.log_from > BATCHES
 
 
 def test_without_either_the_offsets_are_unproved_and_the_reason_is_told(life: Life) -> None:
     shorten(life, 2)
     for path in (life.settings.state / STREAM.name / "ledger").iterdir():
         path.write_text("".join(path.read_text().splitlines(keepends=True)[-1:]))
-    found = judged(life)
-    assert right(found, 2 * PER_BATCH, unproved=3 * PER_BATCH) and not found.whole
-    assert "the entries of 3 batches are neither in its log nor in the ledger's file" in found.why
+    verdict = judged(life)
+    assert right(verdict, 2 * PER_BATCH, unproved=3 * PER_BATCH) and not verdict.whole
+    assert "the entries of 3 batches are neither in its log nor in the ledger's file" in verdict.why
 
 
 def test_a_recovery_and_its_undo_are_proved(life: Life) -> None:
     recovered(life, base=1)
-    found = judged(life, finished=True)
-    assert right(found, BATCHES * PER_BATCH) and found.whole
+    verdict = judged(life, finished=True)
+    assert right(verdict, BATCHES * PER_BATCH) and verdict.whole
     undone(life)
-    found = judged(life, finished=True)
-    assert right(found, BATCHES * PER_BATCH) and found.whole
+    verdict = judged(life, finished=True)
+    assert right(verdict, BATCHES * PER_BATCH) and verdict.whole
 
 
 def undone(life: Life) -> None:
@@ -161,21 +161,21 @@ def undone(life: Life) -> None:
 def test_a_recovery_is_proved_when_its_table_has_a_short_log(life: Life) -> None:
     recovered(life, base=1)
     shorten(life, 1)
-    found = judged(life, finished=True)
-    assert right(found, BATCHES * PER_BATCH) and found.whole
+    verdict = judged(life, finished=True)
+    assert right(verdict, BATCHES * PER_BATCH) and verdict.whole
 
 
 def test_rows_that_a_recovery_lost_are_told(life: Life) -> None:
     recovered(life, base=1, short=2)
-    found = judged(life)
-    assert not found.ok and outcomes(found)["things: row counts"] == outcomes(found)["things: records"] == "wrong"
+    verdict = judged(life)
+    assert not verdict.ok and outcomes(verdict)["things: row counts"] == outcomes(verdict)["things: records"] == "wrong"
 
 
 def test_a_recovery_that_has_published_and_is_not_finished_is_told_and_is_not_wrong(life: Life) -> None:
     recovered(life, base=1, switched=False)
-    found = judged(life)
-    assert found.ok and found.unproved == BATCHES * PER_BATCH
-    assert found.why == "a recovery has opened generation 2 and is not finished"
+    verdict = judged(life)
+    assert verdict.ok and verdict.unproved == BATCHES * PER_BATCH
+    assert verdict.why == "a recovery has opened generation 2 and is not finished"
 
 
 def test_a_log_that_is_shortened_while_it_is_read_is_no_fault(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +202,8 @@ def test_what_was_skipped_is_neither_lost_nor_read_also_with_a_short_log(life: L
     hole = {"topic": TOPIC, "partition": 0, "from": at, "to": to, "plan": "p", "generation": 2, "at": 0.0}
     opened = Generation(2, 0.0, "skip of p", 1, BATCHES - 1)
     life.save(replace(record, generations=(*record.generations, opened), void_ranges=(hole,)))
-    found = judged(life, topics=topic(to), finished=True)
-    assert right(found, at) and found.skipped == 7 and found.whole
+    verdict = judged(life, topics=topic(to), finished=True)
+    assert right(verdict, at) and verdict.skipped == 7 and verdict.whole
     shorten(life, 1)
     assert right(judged(life, topics=topic(to), finished=True), at)
     assert not judged(life, topics=topic(to + 1), finished=True).ok
@@ -214,8 +214,8 @@ def test_a_gap_between_two_batches_is_lost_wherever_it_is_read(life: Life) -> No
     shorten(life, 2)
     path = next(folder.iterdir())
     path.write_text(path.read_text().replace('"start":{"0":20}', '"start":{"0":23}'))
-    found = judged(life)
-    assert [str(span) for span in found.lost] == ["things-0 20..22"]
+    verdict = judged(life)
+    assert [str(span) for span in verdict.lost] == ["things-0 20..22"]
 
 
 def test_a_stream_that_began_later_has_not_lost_what_came_before(tmp_path: Path) -> None:
@@ -234,36 +234,39 @@ def placed(tmp_path: Path) -> Path:
 
 
 def test_places_are_compared_one_by_one(placed: Path) -> None:
-    found = by_place(placed)
-    assert found.whole and "60 records are each in exactly one row" in found.comparisons[-1].text
+    verdict = by_place(placed)
+    assert verdict.whole and "60 records are each in exactly one row" in verdict.comparisons[-1].text
     Spoiler(placed / CLEAN).rows(lambda rows: [rows[0], *rows[:-1]])
-    found = by_place(placed)
-    assert [str(span) for span in found.doubled] == ["flights-0 30..30"] and len(found.lost) == 1
-    assert found.comparisons[0].verdict == "ok", "the number of rows alone would not show it"
+    verdict = by_place(placed)
+    assert [str(span) for span in verdict.doubled] == ["flights-0 30..30"] and len(verdict.lost) == 1
+    assert verdict.comparisons[0].verdict == "ok", "the number of rows alone would not show it"
 
 
 def test_what_a_filter_leaves_out_is_not_lost_and_said_not_to_be_compared(placed: Path) -> None:
     Spoiler(placed / CLEAN).rows(lambda rows: rows[1:])
     note_places(placed.parent, ["Filter", "Project"])
-    found = by_place(placed)
-    assert not found.lost and "the plan leaves some out (Filter): which ones are there is not compared" in (
-        found.comparisons[-1].text
+    verdict = by_place(placed)
+    assert not verdict.lost and "the plan leaves some out (Filter): which ones are there is not compared" in (
+        verdict.comparisons[-1].text
     )
 
 
-@pytest.mark.parametrize(("nodes", "said"), [(["Generate"], "Generate"), (["Aggregate"], "Aggregate")])
-def test_other_plans_are_not_compared_record_by_record(placed: Path, nodes: list[str], said: str) -> None:
+@pytest.mark.parametrize(("nodes", "expected"), [(["Generate"], "Generate"), (["Aggregate"], "Aggregate")])
+def test_other_plans_are_not_compared_record_by_record(placed: Path, nodes: list[str], expected: str) -> None:
     note_places(placed.parent, nodes)
-    found = by_place(placed)
-    assert found.ok and found.comparisons[-1].verdict == "not compared" and said in found.comparisons[-1].text
+    verdict = by_place(placed)
+    assert verdict.ok and verdict.comparisons[-1].verdict == "not compared" and expected in verdict.comparisons[-1].text
 
 
 def test_a_key_that_is_null_or_twice_is_told(placed: Path) -> None:
     assert by_place(placed, ("carrier", "flight")).comparisons[0].verdict == "ok"
     Spoiler(placed / CLEAN).rows(lambda rows: [{**rows[0], "flight": None}, rows[1], *rows[1:]])
-    told = by_place(placed, ("carrier", "flight")).comparisons[0]
-    assert told.verdict == "wrong"
-    assert "1 row has a null in key column flight" in told.text and "1 key is in more than one row" in told.text
+    comparison = by_place(placed, ("carrier", "flight")).comparisons[0]
+    assert comparison.verdict == "wrong"
+    assert (
+        "1 row has a null in key column flight" in comparison.text
+        and "1 key is in more than one row" in comparison.text
+    )
 
 
 def test_the_rows_of_an_accepted_change_are_not_counted(life: Life) -> None:
@@ -272,6 +275,6 @@ def test_the_rows_of_an_accepted_change_are_not_counted(life: Life) -> None:
     DeltaTable(life.table).delete("id = 3")
     assert not judged(life).ok
     stream_record.accept(life.settings, STREAM, "things", BATCHES + 1, "asked for")
-    found = judged(life)
-    assert outcomes(found)["things: row counts"] == outcomes(found)["things: records"] == "not compared"
-    assert found.ok, found.comparisons
+    verdict = judged(life)
+    assert outcomes(verdict)["things: row counts"] == outcomes(verdict)["things: records"] == "not compared"
+    assert verdict.ok, verdict.comparisons

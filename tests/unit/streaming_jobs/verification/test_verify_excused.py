@@ -1,4 +1,4 @@
-"""What is no loss although rows are not there: refused, changed and accepted, expired, or in a version that is gone."""
+"""Missing rows that are no loss: refused, changed and accepted, expired, or in a version that is gone."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def placed(tmp_path: Path) -> Path:
     return make_placed(tmp_path)
 
 
-def told(found: StreamVerdict, what: str = "records") -> tuple[str, str]:
-    return next((one.verdict, one.text) for one in found.comparisons if one.what == what)
+def told(verdict: StreamVerdict, what: str = "records") -> tuple[str, str]:
+    return next((one.verdict, one.text) for one in verdict.comparisons if one.what == what)
 
 
 LAST = BATCHES - 1
@@ -64,9 +64,9 @@ NAMED = named(LAST * PER_BATCH)
 @pytest.mark.parametrize("place", [NAMED, {}], ids=["named", "unnamed"])
 def test_a_refused_row_of_an_appended_table_is_no_loss(life: Life, place: dict[str, pa.Array]) -> None:
     refusing_batch(life, LAST, place)
-    found = judged(life)
-    assert right(found, BATCHES * PER_BATCH)
-    assert told(found) == (
+    verdict = judged(life)
+    assert right(verdict, BATCHES * PER_BATCH)
+    assert told(verdict) == (
         "ok",
         "50 records make one row each (1 of which the table cannot hold), and as many rows are there",
     )
@@ -92,35 +92,38 @@ def test_a_refused_row_with_its_place_is_not_lost(placed: Path, noted_by: str) -
     if noted_by == "row":
         place = {"source_partition": [0], "source_offset": [30]}
     refuse(placed, CLEAN, 3, pa.table({"carrier": ["?"], **place}))
-    found = by_place(placed)
-    assert found.whole and "59 records are each in exactly one row" in told(found)[1], found
+    verdict = by_place(placed)
+    assert verdict.whole and "59 records are each in exactly one row" in told(verdict)[1], verdict
 
 
 def test_a_refused_row_without_a_place_leaves_as_many_missing_ones_unproved(placed: Path) -> None:
     without_rows(placed, 30)
     refuse(placed, CLEAN, 3, pa.table({"carrier": ["?"]}))
-    found = by_place(placed)
-    assert found.ok and not found.whole and not found.lost
-    assert told(found)[0] == "unproved" and "1 record has no row: flights-0 30..30; 1 row was refused" in told(found)[1]
+    verdict = by_place(placed)
+    assert verdict.ok and not verdict.whole and not verdict.lost
+    assert (
+        told(verdict)[0] == "unproved"
+        and "1 record has no row: flights-0 30..30; 1 row was refused" in told(verdict)[1]
+    )
     without_rows(placed, 30, 31)
-    found = by_place(placed)
-    assert [str(span) for span in found.lost] == ["flights-0 30..31"]
+    verdict = by_place(placed)
+    assert [str(span) for span in verdict.lost] == ["flights-0 30..31"]
 
 
 def test_an_accepted_change_excuses_the_rows_that_it_took(placed: Path) -> None:
     DeltaTable(placed / CLEAN).delete("source_offset = 3")
     assert [str(span) for span in by_place(placed).lost] == ["flights-0 3..3", "flights-1 3..3"]
     note_state(placed.parent, CLEAN, [{"table": CLEAN, "version": 5}])
-    found = by_place(placed)
-    assert found.ok and not found.lost
-    assert told(found) == ("not compared", "a change of somebody else was accepted")
+    verdict = by_place(placed)
+    assert verdict.ok and not verdict.lost
+    assert told(verdict) == ("not compared", "a change of somebody else was accepted")
 
 
 def test_a_record_in_two_rows_is_told_also_after_an_accepted_change(placed: Path) -> None:
     Spoiler(placed / CLEAN).rows(lambda rows: [rows[0], *rows[:-1]])
     note_state(placed.parent, CLEAN, [{"table": CLEAN, "version": 2}])
-    found = by_place(placed)
-    assert [str(span) for span in found.doubled] == ["flights-0 30..30"] and not found.lost and not found.ok
+    verdict = by_place(placed)
+    assert [str(span) for span in verdict.doubled] == ["flights-0 30..30"] and not verdict.lost and not verdict.ok
 
 
 def test_dead_letters_that_somebody_was_allowed_to_delete_are_not_lost_records(placed: Path) -> None:
@@ -129,8 +132,8 @@ def test_dead_letters_that_somebody_was_allowed_to_delete_are_not_lost_records(p
     letters = f"{CLEAN}_dead_letters"
     DeltaTable(placed / letters).delete()
     note_state(placed.parent, CLEAN, [{"table": letters, "version": 1}])
-    found = by_place(placed)
-    assert found.ok and not found.lost and told(found)[0] == "unproved"
+    verdict = by_place(placed)
+    assert verdict.ok and not verdict.lost and told(verdict)[0] == "unproved"
 
 
 def test_nothing_is_recomputed_after_an_accepted_change(life: Life) -> None:
@@ -139,15 +142,15 @@ def test_nothing_is_recomputed_after_an_accepted_change(life: Life) -> None:
     DeltaTable(life.table).delete("id = 3")
     stream_record.accept(life.settings, STREAM, "things", BATCHES, "asked for")
     frame, written = cast("Any", SimpleNamespace()), recompute._Written([])
-    found = recompute._table(life.settings, STREAM, "things", frame, judged(life), written)
-    assert found[2:] == ("not compared", "a change of somebody else was accepted")
+    comparison = recompute._table(life.settings, STREAM, "things", frame, judged(life), written)
+    assert comparison[2:] == ("not compared", "a change of somebody else was accepted")
 
 
 def test_what_the_topic_no_longer_holds_may_have_been_a_marker(placed: Path) -> None:
     without_rows(placed, 30)
-    found = by_place(placed, topics=proofs.topic(low={0: 35}))
-    assert found.ok and not found.lost, found.comparisons
-    assert told(found)[1] == (
+    verdict = by_place(placed, topics=proofs.topic(low={0: 35}))
+    assert verdict.ok and not verdict.lost, verdict.comparisons
+    assert told(verdict)[1] == (
         "by source_partition and source_offset: 25 records are each in exactly one row; "
         "which records are there that the topic no longer holds is not compared"
     )
@@ -171,9 +174,9 @@ def test_a_recovery_that_is_not_finished_has_not_lost_what_came_before_the_strea
     began = replace(record.topics[0], start={"0": 3 * PER_BATCH})
     life.save(replace(record, topics=(began,), generations=(replace(record.generations[0], from_batch=2),)))
     recovered(life, base=3, switched=False)
-    found = judged(life)
-    assert found.why == "a recovery has opened generation 2 and is not finished"
-    assert right(found, 0, unproved=2 * PER_BATCH), found
+    verdict = judged(life)
+    assert verdict.why == "a recovery has opened generation 2 and is not finished"
+    assert right(verdict, 0, unproved=2 * PER_BATCH), verdict
 
 
 def cut(table: Path, keep: int) -> None:
@@ -193,34 +196,34 @@ def test_a_second_table_whose_version_is_cleaned_up_is_unproved(tmp_path: Path) 
     subject = Subject(
         SPLIT.stream, SPLIT.table, proofs.TOPIC, tables=(Table(SPLIT.table, "written"), Table(second, second))
     )
-    found = verify((subject,), tables, proofs.topic(), at={SPLIT.table: 2}, state=tmp_path / "state").streams[0]
-    assert found.ok and not found.whole, found.comparisons
-    outcome = next(one for one in found.comparisons if one.table == second)
+    verdict = verify((subject,), tables, proofs.topic(), at={SPLIT.table: 2}, state=tmp_path / "state").streams[0]
+    assert verdict.ok and not verdict.whole, verdict.comparisons
+    outcome = next(one for one in verdict.comparisons if one.table == second)
     assert outcome.verdict == "unproved" and "verify again" in outcome.text
     cut(tables / SPLIT.table, 1)
-    found = verify((subject,), tables, proofs.topic(), at={SPLIT.table: 2}, state=tmp_path / "state").streams[0]
-    assert found.ok and not found.whole and "verify again" in found.comparisons[0].text
+    verdict = verify((subject,), tables, proofs.topic(), at={SPLIT.table: 2}, state=tmp_path / "state").streams[0]
+    assert verdict.ok and not verdict.whole and "verify again" in verdict.comparisons[0].text
 
 
 def test_the_position_is_known_where_the_log_has_only_upkeep(life: Life) -> None:
     life.batch(4)
     life.sink().handle.optimize.compact()
     shorten(life, 1)
-    found = judged(life)
-    assert found.whole and found.position == (1, 4) and outcomes(found)["things: records"] == "ok"
+    verdict = judged(life)
+    assert verdict.whole and verdict.position == (1, 4) and outcomes(verdict)["things: records"] == "ok"
 
 
 def test_a_topic_that_is_gone_is_told_and_breaks_nothing(life: Life) -> None:
     life.batch(4)
-    found = judged(life, topics={})
-    assert not found.ok and told(found) == ("not compared", "the topic does not exist")
-    assert [fault.text for fault in found.faults] == [f"topic {TOPIC} does not exist"]
+    verdict = judged(life, topics={})
+    assert not verdict.ok and told(verdict) == ("not compared", "the topic does not exist")
+    assert [fault.text for fault in verdict.faults] == [f"topic {TOPIC} does not exist"]
 
 
 def test_a_stream_without_a_batch_proves_nothing(tmp_path: Path) -> None:
     made = Life.begin(tmp_path)
-    found = judged(made, topics={TOPIC: replace(proofs.topic()[proofs.TOPIC], partitions={0: empty()})})
-    assert found.ok and not found.whole
+    verdict = judged(made, topics={TOPIC: replace(proofs.topic()[proofs.TOPIC], partitions={0: empty()})})
+    assert verdict.ok and not verdict.whole
 
 
 def empty() -> PartitionContent:

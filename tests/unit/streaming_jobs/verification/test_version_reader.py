@@ -87,9 +87,9 @@ def test_a_version_that_was_wrong_only_for_a_while_is_told(tables: Path) -> None
         write_deltalake(
             tables / TOTALS, rows, mode="overwrite", commit_properties=properties(entry(TOTALS, 9, 0, "upkeep"))
         )
-    found = said(tables, TOTALS)
-    assert any("version 5: the sum of flights is 3" in text for text in found)
-    assert not any("version 6: the sum" in text for text in found)
+    faults = said(tables, TOTALS)
+    assert any("version 5: the sum of flights is 3" in text for text in faults)
+    assert not any("version 6: the sum" in text for text in faults)
 
 
 def test_a_window_that_comes_twice_and_one_that_goes_again_are_told(tables: Path) -> None:
@@ -105,9 +105,9 @@ def test_a_window_that_comes_twice_and_one_that_goes_again_are_told(tables: Path
 
     write(hour_rows(1), "append", BATCHES)
     write(hour_rows(2), "overwrite", BATCHES + 1)
-    found = said(tables, HOURS)
-    assert any("version 5: 2 windows are in more than one row" in text for text in found)
-    assert any("version 6: gone or changed since the version before: 4 rows" in text for text in found)
+    faults = said(tables, HOURS)
+    assert any("version 5: 2 windows are in more than one row" in text for text in faults)
+    assert any("version 6: gone or changed since the version before: 4 rows" in text for text in faults)
 
 
 def test_a_compaction_changes_nothing(tables: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_version_that_comes_while_the_log_is_listed_is_not_taken_for_a_lost_on
     commit.rename(aside)
 
     def listed(table: Path) -> list[int]:
-        found = versions(table)
+        there = versions(table)
         if aside.exists():
             aside.rename(commit)
-        return found
+        return there
 
     monkeypatch.setattr("streaming_jobs.verification.version_reader.versions", listed)
     made = reader(tables, CLEAN)

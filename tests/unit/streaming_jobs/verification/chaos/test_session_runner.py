@@ -1,4 +1,4 @@
-"""How a lane takes its session through faults: what is a kill, what ends a run, and what its drivers are told."""
+"""A lane takes its session through faults: which ends count as kills or end the run, and how its drivers start."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_driver_that_ends_by_itself_is_counted_and_its_fault_comes_again(
 
 def test_a_driver_that_ends_by_itself_again_and_again_ends_the_run(home: Home, drivers: list[FakeDriver]) -> None:
     lane = runner(home, POINT)
-    with pytest.raises(ChaosFailed, match="once too often"):
+    with pytest.raises(ChaosFailed, match="without a kill more than 5 times"):
         for _ in range(50):
             lane.step()
             drivers[-1].exit_code = 1
@@ -245,18 +245,18 @@ BUSY = (
 
 
 @pytest.mark.parametrize(
-    ("line", "found", "next_step"),
+    ("line", "text", "next_step"),
     [
         (FAILED, "table x is gone", "put it back"),
         (BUSY, "stream x is held by process 7 (session)", "stop it first: recourse streams stop x"),
         ("Traceback (most recent call last):", "Traceback (most recent call last):", ""),
     ],
 )
-def test_a_refusal_is_read_out_of_the_log(home: Home, line: str, found: str, next_step: str) -> None:
+def test_a_refusal_is_read_out_of_the_log(home: Home, line: str, text: str, next_step: str) -> None:
     from streaming_jobs.verification.chaos.damages import _refusal
 
     class Said:
         def words(self, lines: int = 6) -> str:
             return f"WARNING: nothing\n{line}" if lines > 1 else line
 
-    assert _refusal(Said()) == (found, next_step)  # type: ignore[arg-type]
+    assert _refusal(Said()) == (text, next_step)  # type: ignore[arg-type]
