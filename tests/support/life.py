@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from reprocessing.executor import recovery_of
@@ -23,23 +22,15 @@ from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEven
 from reprocessing.stages.stage import Findings, OfOneStream
 from reprocessing.undo import plan_undo
 from streaming_jobs.formats import Json
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.positions import OffsetBounds, OffsetRange
-from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.ledger import CodeVersion, LedgerEntry
+from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
-from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
-from streaming_jobs.sinks.schemas import DEAD_LETTERS
-from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.sinks.tables import all_tables, existing_table, store_of
 from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.state import stream_record
-from streaming_jobs.state.checkpoint import Checkpoint
-from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince, StreamRecord
+from streaming_jobs.state.stream_record import CodeSince
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
-from streaming_jobs.testing import MemoryTable
+from tests.support.stream_on_disk import StreamOnDisk, append
 
 TOPIC, TOPIC_ID = "things", "topic-1"
 ROWS = StructType([StructField("id", LongType()), StructField("place", StringType())])
@@ -91,65 +82,18 @@ class Topics:
         return {0: min(ms // 1000, self.end)}
 
 
-def append(table: StoredTable, rows: pa.Table, entry: LedgerEntry) -> int | None:
-    """A batch's rows into a table of any store."""
-    if isinstance(table, MemoryTable):
-        return table.append(rows, entry)
-    assert isinstance(table, DeltaStoredTable)
-    return table.sink.commit(
-        entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how)
-    )
+class Life(StreamOnDisk):
+    """A stream on disk; `batch` adds one to everything."""
 
-
-class Life:
-    """A stream on disk; `batch` adds one to everything, as the pipeline and Spark would."""
+    topic, topic_id, per_batch, columns = TOPIC, TOPIC_ID, {0: PER_BATCH}, ROWS
 
     def __init__(self, settings: Settings, stream: Stream = STREAM) -> None:
-        self.settings, self.stream = settings, stream
+        super().__init__(settings, stream)
 
     @classmethod
     def begin(cls, home: Path, stream: Stream = STREAM) -> Life:
         """The stream's first start, up to where Spark is started."""
-        life = cls(Settings.load({"home": home}), stream)
-        life._begin()
-        return life
-
-    def _begin(self) -> None:
-        record = stream_record.first(self.stream.name)
-        tables = []
-        for declared, role in all_tables(self.stream):
-            output = DEAD_LETTERS if declared.name == self.stream.dead_letters else ROWS
-            table = store_of(declared).ensure(self.settings, declared, self.stream.name, output, generation=1)
-            tables.append(BoundTable(declared.name, table.table_id, role))
-        self.save(
-            replace(
-                record,
-                tables=tuple(tables),
-                topics=(BoundTopic(TOPIC, TOPIC_ID, {0: 0}),),
-                code=(CodeSince("a", "1", 1, 0, time.time()),),
-            )
-        )
-        folder = self.checkpoint(1).folder
-        (folder / "sources" / "0").mkdir(parents=True)
-        (folder / "sources" / "0" / "0").write_text("\0v1\n" + json.dumps({TOPIC: {"0": 0}}))
-        (folder / "metadata").write_text('{"id":"x"}')
-        for log in ("offsets", "commits"):
-            (folder / log).mkdir()
-
-    def checkpoint(self, generation: int) -> Checkpoint:
-        """The checkpoint of a generation."""
-        return StreamFolder.of(self.settings, self.stream.name).checkpoint(generation)
-
-    @property
-    def record(self) -> StreamRecord:
-        """The record on disk."""
-        record = stream_record.load(self.settings, self.stream.name)
-        assert record is not None
-        return record
-
-    def save(self, record: StreamRecord) -> None:
-        """Write the record."""
-        stream_record.save(self.settings, record)
+        return cls(Settings.load({"home": home}), stream).make([CodeSince("a", "1", 1, 0, time.time())])
 
     @property
     def table(self) -> Path:
@@ -162,18 +106,12 @@ class Life:
         assert sink is not None
         return sink
 
-    def stored(self, name: str | None = None) -> StoredTable:
-        """A table at rest, opened anew; the primary one, if none is named."""
-        declared = {each.name: each for each, _ in all_tables(self.stream)}
-        return existing_table(self.settings, declared[name or self.stream.primary.name], self.stream.name)
-
     def links(self, savepoint: str) -> Path:
         """Where a savepoint keeps its links to the primary table's files."""
         return self.table / "_savepoints" / f"{self.stream.name}-{savepoint}"
 
     def entry(self, batch: int, generation: int = 1, code: str = "a") -> LedgerEntry:
         """A batch's ledger entry."""
-        ends = OffsetRange(TOPIC, TOPIC_ID, {0: batch * PER_BATCH}, {0: (batch + 1) * PER_BATCH})
         rows = {"written": PER_BATCH}
         return LedgerEntry(
             "batch",
@@ -181,15 +119,10 @@ class Life:
             self.stream.primary.name,
             generation,
             batch,
-            (ends,),
+            (self.offsets(batch),),
             rows,
             code=CodeVersion(code, "1"),
         )
-
-    def plan(self, number: int, *, generation: int = 1) -> None:
-        """Spark notes where a batch is to end."""
-        ends = json.dumps({TOPIC: {"0": (number + 1) * PER_BATCH}})
-        (self.checkpoint(generation).folder / "offsets" / str(number)).write_text("v1\n{}\n" + ends)
 
     def batch(
         self,
@@ -202,7 +135,6 @@ class Life:
         late: int = 0,
     ) -> None:
         """One batch: offsets, rows, ledger line, and unless told otherwise Spark's commit."""
-        folder = self.checkpoint(generation).folder
         end = (number + 1) * PER_BATCH
         self.plan(number, generation=generation)
         ids = list(range(number * PER_BATCH, end))
@@ -214,9 +146,9 @@ class Life:
         entry = replace(entry, txns=others, rows={**entry.rows, "late": late} if late else entry.rows)
         table = self.stored()
         append(table, rows, entry)
-        ledger_file(self.settings, self.stream.name).append(entry, {table.name: table.version})
+        self.ledger_file.append(entry, {table.name: table.version})
         if commit:
-            (folder / "commits" / str(number)).write_text("v1\n{}")
+            self.finish(number, generation=generation)
 
     def rows(self, table: Path | None = None) -> list[int]:
         """The ids in a table, sorted."""
@@ -230,10 +162,6 @@ class Life:
     def ids(self, name: str | None = None) -> list[int]:
         """The ids in a table of any store, sorted; in the primary one, if none is named."""
         return sorted(self.stored(name).readable().to_pyarrow_table()["id"].to_pylist())
-
-    def at(self) -> Txn | None:
-        """Where the primary table is."""
-        return self.stored().position
 
 
 def plan_one(

@@ -6,39 +6,36 @@ and writes its two tables; one record of batch 0 is a dead letter.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetBounds, OffsetRange, TopicOffsets
 from streaming_jobs.preflight.rules import Finding, check_start
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
-from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
+from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.schemas import DEAD_LETTERS as LETTERS
+from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.state import stream_record
-from streaming_jobs.state.ledger_file import LedgerFile
-from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, Generation, StreamRecord
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream, stream
+from tests.support.stream_on_disk import StreamOnDisk, lay_commit, lay_offsets
+from tests.support.stream_on_disk import append as append_rows
 
 STREAM = "parity"
 TOPIC = "things"
 TOPIC_ID = "q2Fxt25LSjKInOzlgP-Hyw"
 PRIMARY, SECONDARY, DEAD_LETTERS = "evens", "odds", "parity_dead_letters"
 CODE = CodeVersion("fd2f87f71956", "0.1.0")
+PER_BATCH = {0: 10, 1: 5}
 RECORDS = 1000
 """Records in each partition of the topic, of which batches 0 to 10 are far from the end."""
 
@@ -74,8 +71,8 @@ def plain(things: Any) -> Any:
 
 
 def ends(batch: int) -> TopicOffsets:
-    """Where a batch ends; -1 gives where the stream begins."""
-    return {TOPIC: {0: 10 * (batch + 1), 1: 5 * (batch + 1)}}
+    """The end of a batch; -1 gives where the stream begins."""
+    return {TOPIC: {partition: count * (batch + 1) for partition, count in PER_BATCH.items()}}
 
 
 def offsets(batch: int) -> OffsetRange:
@@ -177,44 +174,44 @@ class FakeTopics:
         return {0: 70, 1: 35}
 
 
-class Disk:
-    """A stream on disk, driven step by step: real Delta tables, and a checkpoint laid out as Spark does."""
+class Disk(StreamOnDisk):
+    """A stream on disk, driven step by step."""
+
+    topic, topic_id, per_batch, columns = TOPIC, TOPIC_ID, PER_BATCH, OUTPUT
 
     def __init__(self, settings: Settings, stream: Stream = parity) -> None:
-        self.settings = settings
-        self.stream = stream
+        super().__init__(settings, stream)
         self.topics = FakeTopics()
         self.sinks: dict[str, DeltaSink] = {}
 
     @property
     def folder(self) -> Path:
         """The checkpoint."""
-        return StreamFolder.of(self.settings, self.stream.name).checkpoint(1).folder
-
-    @property
-    def ledger_file(self) -> LedgerFile:
-        """The ledger beside the state."""
-        return ledger_file(self.settings, self.stream.name)
+        return self.checkpoint().folder
 
     def table(self, name: str) -> Path:
         """A table's folder."""
         return self.settings.tables / name
 
     def open(self) -> Disk:
-        """The first start, up to where Spark is started: tables and record are made."""
-        name = self.stream.name
+        """The first start; the tables are open."""
+        self.make()
         for declared, _ in all_tables(self.stream):
-            schema = LETTERS if declared.name == self.stream.dead_letters else OUTPUT
-            self.sinks[declared.name] = ensure_sink(self.settings, declared, name, schema, generation=1)
-        roles = {declared.name: role for declared, role in all_tables(self.stream)}
-        bound = tuple(BoundTable(s.name, s.table_id, roles[s.name]) for s in self.sinks.values())
-        topic = BoundTopic(TOPIC, TOPIC_ID, {0: 0, 1: 0})
-        stream_record.save(self.settings, replace(stream_record.first(name), tables=bound, topics=(topic,)))
+            table = self.stored(declared.name)
+            assert isinstance(table, DeltaStoredTable)
+            self.sinks[declared.name] = table.sink
         return self
 
-    def plan(self, batch: int) -> None:
-        """Spark logs the offsets of a batch."""
-        lay_checkpoint(self.folder, planned=batch, committed=None if batch == 0 else batch - 1)
+    def entry(self, batch: int, generation: int = 1) -> LedgerEntry:
+        """The primary table's ledger entry of a batch."""
+        return entry(batch, self.stream.primary.name, stream=self.stream.name, generation=generation)
+
+    def plan(self, batch: int, *, generation: int = 1) -> None:
+        """Spark logs the offsets of a batch; the batches before it are done."""
+        for earlier in range(batch):
+            super().plan(earlier, generation=generation)
+            self.finish(earlier, generation=generation)
+        super().plan(batch, generation=generation)
 
     def write(self, table: str, batch: int) -> int | None:
         """One table gets its rows of a batch: one row, or one dead letter."""
@@ -228,10 +225,6 @@ class Disk:
             made = replace(made, txns=others)
         return append(sink, made, rows)
 
-    def finish(self, batch: int) -> None:
-        """Spark notes that the batch is done."""
-        lay_checkpoint(self.folder, planned=batch, committed=batch)
-
     def run(self, *batches: int) -> Disk:
         """Whole batches."""
         for batch in batches:
@@ -241,9 +234,8 @@ class Disk:
             for declared in self.stream.secondary:
                 self.write(declared.name, batch)
             self.write(self.stream.primary.name, batch)
-            primary = self.sinks[self.stream.primary.name]
             versions = {name: sink.handle.version() for name, sink in self.sinks.items()}
-            self.ledger_file.append(entry(batch, primary.name, stream=self.stream.name), versions)
+            self.ledger_file.append(self.entry(batch), versions)
             self.finish(batch)
         return self
 
@@ -258,31 +250,12 @@ class Disk:
 
 def append(sink: DeltaSink, made: LedgerEntry, rows: pa.Table) -> int | None:
     """Append through the sink, as a batch on the driver path does."""
-
-    def write(handle: DeltaTable, properties: CommitProperties) -> None:
-        write_deltalake(handle, rows, mode="append", schema_mode="merge", commit_properties=properties)
-
-    return sink.commit(made, write)
+    return append_rows(DeltaStoredTable(sink), rows, made)
 
 
 def lay_checkpoint(folder: Path, *, planned: int, committed: int | None) -> None:
-    """Add to a checkpoint what Spark 4.2 writes for batches up to these."""
-    for name in ("offsets", "commits", "sources/0"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "metadata").write_text('{"id":"d1232a21-48ec-49aa-80a3-815ce12b0714"}')
-    (folder / "sources" / "0" / "0").write_text(f"\0v1\n{as_json(ends(-1))}")
+    """Add to a checkpoint what Spark writes for batches up to these."""
     for batch in range(planned + 1):
-        path = folder / "offsets" / str(batch)
-        if not path.exists():
-            conf = {"spark.sql.shuffle.partitions": "2"}
-            metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 1_795_255_789_437, "conf": conf}
-            path.write_text(f"v1\n{json.dumps(metadata)}\n{as_json(ends(batch))}")
+        lay_offsets(folder, batch, ends(batch), starts=ends(-1))
     for batch in range(0 if committed is None else committed + 1):
-        path = folder / "commits" / str(batch)
-        if not path.exists():
-            path.write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}')
-
-
-def as_json(value: Mapping[str, Mapping[int, int]]) -> str:
-    """Offsets as Spark's Kafka source writes them."""
-    return json.dumps(value, separators=(",", ":"))
+        lay_commit(folder, batch)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.state.checkpoint import Checkpoint
-from tests.support.worlds import as_json, ends, lay_checkpoint
+from tests.support.stream_on_disk import as_json
+from tests.support.worlds import ends, lay_checkpoint
 
 
 @pytest.fixture
