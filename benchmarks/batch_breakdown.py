@@ -47,7 +47,7 @@ UPKEEP = "upkeep"
 OURS: list[tuple[type, str, str]] = [
     (BatchPipeline, "_ranges", "offset range from the checkpoint"),
     (BatchPipeline, "_done", "is it in the table already"),
-    (BatchPipeline, "_commit_secondary", "dead letters and further tables"),
+    (BatchPipeline, "_commit_others", "dead letters and further tables"),
     (BatchPipeline, "_finish", "report"),
     (ArrowAppend, "commit", WRITE),
     (ArrowMerge, "commit", WRITE),

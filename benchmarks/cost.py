@@ -89,7 +89,7 @@ def run(rate: float, seconds: float, warm_up: float, max_pause: str | None, fold
 
 
 def _measured(rate: float, seconds: float, settings: Settings, feeder: YearByYear, driver: DriverProcess) -> Figures:
-    process = psutil.Process(driver.process.pid)
+    process = psutil.Process(driver.pid)
     seen, versions = _paths(settings), _versions(settings)
     made: dict[str, int] = {}
     latencies: list[float] = []

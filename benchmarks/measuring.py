@@ -19,15 +19,16 @@ import structlog
 
 from benchmarks.speed.results import machine
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.runtime.batch import BatchReport
+from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.query_builder import Connection
+from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import DeltaTable, Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,6 +80,7 @@ def on_topic(stream: Stream, topic: str) -> Stream:
 
 def named(stream: Stream, name: str) -> Stream:
     """The same stream of one table under another name, with a table of that name."""
+    assert isinstance(stream.primary, DeltaTable)
     return replace(stream, name=name, sinks={name: replace(stream.primary, name=name)})
 
 
@@ -119,15 +121,16 @@ class Workshop:
         quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
         connection = Connection(spark_options(kafka, self.bootstrap), Topics.of(kafka, self.bootstrap), quick)
         lease = acquire(settings, stream.name, purpose="benchmark", wait=5)
-        running = StreamRunner(stream, settings, connection, lease, "available-now", Status(stream.name))
+        queries = SparkQueries(settings, connection=connection)
+        running = StreamRunner(stream, settings, queries, lease, Status(stream.name), "available-now")
         started = Started(running)
-        tell = running._report
+        tell = running.batch_done
 
         def report(done: BatchReport) -> None:
             started.reports.append(done)
             tell(done)
 
-        running._report = report  # type: ignore[method-assign]
+        running.batch_done = report  # type: ignore[method-assign]
         running.preflight()
         running.start(self.spark)
         return started

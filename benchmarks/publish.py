@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
-from reprocessing.publish import content_of, publish
+from reprocessing.rebuild.publish import publish
 from streaming_jobs.ledger import CodeVersion, Txn, app_id
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.content import content_of
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.state import stream_record

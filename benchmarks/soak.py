@@ -24,7 +24,6 @@ import argparse
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,7 +36,7 @@ from benchmarks.measuring import save, table
 from benchmarks.soak_samples import BOUNDED, Census, YearByYear, files_by_kind, memory_by_role
 from benchmarks.speed.process import REPOSITORY, clean_environment
 from streaming_jobs.platform.broker import bootstrap_servers
-from streaming_jobs.platform.child_reaper import Lifeline
+from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status, read_status
 
@@ -78,35 +77,18 @@ class Up:
             RECOURSE_TABLE__LOG_VERSIONS=str(min(500, max(60, round(retention)))),
         )
         self.output = home.parent / "up.log"
-        self.lifeline = Lifeline()
+        up = [sys.executable, "-m", "orchestration.cli", "up", "--rate", "0", "--port", "0"]
         with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "orchestration.cli", "up", "--rate", "0", "--port", "0"],
-                env=environment,
-                cwd=REPOSITORY,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        self.lifeline.tie(self.process.pid)
+            self.child = ChildCommand(up, environment, REPOSITORY).start_reaped(output)
 
     def check(self) -> None:
         """Raise RuntimeError if it has ended."""
-        if self.process.poll() is not None:
-            raise RuntimeError(f"recourse up ended with {self.process.returncode}:\n{self.output.read_text()[-3000:]}")
+        if (code := self.child.exit_code) is not None:
+            raise RuntimeError(f"recourse up ended with {code}:\n{self.output.read_text()[-3000:]}")
 
     def stop(self) -> int:
         """End it as Ctrl-C does; its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(_END)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
-        finally:
-            self.lifeline.cut()
+        return self.child.end(_END)
 
 
 @dataclass

@@ -30,7 +30,8 @@ from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.stream import DeltaTable

@@ -28,8 +28,10 @@ from benchmarks.speed.process import Child, clean_environment
 from benchmarks.speed.records import Records, generate
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.runtime.session_options import supervised_command
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import Commit, walk
+from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.stored import Commit
 
 BATCH = 50_000
 _PATIENCE = 300.0
@@ -55,8 +57,7 @@ def session(count: int, bootstrap: str, folder: Path, records: Records) -> dict[
         RECOURSE_FLOWS=json.dumps(["benchmarks.copies"]),
         BENCHMARK_TOPIC="payments",
     )
-    command = [sys.executable, "-m", "streaming_jobs.session", "--supervised", "--streams", ",".join(names)]
-    command += ["--set", f"stream.max_offsets_per_trigger={BATCH}"]
+    command = supervised_command(names, "--set", f"stream.max_offsets_per_trigger={BATCH}")
     folder.mkdir(parents=True)
     child = Child(command, environment, folder / "output.log", 'event="stream started"')
     try:

@@ -34,14 +34,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from benchmarks.measuring import quantile, quiet, save, table
+from streaming_jobs.columns import POSITION_COLUMN, SOURCE_COLUMN
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.spark import start
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
-from streaming_jobs.sinks.delta.upsert_order import POSITION_FIELD
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, prepare_write
-from streaming_jobs.stream import POSITION_COLUMN, SOURCE_COLUMN, DeltaTable
+from streaming_jobs.sinks.schemas import POSITION_FIELD
+from streaming_jobs.stream import DeltaTable
 
 GOAL = 3.0
 UPSERT = 1_000

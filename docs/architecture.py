@@ -22,11 +22,16 @@ PAGE = Path(__file__).with_suffix(".md")
 PICTURE = PAGE.with_name("images") / "rooms.svg"
 PACKAGES = ("streaming_jobs", "reprocessing", "quality", "orchestration")
 SESSION = "streaming_jobs.session"
-_AT_THE_TOP = (SESSION, *(f"streaming_jobs.{name}" for name in ("entry", "testing", "warm_up")))
+_AT_THE_TOP = (SESSION, *(f"streaming_jobs.{name}" for name in ("entry", "warm_up")))
 
 RECORD = (
     ("streaming_jobs.session", "Session", "takes the leases, starts Spark, starts a stream, looks after it"),
     ("streaming_jobs.runtime.stream_runner", "StreamRunner", "one stream: checks, starts, tries again"),
+    (
+        "streaming_jobs.runtime.stream_queries",
+        "SparkQueries",
+        "its query over Kafka: checked, started, its topics' ends",
+    ),
     ("streaming_jobs.preflight.rules", "check_start", "do checkpoint, tables and topics tell the same story?"),
     ("streaming_jobs.runtime.query_builder", "QueryBuilder", "topics, the stream's function and tables become a query"),
     ("streaming_jobs.sources.kafka", "KafkaSource", "records of a range of offsets, decoded; bad ones are counted"),
@@ -35,24 +40,31 @@ RECORD = (
     ("streaming_jobs.sinks.delta.output", "DeltaOutput", "a Delta table seen that way"),
     ("streaming_jobs.sinks.delta.writers", "prepare_write", "its rows are computed; nobody sees them yet"),
     ("streaming_jobs.sinks.delta.sink", "DeltaSink", "one commit: rows and ledger entry together, once"),
+    ("streaming_jobs.runtime.batch_hooks", "BatchFiles", "what a batch leaves beside its tables"),
     ("streaming_jobs.state.ledger_file", "LedgerFile", "a line of the batch, kept beside the state"),
 )
 RECOVERY = (
     ("orchestration.cli.recover", "plan", "the command"),
-    ("reprocessing.planner", "make_plan", "where the replay starts, what it costs: a frozen plan"),
-    ("reprocessing.snapshot", "planning_snapshot", "what it looks at: record, tables, topics, history as they are now"),
-    ("reprocessing.targets", "resolve", "the target becomes offsets and the end of a batch"),
+    ("reprocessing.planning.planner", "make_plan", "where the replay starts, what it costs: a frozen plan"),
+    (
+        "reprocessing.planning.snapshot",
+        "planning_snapshot",
+        "record, tables, topics, history as they are now",
+    ),
+    ("reprocessing.planning.targets", "resolve", "the target becomes offsets and the end of a batch"),
     ("reprocessing.executor", "apply", "walks the stages; a journal says how far it came"),
     (
         "reprocessing.stages.stand_still",
         "TakeSavepoint",
         "the stream as it is, so that abort and undo can bring it back",
     ),
-    ("reprocessing.publish", "fence", "from here on only this plan may start the stream"),
-    ("reprocessing.staging", "prepare", "tables and state of the savepoint, beside the published ones"),
-    ("reprocessing.replay", "replay", "an ordinary session on them, with the corrected code"),
-    ("reprocessing.audit", "compare", "rebuilt rows against published ones, and the rules"),
-    ("reprocessing.publish", "publish", "one commit per table: old files out, rebuilt files in"),
+    ("reprocessing.rebuild.publish", "fence", "from here on only this plan may start the stream"),
+    ("reprocessing.stages.rebuild", "Prepare", "tables and state of the savepoint, beside the published ones"),
+    ("reprocessing.rebuild.replay", "replay", "an ordinary session on them, with the corrected code"),
+    ("reprocessing.stages.audit", "Audit", "rebuilt rows against published ones, and the rules"),
+    ("reprocessing.rebuild.publish", "publish", "one commit per table: old rows out, rebuilt rows in"),
+    ("streaming_jobs.sinks.stored", "StoredTable", "what all of them ask of a table at rest, whatever keeps it"),
+    ("streaming_jobs.sinks.delta.stored_table", "DeltaStoredTable", "a Delta table seen that way"),
 )
 
 
@@ -180,6 +192,11 @@ _COLUMNS = {
     "orchestration.sessions": 0,
     "orchestration.bundle": 0,
     "reprocessing": 1,
+    "reprocessing.stages": 1,
+    "reprocessing.rebuild": 1,
+    "reprocessing.planning": 1,
+    "reprocessing.plans": 2,
+    "streaming_jobs.testing": 4,
     "streaming_jobs.session": 2,
     "streaming_jobs.runtime": 2,
     "streaming_jobs.preflight": 2,
@@ -187,6 +204,7 @@ _COLUMNS = {
     "streaming_jobs.sinks": 1,
     "streaming_jobs.sinks.delta": 1,
     "streaming_jobs.platform": 2,
+    "streaming_jobs.platform.processes": 1,
     "streaming_jobs.sources": 3,
     "streaming_jobs.formats": 4,
     "streaming_jobs.verification.chaos": 3,

@@ -19,7 +19,7 @@ PAGE = Path(__file__).with_suffix(".md")
 FIRST = "0.1"
 _OPENING = """# Settings
 
-<!-- Written by docs/settings.py from streaming_jobs/settings.py. Change it there, then: python docs/settings.py -->
+<!-- Written by docs/settings.py from streaming_jobs/settings_sections.py. To change it: there, then run that script -->
 
 Every setting, with what it may be. A value is taken from the last of these that has it:
 

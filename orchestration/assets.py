@@ -14,11 +14,13 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from orchestration.bundle.fields import place
 from orchestration.bundle.job_yaml import Bundle, Continuous, Job
 from orchestration.sessions.reporting import table_key, topic_key
-from orchestration.sessions.supervisor import Command, SessionSpec, run_session, session_command
+from orchestration.sessions.supervisor import Command, SessionSpec, run_session
 from orchestration.sessions.tags import KIND_TAG
+from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
-from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
+from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.topology import Topology
 
 TOPIC_GROUP = "kafka"
@@ -76,21 +78,20 @@ def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[Se
 
 def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.AssetSpec]:
     """The stream's tables, that of its dead letters last, which is in a group of its own."""
-    from streaming_jobs.sinks.delta.dead_letters import SCHEMA
+    from streaming_jobs.sinks.tables import store_of
 
-    letters = DeltaTable(
-        stream.dead_letters,
-        schema=SCHEMA,
-        description=f"Records that stream {stream.name} could not decode, with the reason.",
-        owners=stream.owners,
-    )
+    letters = store_of(stream.primary).dead_letters(stream.dead_letters, stream.name)
+    shown = {letters.name: f"Records that stream {stream.name} could not decode, with the reason."}
     return [
         dg.AssetSpec(
             table_key(table.name),
             deps=[topic_key(topic.name) for topic in stream.sources.values()],
             group_name=group if table is not letters else f"{group}_dead_letters",
-            kinds={"spark", "deltalake"},
-            description=table.description or stream.description or f"Written by stream {stream.name}",
+            kinds={"spark", store_of(table).kind},
+            description=shown.get(table.name)
+            or table.description
+            or stream.description
+            or f"Written by stream {stream.name}",
             owners=owners(table.owners or stream.owners),
             tags={"recourse/stream": stream.name, "recourse/mode": table.mode},
             metadata=_table_metadata(table, settings),
@@ -170,7 +171,7 @@ def _topic_metadata(topic: KafkaTopic) -> dict[str, Any]:
     return found
 
 
-def _table_metadata(table: DeltaTable, settings: Settings) -> Mapping[str, Any]:
+def _table_metadata(table: DeclaredTable, settings: Settings) -> Mapping[str, Any]:
     path = settings.tables / table.name
     found: dict[str, Any] = {"dagster/table_name": table.name, "dagster/uri": path.as_uri(), **VERSION}
     if table.schema is not None:

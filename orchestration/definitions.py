@@ -12,7 +12,8 @@ import dagster as dg
 
 from orchestration.bundle import last_good
 from orchestration.location import location
-from orchestration.sessions.supervisor import Command, session_command
+from orchestration.sessions.supervisor import Command
+from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
 

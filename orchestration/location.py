@@ -19,7 +19,8 @@ from orchestration.sensors import (
     watchdog_sensor,
 )
 from orchestration.sessions.executor import session_executor
-from orchestration.sessions.supervisor import Command, session_command
+from orchestration.sessions.supervisor import Command
+from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
 

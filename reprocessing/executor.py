@@ -13,15 +13,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.journal import Journal, next_step
-from reprocessing.plan import RecoveryPlan, moved
-from reprocessing.plan_file import folder, load, names_of
-from reprocessing.publish import has_published
-from reprocessing.reopen import abort
-from reprocessing.replay import last_entry, replay
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.plans.journal import Journal, next_step
+from reprocessing.plans.plan import RecoveryPlan, moved
+from reprocessing.plans.plan_file import folder, load, names_of
+from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.rebuild.publish import has_published
+from reprocessing.rebuild.reopen import abort
+from reprocessing.rebuild.replay import last_entry, replay
 from reprocessing.report import write_report
-from reprocessing.snapshot import planning_snapshot
 from reprocessing.stages import Stage, stages_of
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.files import private_folder

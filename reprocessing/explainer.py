@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reprocessing.plan import RecoveryPlan, StreamPlan
+from reprocessing.planning.targets import instant_words
+from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from reprocessing.stages import stages_of
-from reprocessing.targets import instant_words
 from streaming_jobs.spelling import counted
 
 _COMMITS = 2

@@ -1,4 +1,4 @@
-"""What became of a plan, as a page that can be kept and sent on: `<state>/recoveries/<plan>/report.html`.
+"""The outcome of a plan, as a page that can be kept and sent on: `<state>/recoveries/<plan>/report.html`.
 
 The page is whole in itself: no script, nothing loaded, every text escaped.
 """
@@ -10,11 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reprocessing.audit import Difference, paired
 from reprocessing.explainer import explain
-from reprocessing.journal import Journal, Line
-from reprocessing.plan import RecoveryPlan
-from reprocessing.targets import instant_words
+from reprocessing.planning.targets import instant_words
+from reprocessing.plans.journal import Journal, Line
+from reprocessing.plans.plan import RecoveryPlan
+from reprocessing.rebuild.audit import Difference, paired
 from streaming_jobs.files import write_atomic
 
 _STYLE = """
@@ -33,9 +33,9 @@ def write_report(path: Path, plan: RecoveryPlan, journal: Journal, differences: 
 
 
 def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]) -> str:
-    """The page as HTML. `differences` as the audit found them; where this process had none, the journal's."""
-    kept = (journal.done("audit") or {}).get("differences", [])
-    differences = differences or [Difference(**each) for each in kept]
+    """The page as HTML. `differences` of the audit; where this process had none, the journal's."""
+    noted = (journal.done("audit") or {}).get("differences", [])
+    differences = differences or [Difference(**each) for each in noted]
     title = escape(f"Recovery {plan.id}: {journal.outcome}")
     parts = [
         f"<h1>{title}</h1>",
@@ -53,7 +53,7 @@ def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]
 
 
 def _steps(plan: RecoveryPlan, journal: Journal) -> str:
-    """One row an attempt at a stage: when it began, how long it took, what became of it."""
+    """One row per attempt at a stage: when it began, how long it took, and its outcome."""
     rows: list[list[str]] = []
     begun = 0.0
     for line in journal.lines():
@@ -61,12 +61,12 @@ def _steps(plan: RecoveryPlan, journal: Journal) -> str:
             begun = line.at
             rows.append([instant_words(line.at), _stage(plan, line), "", "cut off", ""])
             continue
-        found = "; ".join(_found(key, value) for key, value in line.found.items() if key != "differences")
-        rows[-1:] = [[instant_words(begun), _stage(plan, line), f"{line.at - begun:.1f} s", line.state, found]]
+        findings = "; ".join(_finding(key, value) for key, value in line.found.items() if key != "differences")
+        rows[-1:] = [[instant_words(begun), _stage(plan, line), f"{line.at - begun:.1f} s", line.state, findings]]
     return _table(["begun", "stage", "took", "", "found"], rows)
 
 
-def _found(key: str, value: Any) -> str:
+def _finding(key: str, value: Any) -> str:
     if key != "tables":
         return f"{key}: {_short(value)}"
     each = (

@@ -1,11 +1,11 @@
-"""Which failures may pass and which need a person: every exception a query can end with becomes one of ours."""
+"""Failures that may pass, and those that need a person: every exception a query can end with becomes one of ours."""
 
 from __future__ import annotations
 
 import re
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from streaming_jobs.errors import (
     ConfigurationError,
@@ -48,6 +48,20 @@ _ON_DATA = re.compile(
 )
 _FIRST_LINES = 3
 _NAMED = 4
+
+
+class ErrorReport(TypedDict, total=False):
+    """An error in a status file: its code, the fact, the next step, and what follows from it.
+
+    `permanent`: only a person can help; `lasting`: the quick tries are used up; `at`: when it came, an ISO time.
+    """
+
+    code: str
+    found: str
+    next: str
+    permanent: bool
+    lasting: bool
+    at: str
 
 
 def larger_than_the_driver_takes(error: BaseException) -> bool:
@@ -136,11 +150,11 @@ def named(entry: LedgerEntry | None) -> str:
     return f"batch {entry.batch}: {', '.join(parts[:_NAMED]) or 'no records'}{more}"
 
 
-def told(error: RecourseError) -> dict[str, str]:
+def report_of(error: RecourseError) -> ErrorReport:
     """The error as the status file holds it."""
     return {
         "code": error.code,
         "found": error.found,
         "next": error.next_step,
-        "permanent": str(isinstance(error, (PermanentError, UsageError))).lower(),
+        "permanent": isinstance(error, (PermanentError, UsageError)),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -69,6 +69,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_files(*paths: Path) -> Iterator[Path]:
+    """Remove those of the files that are there, each gone from the disk before the next; yields each one."""
+    for path in paths:
+        if path.exists():
+            path.unlink()
+            sync(path.parent)
+            yield path
 
 
 def sync_files(files: Iterable[Path], root: Path) -> None:

@@ -90,6 +90,12 @@ class LedgerEntry:
         """The position this entry stands for."""
         return Txn(self.generation, self.batch)
 
+    def same_offsets(self, other: LedgerEntry) -> bool:
+        """True if both read the same offsets of the same topics."""
+        return len(self.offsets) == len(other.offsets) and all(
+            mine.same_offsets(theirs) for mine, theirs in zip(self.offsets, other.offsets, strict=True)
+        )
+
     def encode(self) -> str:
         """The text for `userMetadata`."""
         value: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 Environment names are `RECOURSE_` plus the field, two underscores between levels:
 `RECOURSE_KAFKA__BOOTSTRAP_SERVERS`, `RECOURSE_STREAMS__AIRPORT_HOURS__LATENESS`.
+The sections and their fields stand in `settings_sections.py`.
 `Settings.load()` keeps for every value where it came from; `recourse config show` prints both.
 """
 
@@ -9,196 +10,49 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from streaming_jobs.durations import Duration, parse_duration
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.spelling import instead, nearest
+from streaming_jobs.settings_sections import (
+    BrokerSettings,
+    DagsterSettings,
+    KafkaSettings,
+    SavepointSettings,
+    SparkSettings,
+    StreamOverrides,
+    StreamSettings,
+    TableSettings,
+    checked_trigger,
+)
+from streaming_jobs.spelling import nearest
+
+__all__ = [
+    "CONFIG_FILE",
+    "BrokerSettings",
+    "DagsterSettings",
+    "KafkaSettings",
+    "Loaded",
+    "Origin",
+    "SavepointSettings",
+    "Settings",
+    "SparkSettings",
+    "StreamOverrides",
+    "StreamSettings",
+    "TableSettings",
+    "checked_trigger",
+    "load",
+]
 
 CONFIG_FILE = "recourse.toml"
 _NO_SETTINGS = ("RECOURSE_CONFIG", "RECOURSE_CRASH", "RECOURSE_RUN_ID", "RECOURSE_PARENT")
 """Variables that mean something, but set nothing."""
-Pace = Literal["live", "economy"]
-_MAX_PAUSE: dict[Pace, timedelta] = {"live": timedelta(seconds=2), "economy": timedelta(seconds=5)}
-_COMMIT_INTERVAL: dict[Pace, timedelta] = {"live": timedelta(milliseconds=20), "economy": timedelta(milliseconds=500)}
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def checked_trigger(text: str) -> str:
-    """A trigger as written; raises ValueError for what is none."""
-    word, _, interval = text.partition(" ")
-    if text not in ("continuous", "available-now") and word != "every":
-        raise ValueError(
-            f"'{text}' is not a trigger; {instead(text, ('continuous', 'available-now', 'every 10 seconds'))}"
-        )
-    if word == "every":
-        _parsed(parse_duration, interval)
-    return text
-
-
-def _checked_start(text: str) -> str:
-    """A start position as written; raises ValueError for what is none."""
-    if text not in ("earliest", "latest"):
-        try:
-            zone = datetime.fromisoformat(text).tzinfo
-        except ValueError:
-            zone = None
-        if zone is None:
-            raise ValueError(
-                f"'{text}' is not a start; write earliest, latest, or a time with zone: 2026-11-21T08:00:00+00:00"
-            )
-    return text
-
-
-def _parsed(parse: Callable[[str], object], text: str) -> None:
-    try:
-        parse(text)
-    except ConfigurationError as error:
-        raise ValueError(f"{error.found}; {error.next_step}") from error
-
-
-Trigger = Annotated[str, AfterValidator(checked_trigger)]
-Start = Annotated[str, AfterValidator(_checked_start)]
-
-
-class KafkaSettings(_Section):
-    """How Spark and confluent-kafka reach the cluster. Empty servers mean the embedded broker."""
-
-    bootstrap_servers: str = Field("", description="host:port,...; empty: the embedded broker")
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        "PLAINTEXT", description="how connections to the cluster are protected, as Kafka names it"
-    )
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        "SCRAM-SHA-512", description="how a user logs in, with the two SASL protocols"
-    )
-    sasl_username: str = Field("", description="the user, with the two SASL protocols")
-    sasl_password: SecretStr = Field(SecretStr(""), description="the user's password; never shown")
-    ssl_ca_location: Path | None = Field(None, description="PEM file of the certificate authority")
-    ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate")
-    ssl_key_location: Path | None = Field(None, description="PEM file of the client key")
-    timeout: Duration = Field(timedelta(seconds=15), description="for one request to the cluster")
-
-
-class BrokerSettings(_Section):
-    """The embedded broker."""
-
-    port: int = Field(0, ge=0, le=65535, description="0: a free port, kept between runs")
-    heap_mb: int = Field(64, ge=48, description="heap of the broker's JVM, MB")
-
-
-class SparkSettings(_Section):
-    """The session's JVM."""
-
-    master: str = Field("local[*]", description="Spark's master URL")
-    driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
-    shuffle_partitions: int = Field(0, ge=0, description="0: one a core; pinned by the first start of a stream")
-    extra: dict[str, str] = Field(default_factory=dict, description="any further Spark properties")
-
-
-class StreamSettings(_Section):
-    """How one stream runs. The section `stream` holds the defaults, `streams.<name>` one stream's own values."""
-
-    start: Start = Field("earliest", description="earliest, latest, or an ISO time with zone; first start only")
-    trigger: Trigger = Field("continuous", description="continuous, available-now, or 'every 10 seconds'")
-    lateness: Duration | None = Field(None, description="replaces the watermark delay that the stream declares")
-    max_offsets_per_trigger: int = Field(300_000, gt=0, description="records a batch, all partitions together")
-    pace: Pace = Field("live", description="live: batches follow each other; economy: two a second, half the cores")
-    min_commit_interval: Duration | None = Field(None, description="at most one batch in this time; default by pace")
-    min_upsert_interval: Duration | None = Field(None, description="the same for upserts, which rewrite files")
-    max_pause: Duration | None = Field(None, description="wait after a batch while few records come; default by pace")
-    committer: Literal["auto", "direct", "spark"] = Field(
-        "auto", description="who commits to Delta tables: direct is delta-rs, spark is delta-spark"
-    )
-    path: Literal["auto", "driver", "executor"] = Field(
-        "auto", description="which way a batch's rows take to the table: through the driver's memory, or not"
-    )
-    driver_path_max_mb: int = Field(256, gt=0, description="a batch estimated above this goes through executors, MB")
-    direct_merge_max_mb: int = Field(2048, gt=0, description="upserts into a larger table go through Spark's MERGE, MB")
-    stop_deadline: Duration = Field(timedelta(seconds=30), description="for a batch to reach its border on stop")
-    max_restarts: int = Field(5, ge=0, description="transient failures in a row before a stream is given up")
-    stuck_after: Duration = Field(timedelta(minutes=5), description="red: unread records and no batch done; 0: never")
-    late_after: Duration = Field(timedelta(minutes=10), description="red: records unread for longer; 0: never")
-
-    def commit_interval(self, *, upsert: bool) -> timedelta:
-        """The shortest time between the starts of two batches."""
-        own = self.min_upsert_interval if upsert else None
-        return next(
-            (value for value in (own, self.min_commit_interval) if value is not None), _COMMIT_INTERVAL[self.pace]
-        )
-
-    @property
-    def longest_wait(self) -> timedelta:
-        """The longest pause after a batch while few records come (`streaming_jobs/runtime/pace.py`)."""
-        return _MAX_PAUSE[self.pace] if self.max_pause is None else self.max_pause
-
-
-class StreamOverrides(_Section):
-    """One stream's own values; what is not set comes from the section `stream`."""
-
-    start: Start | None = None
-    trigger: Trigger | None = None
-    lateness: Duration | None = None
-    max_offsets_per_trigger: int | None = Field(None, gt=0)
-    pace: Pace | None = None
-    min_commit_interval: Duration | None = None
-    min_upsert_interval: Duration | None = None
-    max_pause: Duration | None = None
-    committer: Literal["auto", "direct", "spark"] | None = None
-    path: Literal["auto", "driver", "executor"] | None = None
-    driver_path_max_mb: int | None = Field(None, gt=0)
-    direct_merge_max_mb: int | None = Field(None, gt=0)
-    stop_deadline: Duration | None = None
-    max_restarts: int | None = Field(None, ge=0)
-    stuck_after: Duration | None = None
-    late_after: Duration | None = None
-
-
-class TableSettings(_Section):
-    """Upkeep of every table we create. docs/disk.md says what each value bounds."""
-
-    log_retention: Duration = Field(
-        timedelta(hours=1), description="of the table's own log (delta.logRetentionDuration)"
-    )
-    log_versions: int = Field(500, ge=0, description="versions kept in the log, however young; 0: no such bound")
-    deleted_file_retention: Duration = Field(timedelta(hours=1), description="of files no version of the table lists")
-    deleted_files_max_mb: int = Field(4096, ge=0, description="of such files, MB; above it the oldest go earlier")
-    checkpoint_interval: int = Field(50, gt=0, description="commits between two checkpoints of the table's log")
-    compact_after_files: int = Field(100, ge=0, description="small files in a table that start a compaction; 0: never")
-    target_file_mb: int = Field(64, gt=0, description="files of this size are left alone by compaction, MB")
-    ledger_retention: Duration = Field(timedelta(days=14), description="of the ledger file beside the state")
-
-
-class SavepointSettings(_Section):
-    """Savepoints that a stream's driver takes by itself; those on purpose and of recoveries stay until dropped."""
-
-    every: Duration = Field(timedelta(minutes=15), description="between two of a stream; 0: none by time")
-    keep: Duration = Field(timedelta(hours=48), description="all of them")
-    keep_daily: Duration = Field(timedelta(days=14), description="then the first of each day")
-    keep_generations: int = Field(2, ge=0, description="checkpoints of generations that are over, the newest ones")
-    max_mb: int = Field(10_240, ge=0, description="that only a stream's savepoints hold, MB; 0: no bound")
-
-
-class DagsterSettings(_Section):
-    """The Dagster processes that `recourse up` starts, and how sessions report to them."""
-
-    host: str = Field("127.0.0.1", description="address that the UI listens on; the UI asks for no password")
-    port: int = Field(3000, ge=0, le=65535, description="of the UI; 0: a free port")
-    observe_every: Duration = Field(timedelta(seconds=60), description="between two reports on a table at work")
-    materialize_every: Duration = Field(timedelta(minutes=1), description="between two materialisations of a table")
-    stale_after: Duration = Field(timedelta(seconds=60), description="a session without heartbeat is declared dead")
-    max_session: Duration = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
-    keep_runs: Duration = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
-    keepalive: bool = Field(True, description="start continuous jobs by themselves and after a failure")
 
 
 class Settings(BaseSettings):

@@ -13,6 +13,7 @@ opens Kafka or touches a file. How a stream runs (trigger, rate, paths) is in `s
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from streaming_jobs.column_types import checked_types
+from streaming_jobs.columns import (
+    DELETED_AT_COLUMN,
+    POSITION_COLUMN,
+    SOURCE_COLUMN,
+    checked_columns,
+    checked_order,
+)
+from streaming_jobs.declared_table import DeclaredTable, Mode, is_declared_table
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import instead
@@ -29,22 +38,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-SOURCE_COLUMN = "_source"
-"""Struct of every decoded record: topic, partition, offset, timestamp, key, tombstone, and headers if asked for."""
-
-POSITION_COLUMN = "_position"
-"""Column that Recourse adds to a table with `order_by` whose rows carry `_source`: it breaks ties of the order."""
-DELETED_AT_COLUMN = "_deleted_at"
-OWN_COLUMN = "recourse.column"
-"""In a table's schema, the metadata of a column that Recourse has added."""
-
 MAX_AHEAD = "1 day"
 """How far an event time may lie after its record's own timestamp, where a topic declares nothing else."""
 
-_OWN_COLUMNS = frozenset(
-    {"__delete", "__reset", "__reset_at", "__topic", "__partition", "__offset", "__position", "__row", "__number"}
-)
-_UNORDERED = frozenset({"array", "map", "struct", "variant", "void"})
 _DELETES = "_deletes"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -176,7 +172,7 @@ class DeltaTable:
             checked_order(self.name, self.order_by, self.schema)
 
     @property
-    def mode(self) -> Literal["append", "upsert"]:
+    def mode(self) -> Mode:
         """`upsert` when the table has keys."""
         return "upsert" if self.keys else "append"
 
@@ -194,6 +190,11 @@ class DeltaTable:
             owners=self.owners,
         )
 
+    @property
+    def store(self) -> Any:
+        """The store of Delta tables; imported here, since a declaration needs no deltalake."""
+        return importlib.import_module("streaming_jobs.sinks.delta.store").STORE
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -205,7 +206,7 @@ class Stream:
     name: str
     function: Callable[..., Any]
     sources: Mapping[str, KafkaTopic]
-    sinks: Mapping[str, DeltaTable]
+    sinks: Mapping[str, DeclaredTable]
     description: str = ""
     owners: Sequence[str] = field(default=())
 
@@ -214,8 +215,8 @@ class Stream:
         object.__setattr__(self, "owners", checked_names(f"stream {self.name}", "owners", self.owners))
         if not self.sources or not self.sinks:
             raise UsageError(f"stream {self.name} needs a source and a sink")
-        checked_parts(self.name, "source", self.sources.values(), KafkaTopic)
-        checked_parts(self.name, "sink", self.sinks.values(), DeltaTable)
+        checked_parts(self.name, "source", self.sources.values(), "KafkaTopic", lambda p: isinstance(p, KafkaTopic))
+        checked_parts(self.name, "sink", self.sinks.values(), "DeltaTable", is_declared_table)
         parameters = list(inspect.signature(self.function).parameters)
         if sorted(parameters) != sorted(self.sources):
             raise UsageError(
@@ -248,17 +249,17 @@ class Stream:
         return cast("dict[str, DataFrame]", by_sink)
 
     @property
-    def primary(self) -> DeltaTable:
+    def primary(self) -> DeclaredTable:
         """The sink whose ledger decides whether a batch is done."""
         return next(iter(self.sinks.values()))
 
     @property
-    def secondary(self) -> tuple[DeltaTable, ...]:
+    def secondary(self) -> tuple[DeclaredTable, ...]:
         """The declared sinks after the primary one, in order."""
         return tuple(self.sinks.values())[1:]
 
     @property
-    def deletes(self) -> tuple[DeltaTable, ...]:
+    def deletes(self) -> tuple[DeclaredTable, ...]:
         """The tables that remember the deletes of its sinks, in their order."""
         return tuple(kept for sink in self.sinks.values() if (kept := sink.deletes) is not None)
 
@@ -276,7 +277,7 @@ class Stream:
 def stream(
     *,
     source: KafkaTopic | Mapping[str, KafkaTopic],
-    sink: DeltaTable | Mapping[str, DeltaTable],
+    sink: DeclaredTable | Mapping[str, DeclaredTable],
     name: str | None = None,
     owners: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Stream]:
@@ -320,35 +321,9 @@ def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
     return found
 
 
-def checked_parts(stream: str, option: str, parts: Iterable[object], kind: type) -> None:
-    """Raise UsageError for a source or a sink that is something else, such as a bare name."""
+def checked_parts(stream: str, option: str, parts: Iterable[object], kind: str, fits: Callable[[object], bool]) -> None:
+    """Raise UsageError for a source or a sink that does not fit, such as a bare name; `kind` names what does."""
     for part in parts:
-        if not isinstance(part, kind):
-            example = f"{kind.__name__}({part!r}, ...)" if isinstance(part, str) else f"a {kind.__name__}"
-            raise UsageError(f"stream {stream}: {option} is {part!r}, not a {kind.__name__}", f"write {example}")
-
-
-def checked_columns(table: str, names: Iterable[str]) -> None:
-    """Raise UsageError for a column name that cannot be quoted, or that a batch uses for itself."""
-    for name in names:
-        if "`" in name:
-            raise UsageError(f"table {table}: column {name!r} has a backtick in its name", "rename the column")
-        if name.lower() in _OWN_COLUMNS:
-            raise UsageError(f"table {table}: the column name {name} is taken by Recourse itself", "rename the column")
-
-
-def checked_order(table: str, order_by: Sequence[str], schema: StructType) -> None:
-    """Raise UsageError for a column of `order_by` that the rows have not got, or that has no order."""
-    kinds = {field.name: field.dataType.typeName() for field in schema.fields}
-    for column in order_by:
-        if column not in kinds:
-            raise UsageError(
-                f"table {table}: order_by '{column}' is not a column of its rows",
-                instead(column, kinds),
-            )
-        if kinds[column] in _UNORDERED:
-            raise UsageError(f"table {table}: order_by '{column}' has the type {kinds[column]}, which has no order")
-    if order_by and any(f.name == POSITION_COLUMN and OWN_COLUMN not in f.metadata for f in schema.fields):
-        raise UsageError(
-            f"table {table}: the column name {POSITION_COLUMN} is taken by Recourse itself", "rename the column"
-        )
+        if not fits(part):
+            example = f"{kind}({part!r}, ...)" if isinstance(part, str) else f"a {kind}"
+            raise UsageError(f"stream {stream}: {option} is {part!r}, not a {kind}", f"write {example}")

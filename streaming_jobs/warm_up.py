@@ -24,8 +24,8 @@ from streaming_jobs.errors import RecourseError, SetupError, TransientError
 from streaming_jobs.files import private_folder
 from streaming_jobs.platform import class_data
 from streaming_jobs.platform.class_data import RECORD_SECONDS
-from streaming_jobs.platform.exit_status import ended_by
 from streaming_jobs.platform.jars import broker_jars, spark_jars
+from streaming_jobs.platform.processes.exit_status import ended_by
 from streaming_jobs.settings import Settings, SparkSettings
 
 SHARE = 0.01
@@ -74,6 +74,7 @@ def _run(settings: Settings, spark: Path, broker: Path) -> tuple[int | None, int
     """Returns how the two JVMs ended: exit codes, negative for a signal."""
     from streaming_jobs.examples.flights.feeder import feed
     from streaming_jobs.platform.broker import Broker
+    from streaming_jobs.platform.runtime import LocalSpark
     from streaming_jobs.session import Session
     from streaming_jobs.topology import Topology
 
@@ -81,12 +82,13 @@ def _run(settings: Settings, spark: Path, broker: Path) -> tuple[int | None, int
     with kafka:
         feed(settings, rate=None, share=SHARE)
         streams = Topology.load(settings.flows).select([])
-        session = Session(settings, streams, trigger="available-now", record_classes=spark)
+        runtime = LocalSpark(settings, record_classes=spark)
+        session = Session(settings, streams, trigger="available-now", runtime=runtime)
         code = session.run()
     if code:
         errors = [r.status.error["found"] for r in session.running if r.status.error]
         raise TransientError(f"the rehearsal's session ended with exit code {code}{': ' * bool(errors)}{errors[:1]}")
-    return session.jvm.returncode if session.jvm is not None else None, kafka.exit_code
+    return runtime.exit_code, kafka.exit_code
 
 
 def _keep(made: Path, final: Path, code: int | None) -> None:

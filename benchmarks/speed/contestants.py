@@ -16,6 +16,7 @@ from benchmarks.speed.process import REPOSITORY, Child, ContestantFailed, clean_
 from benchmarks.speed.records import WORKS, Work
 from benchmarks.speed.topic import TopicWatch
 from benchmarks.speed.watch import TableWatch, Watch, ledger_covered, loop_covered, spark_covered
+from streaming_jobs.runtime.session_options import supervised_command
 
 _MAVEN_PROJECT = REPOSITORY / "benchmarks" / "kafka-streams"
 _MAVEN_SECONDS = 300
@@ -68,7 +69,7 @@ class Recourse:
 
     def start(self, assignment: Assignment) -> Child:
         """Start the session; it is ready when its stream has started."""
-        command = [sys.executable, "-m", "streaming_jobs.session", "--supervised", "--streams", assignment.work]
+        command = supervised_command([assignment.work])
         for key, value in self.settings.items():
             command += ["--set", f"{key}={value}"]
         environment = clean_environment(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from streaming_jobs.platform.child_reaper import Lifeline
+from streaming_jobs.platform.processes.child import ChildCommand
+from streaming_jobs.platform.processes.tree import ProcessTree
 
 REPOSITORY = Path(__file__).parents[2]
 _SAMPLE_EVERY = 0.25
@@ -34,18 +34,9 @@ class Child:
         self._ready_word = ready
         self._ready = threading.Event()
         self.ready_at = 0.0
-        self._lifeline = Lifeline()
-        self._process = subprocess.Popen(
-            list(command),
-            env=dict(environment),
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._lifeline.tie(self._process.pid)
-        self.usage = Usage(self._process.pid)
+        start = ChildCommand(command, environment, REPOSITORY, subprocess.PIPE)
+        self._child = start.start_reaped(subprocess.PIPE)
+        self.usage = Usage(self._child.pid)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.usage.start()
@@ -60,35 +51,27 @@ class Child:
 
     def check(self) -> None:
         """Raise ContestantFailed if it has ended."""
-        if self._process.poll() is not None:
+        if (code := self._child.exit_code) is not None:
             self._reader.join(5)
-            raise ContestantFailed(f"ended with {self._process.returncode}: {self._tail()}")
+            raise ContestantFailed(f"ended with {code}: {self._tail()}")
 
     def stop(self) -> None:
         """Ask it to end by closing its standard input; after some seconds end all its processes by force."""
         self.usage.stop()
-        assert self._process.stdin is not None
-        family = _family(self._process.pid)
-        try:
-            self._process.stdin.close()
-            self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for process in family:
-            if process.is_running():
-                try:
-                    process.wait(_STOP_SECONDS)
-                except psutil.TimeoutExpired:
-                    process.send_signal(signal.SIGKILL)
+        tree = ProcessTree.of(self._child)
+        assert self._child.process.stdin is not None
+        self._child.process.stdin.close()
+        if self._child.wait(_STOP_SECONDS) is None:
+            self._child.process.kill()
+        tree.wait(_STOP_SECONDS).kill()
+        self._child.kill()
         self._reader.join(5)
-        self._lifeline.cut()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
+        assert self._child.process.stdout is not None
         word = self._ready_word.encode()
         with self._log.open("ab") as log:
-            for line in self._process.stdout:
+            for line in self._child.process.stdout:
                 if not self._ready.is_set() and word in line:
                     self.ready_at = time.time()
                     self._ready.set()

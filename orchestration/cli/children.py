@@ -8,29 +8,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
-from orchestration.sessions.driver import BoundedLog, Driver
+from orchestration.sessions.driver import Driver, Output
+from streaming_jobs.runtime.session_options import supervised_command
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Terminal(BoundedLog):
+class Terminal:
     """Our own standard error in the place of a log file."""
 
-    def __init__(self) -> None:
-        super().__init__(Path("stderr"))
-
-    def open(self) -> int:
+    def open(self) -> BinaryIO:
         """A second descriptor for it; the caller closes it."""
-        return os.dup(sys.stderr.fileno())
+        return os.fdopen(os.dup(sys.stderr.fileno()), "wb", buffering=0)
 
 
 def session_driver(
     streams: Sequence[str],
     environment: Mapping[str, str],
-    log: BoundedLog,
+    output: Output,
     *,
     trigger: str | None = None,
     asked_at: float | None = None,
@@ -39,17 +37,9 @@ def session_driver(
 
     Stops that were asked for after `asked_at` (seconds since 1970; its start) are obeyed.
     """
-    command = [sys.executable, "-m", "streaming_jobs.session", "--streams", ",".join(streams), "--supervised"]
-    command += ["--asked-at", f"{asked_at:.3f}"] if asked_at is not None else []
-    return Driver([*command, "--trigger", trigger] if trigger else command, environment, log)
-
-
-def wait(driver: Driver, seconds: float) -> int | None:
-    """The driver's exit code when it has ended, or None if it still lives after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while (code := driver.exit_code()) is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return code
+    options = ["--asked-at", f"{asked_at:.3f}"] if asked_at is not None else []
+    options += ["--trigger", trigger] if trigger else []
+    return Driver(supervised_command(streams, *options), environment, output)
 
 
 def end(driver: Driver, patience: float) -> None:

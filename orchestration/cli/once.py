@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from orchestration.cli import FAILED
-from orchestration.cli.children import end, session_driver, wait
+from orchestration.cli.children import end, session_driver
 from orchestration.cli.feed import feed_with_bar, summary
 from orchestration.cli.invocation import Invocation, environment_name
 from orchestration.cli.output import Output, number, print_json, print_table, say
-from orchestration.sessions.driver import BoundedLog
+from orchestration.sessions.bounded_log import BoundedLog
 from streaming_jobs.errors import RecourseError, UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def process(call: Invocation, streams: list[str]) -> None:
         try:
             driver.start()
             bars.show(ahead.look(time.monotonic()))
-            while (code := wait(driver, 0.5)) is None:
+            while (code := driver.wait(0.5)) is None:
                 bars.show(ahead.look(time.monotonic()))
                 log.trim()
             bars.show(ahead.look(time.monotonic()), last=True)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestration.cli.invocation import Invocation, invocation
 from orchestration.cli.output import Output, OutputOption, log_to_stderr, print_json, print_table, say, show
+from orchestration.cli.recovery_events import recovery_events
 from streaming_jobs.errors import UsageError
-from streaming_jobs.spelling import counted
 
 if TYPE_CHECKING:
-    from reprocessing.context import Recovery, RecoveryEvents
-    from reprocessing.plan import RecoveryPlan, StreamPlan
+    from reprocessing.plans.plan import RecoveryPlan, StreamPlan
+    from reprocessing.rebuild.context import Recovery
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
 
@@ -79,11 +78,11 @@ def plan(
 ) -> None:
     """Show what a recovery would do, and keep that as a plan. Nothing of the stream is changed, and it may run on."""
     from reprocessing.explainer import explain
-    from reprocessing.first_bad_row import before_first_bad as search
-    from reprocessing.offline import look_for_plan
-    from reprocessing.plan import Checks
-    from reprocessing.planner import Request, make_plan
-    from reprocessing.targets import Target
+    from reprocessing.planning.first_bad_row import before_first_bad as search
+    from reprocessing.planning.offline import look_for_plan
+    from reprocessing.planning.planner import Request, make_plan
+    from reprocessing.planning.targets import Target
+    from reprocessing.plans.plan import Checks
 
     call = invocation(context)
     selected = call.topology.select([stream])[0]
@@ -141,8 +140,8 @@ def show_plan(
     """Show a plan, and how far it has come."""
     from reprocessing.executor import journal_of, report_of
     from reprocessing.explainer import explain
-    from reprocessing.plan_file import load
-    from reprocessing.targets import write_offsets
+    from reprocessing.planning.offsets_text import write_offsets
+    from reprocessing.plans.plan_file import load
 
     settings = invocation(context).settings
     plan, journal = load(settings, name), journal_of(settings, name)
@@ -170,8 +169,8 @@ def show_plan(
 @app.command("list", short_help="Print all plans.")
 def list_plans(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Print all plans, oldest first."""
-    from reprocessing.plan_file import load, names
-    from reprocessing.targets import instant_words
+    from reprocessing.planning.targets import instant_words
+    from reprocessing.plans.plan_file import load, names
 
     settings = invocation(context).settings
     plans = []
@@ -219,7 +218,7 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
     """Take a published plan back: a plan of its own, shown and then applied. Records that came since stay."""
     from reprocessing import executor
     from reprocessing.explainer import explain
-    from reprocessing.plan_file import load
+    from reprocessing.plans.plan_file import load
     from reprocessing.undo import plan_undo
 
     call = invocation(context)
@@ -267,12 +266,12 @@ def _stream_value(plan: StreamPlan) -> dict[str, Any]:
 
 def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Callable[[Recovery], None]) -> None:
     from reprocessing.executor import recovery_of
-    from reprocessing.plan_file import load
+    from reprocessing.plans.plan_file import load
 
     call = invocation(context)
     plan = load(call.settings, name)
     log_to_stderr()
-    recovery = recovery_of(call.settings, call.topology.select(plan.names), _topics(call), plan, _events(yes))
+    recovery = recovery_of(call.settings, call.topology.select(plan.names), _topics(call), plan, recovery_events(yes))
     act(recovery)
     outcome = recovery.journal.outcome
     generations = {each.stream.name: each.record.generation for each in recovery.each()}
@@ -281,59 +280,6 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
     else:
         where = ", ".join(f"stream {stream} is in generation {number}" for stream, number in generations.items())
         say(f"plan {name} is {outcome}; {where}")
-
-
-def _events(yes: bool) -> RecoveryEvents:
-    from reprocessing.audit import paired
-    from reprocessing.context import RecoveryEvents
-
-    def confirm(recovery: Recovery) -> bool:
-        for difference in recovery.differences:
-            say(_words(difference))
-            for since, *counts in difference.by_time:
-                words = _counts(*paired(*counts, keyed=difference.keyed))
-                say(f"    {difference.time_column} from {since}: {words}")
-            for row in difference.sample:
-                say(f"    {_row_words(row)}")
-        if yes:
-            return True
-        doing = "skip these records" if recovery.plan.skips else "publish the rebuilt rows"
-        return typer.confirm(f"{doing} (plan {recovery.plan.id})?", err=True)
-
-    began: list[tuple[float, int]] = []
-
-    def progress(done: int, total: int) -> None:
-        began.append((time.monotonic(), done))
-        (since, first), (now, _) = began[0], began[-1]
-        rate = (done - first) / max(now - since, 0.001)
-        pace = f", {rate:,.0f} a second" if rate else ""
-        left = f", about {(total - done) / rate:,.0f} s left" if rate and done < total else ""
-        say(f"  replay: {done:,} of {total:,} records{pace}{left}")
-
-    return RecoveryEvents(tell=say, progress=progress, confirm=confirm)
-
-
-def _words(difference: Any) -> str:
-    d = difference
-    totals = "".join(f"; sum of {c}: {o} -> {n}" for c, (o, n) in d.totals.items() if o != n)
-    words = _counts(d.corrected, d.new, d.gone)
-    return f"  {d.table}: {counted(d.old_rows, 'row')} published, {d.new_rows:,} rebuilt; {words}{totals}"
-
-
-def _counts(corrected: int, new: int, gone: int) -> str:
-    counts = [(corrected, "corrected"), (new, "new"), (gone, "gone")]
-    return ", ".join(f"{count:,} {what}" for count, what in counts if count) or "no difference"
-
-
-def _row_words(row: Mapping[str, Any]) -> str:
-    """A row that differs: its keys and what changes, or which side has it."""
-    for side in ("published", "rebuilt"):
-        if row.keys() == {side}:
-            return f"only {side}: " + ", ".join(f"{name} {value}" for name, value in row[side].items())
-    names = [name.removesuffix(" published") for name in row if name.endswith(" published")]
-    keys = [f"{name} {value}" for name, value in row.items() if not name.endswith((" published", " rebuilt"))]
-    pairs = [(name, row[f"{name} published"], row[f"{name} rebuilt"]) for name in names]
-    return f"{', '.join(keys)}: " + ", ".join(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
 
 
 def _topics(call: Invocation) -> Topics:

@@ -34,25 +34,27 @@ def create(
     from streaming_jobs.state import savepoints, stream_record
 
     call = invocation(context)
-    name = call.topology.select([stream])[0].name
+    declared = call.topology.select([stream])[0]
+    name = declared.name
     record = stream_record.load(call.settings, name)
     last = None if record is None else StreamFolder.of(call.settings, name).checkpoint(record.generation).last_committed
     if record is None or last is None:
         raise UsageError(f"stream {name} has not finished a batch yet", "run it first")
-    taken = savepoints.take(call.settings, record, last, "purpose", note)
-    value = {"savepoint": taken.id, **dataclasses.asdict(savepoints.cost(call.settings, taken))}
+    taken = savepoints.take(call.settings, declared, record, last, "purpose", note)
+    value = {"savepoint": taken.id, **dataclasses.asdict(savepoints.cost(call.settings, declared, taken))}
     show(output, value, lambda: say(f"savepoint {taken.id} of stream {name}"))
 
 
 @app.command("list", short_help="Print a stream's savepoints and what they cost.")
 def list_savepoints(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Print a stream's savepoints, oldest first: when and why each was taken, and the disk space it uses."""
-    from reprocessing.targets import instant_words
+    from reprocessing.planning.targets import instant_words
     from streaming_jobs.state import savepoints
 
     call = invocation(context)
-    name = call.topology.select([stream])[0].name
-    savepoints_and_costs = [(s, savepoints.cost(call.settings, s)) for s in savepoints.savepoints(call.settings, name)]
+    declared = call.topology.select([stream])[0]
+    taken = savepoints.savepoints(call.settings, declared.name)
+    savepoints_and_costs = [(s, savepoints.cost(call.settings, declared, s)) for s in taken]
     value: list[dict[str, Any]] = [
         {"savepoint": s.id, **dataclasses.asdict(s), **dataclasses.asdict(c)} for s, c in savepoints_and_costs
     ]
@@ -75,12 +77,13 @@ def drop(
     from streaming_jobs.state import savepoints
 
     call = invocation(context)
-    name = call.topology.select([stream])[0].name
+    declared = call.topology.select([stream])[0]
+    name = declared.name
     if savepoints.find(call.settings, name, savepoint) is None:
         raise UsageError(f"stream {name} has no savepoint '{savepoint}'", f"see `recourse savepoints list {name}`")
     if plan := needed_savepoints(call.settings, name).get(savepoint):
         raise UsageError(f"plan {plan} is under way and needs savepoint {savepoint}", f"finish it, or abort {plan}")
-    savepoints.drop(call.settings, name, savepoint)
+    savepoints.drop(call.settings, declared, savepoint)
     say(f"savepoint {savepoint} of stream {name} is gone")
 
 
@@ -92,7 +95,7 @@ def generations() -> None:
 @generations_app.command("list", short_help="Print a stream's generations.")
 def list_generations(context: typer.Context, stream: Name, output: OutputOption = Output.text) -> None:
     """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
-    from reprocessing.targets import instant_words
+    from reprocessing.planning.targets import instant_words
     from streaming_jobs.state import stream_record
 
     call = invocation(context)

@@ -11,12 +11,12 @@ import typer
 
 from orchestration.cli import FAILED
 from orchestration.cli.invocation import Invocation, invocation
+from orchestration.cli.ledger_entries import entry_json, entry_row
 from orchestration.cli.output import (
     Output,
     OutputOption,
     log_to_stderr,
     make_table,
-    number,
     print_json,
     print_table,
     say,
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from orchestration.cli.observed import Observed
-    from streaming_jobs.ledger import LedgerEntry
-    from streaming_jobs.positions import OffsetRange
     from streaming_jobs.settings import Settings
-    from streaming_jobs.sinks.delta.log import Commit
     from streaming_jobs.stream import Stream
 
 app = typer.Typer(no_args_is_help=True, help="Look at streams, run and stop them.", rich_markup_mode=None)
@@ -169,7 +166,8 @@ def ledger(
     """
     from streaming_jobs.errors import UsageError
     from streaming_jobs.preflight.take_snapshot import ledger_file
-    from streaming_jobs.sinks.delta.log import entries
+    from streaming_jobs.sinks.stored import entries
+    from streaming_jobs.sinks.tables import all_tables, store_of
     from streaming_jobs.state.ledger_history import FROM_FILE, code_changes, newest_entries
 
     call = invocation(context)
@@ -178,13 +176,18 @@ def ledger(
     table = sink or stream.primary.name
     if table not in tables:
         raise UsageError(f"stream {name} has no table '{table}'", f"its tables are: {', '.join(tables)}")
-    path, file = call.settings.tables / table, ledger_file(call.settings, name)
+    declared = next(declared for declared, _ in all_tables(stream) if declared.name == table)
+    commits, file = store_of(declared).commits(call.settings, declared), ledger_file(call.settings, name)
     if table != stream.primary.name:
         if changes:
             raise UsageError("--code-changes is about the stream's primary table", "leave --sink out")
-        ledger_entries = entries(path, limit)
+        ledger_entries = entries(commits, limit)
     else:
-        ledger_entries = code_changes(path, file, name)[:limit] if changes else newest_entries(path, file, name, limit)
+        ledger_entries = (
+            code_changes(commits, table, file, name)[:limit]
+            if changes
+            else newest_entries(commits, table, file, name, limit)
+        )
     if output is Output.text and any(commit.operation == FROM_FILE for commit, _ in ledger_entries):
         say(f"the log of {table} has been shortened; older entries are from {file.folder}")
     if not ledger_entries and output is Output.text:
@@ -193,10 +196,10 @@ def ledger(
     columns = ["version", "at", "kind", "generation", "batch", "offsets", "records", "rows", "code"]
     show(
         output,
-        [_entry_json(commit, entry) for commit, entry in ledger_entries],
+        [entry_json(commit, entry) for commit, entry in ledger_entries],
         lambda: print_table(
             columns,
-            [_entry_row(commit, entry) for commit, entry in ledger_entries],
+            [entry_row(commit, entry) for commit, entry in ledger_entries],
             right=["version", "batch", "records"],
         ),
     )
@@ -214,7 +217,7 @@ def accept(
     from streaming_jobs.state import stream_record
 
     call = invocation(context)
-    stream_record.accept(call.settings, call.topology[name].name, table, version, why)
+    stream_record.accept(call.settings, call.topology[name], table, version, why)
     say(f"accepted: version {version} of {table}; {name} may start again")
 
 
@@ -329,54 +332,3 @@ def _description(stream: Stream) -> dict[str, Any]:
 
 def _columns(schema: StructType) -> list[dict[str, Any]]:
     return [{"name": f.name, "type": f.dataType.simpleString(), "nullable": f.nullable} for f in schema.fields]
-
-
-def _entry_json(commit: Commit, entry: LedgerEntry) -> dict[str, Any]:
-    return {
-        "version": commit.version if commit.version >= 0 else None,
-        "at": _iso(commit.at),
-        "from": "ledger file" if commit.operation == "LEDGER FILE" else "table log",
-        "kind": entry.kind,
-        "stream": entry.stream,
-        "table": entry.table,
-        "generation": entry.generation,
-        "batch": entry.batch,
-        "offsets": {
-            r.topic: {"id": r.topic_id, "start": dict(r.start), "end": dict(r.end), "records": r.records}
-            for r in entry.offsets
-        },
-        "rows": dict(entry.rows),
-        "txns": dict(entry.txns),
-        "code": {"hash": entry.code.hash, "package": entry.code.package},
-        "plan": entry.plan,
-        "note": entry.note,
-    }
-
-
-def _entry_row(commit: Commit, entry: LedgerEntry) -> list[str]:
-    return [
-        str(commit.version) if commit.version >= 0 else "-",
-        _iso(commit.at)[:19].replace("T", " "),
-        entry.kind,
-        f"g{entry.generation:04d}",
-        str(entry.batch) if entry.batch >= 0 else "-",
-        "; ".join(_range(r) for r in entry.offsets) or "-",
-        number(sum(r.records for r in entry.offsets)),
-        ", ".join(f"{name} {number(count)}" for name, count in entry.rows.items()) or "-",
-        entry.code.hash[:8],
-    ]
-
-
-def _range(offsets: OffsetRange) -> str:
-    parts = [
-        f"{partition}:{offsets.start.get(partition, 0)}-{end}"
-        for partition, end in sorted(offsets.end.items())
-        if end != offsets.start.get(partition, 0)
-    ]
-    return f"{offsets.topic} {' '.join(parts) or '(none)'}"
-
-
-def _iso(milliseconds: int) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

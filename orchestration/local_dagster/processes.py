@@ -7,7 +7,6 @@ started again with a growing delay when it dies, and writes to a bounded log bel
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ from types import TracebackType
 from typing import Self
 
 import dagster as dg
-import psutil
 import structlog
 
 from orchestration.bundle import last_good
@@ -32,12 +30,14 @@ from orchestration.local_dagster.dagster_home import (
     write_workspace,
 )
 from orchestration.location import location
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.decisions import IN_PROGRESS
-from orchestration.sessions.driver import BoundedLog
-from orchestration.sessions.parent_death_signal import tethered
 from orchestration.sessions.supervisor import GRACE, PARENT_VARIABLE, identity
 from orchestration.sessions.tags import KIND_TAG, STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError, SetupError, TransientError
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
+from streaming_jobs.platform.processes.parent_death import terminated_with_parent
+from streaming_jobs.platform.processes.tree import ProcessTree
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
 
@@ -49,98 +49,65 @@ CODE_SERVER, WEBSERVER, DAEMON = "code-server", "webserver", "daemon"
 _LONGEST_DELAY = 30.0
 _HEALTHY_AFTER = 60.0
 _PATIENCE = 2.0
+_KILLED_WITHIN = 5.0
 _IN_PROGRESS = dg.RunsFilter(statuses=[status for status in dg.DagsterRunStatus if status.value in IN_PROGRESS])
 
 
 @dataclass
-class _Child:
+class _DagsterProcess:
     """One of the three processes and its restarts."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     log: BoundedLog
-    process: subprocess.Popen[bytes] | None = None
+    child: ChildProcess | None = None
     started: float = 0.0
     restart_at: float | None = None
     quick_ends: int = 0
-    family: list[psutil.Process] = field(default_factory=list)
+    tree: ProcessTree = field(default_factory=ProcessTree)
 
     def start(self) -> None:
-        output = self.log.open()
-        try:
-            self.process = subprocess.Popen(
-                tethered(os.getpid(), self.command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **self.environment},
-                start_new_session=True,
-            )
-        finally:
-            os.close(output)
+        command = ChildCommand(terminated_with_parent(os.getpid(), self.command), {**os.environ, **self.environment})
+        with self.log.open() as output:
+            self.child = command.start(output)
         self.started, self.restart_at = time.monotonic(), None
 
-    def lives(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+    @property
+    def running(self) -> bool:
+        return self.child is not None and self.child.exit_code is None
 
     def look_after(self) -> None:
         """Start it again when it has died, later each time in a row."""
         self.log.trim()
-        if self.lives():
+        if self.running:
             return
         now = time.monotonic()
         if self.restart_at is None:
             self.quick_ends = 0 if now - self.started > _HEALTHY_AFTER else self.quick_ends + 1
             delay = min(_LONGEST_DELAY, 0.5 * 2**self.quick_ends)
             self.restart_at = now + delay
-            code = self.process.returncode if self.process else None
+            code = self.child.exit_code if self.child else None
             log.warning("a Dagster process died", process=self.name, exit_code=code, again_in_s=delay)
         elif now >= self.restart_at:
             self.start()
 
     def ask_to_end(self) -> None:
         """SIGTERM, without waiting; what it has started is noted, for `end`."""
-        if self.process is not None and not self.family:
-            self.family = _family(self.process)
-            with suppress(ProcessLookupError):
-                self.process.terminate()
+        if self.child is not None and not self.tree.processes:
+            self.tree = ProcessTree.of(self.child)
+            self.child.ask_to_end()
 
     def end(self, patience: float) -> None:
         """SIGTERM, then after `patience` seconds SIGKILL for it and for what it started and left behind."""
-        if self.process is None:
+        if self.child is None:
             return
         self.ask_to_end()
-        alive = _await_end(self.family, patience)
-        for process in alive:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        _await_end(alive, 5.0)
-        self.process.wait()
-        self.family = []
-
-
-def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    try:
-        top = psutil.Process(process.pid)
-        return [top, *top.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _await_end(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that have not ended within `seconds`. One that nobody has reaped yet has ended: its files are closed."""
-    deadline = time.monotonic() + seconds
-    while (alive := [process for process in processes if _lives(process)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return alive
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        left = self.tree.wait(patience)
+        left.kill()
+        left.wait(_KILLED_WITHIN)
+        self.child.collect()
+        self.tree = ProcessTree()
 
 
 @dataclass
@@ -148,14 +115,14 @@ class DagsterProcesses:
     """The three processes, as a context manager or by `start`, `supervise` each second, and `stop`.
 
     Start and supervise from a thread that lives as long as the process: the children end with that thread
-    (prctl(2)). `environment` is added to theirs, `module` is what the code server loads.
+    (`terminated_with_parent`). `environment` is added to theirs, `module` is what the code server loads.
     """
 
     settings: Settings
     environment: Mapping[str, str] = field(default_factory=dict)
     module: str = "orchestration.definitions"
     url: str = ""
-    _children: dict[str, _Child] = field(default_factory=dict)
+    _children: dict[str, _DagsterProcess] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         try:
@@ -199,7 +166,7 @@ class DagsterProcesses:
         }
         for name, command in commands.items():
             bounded = BoundedLog(self.settings.logs / f"dagster-{name}.log")
-            self._children[name] = _Child(name, command, self._environment(), bounded)
+            self._children[name] = _DagsterProcess(name, command, self._environment(), bounded)
         # The others are only useful with it, and quieter when it is there.
         self._children[CODE_SERVER].start()
         self._children[WEBSERVER].start()
@@ -209,8 +176,8 @@ class DagsterProcesses:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes that live, by name."""
-        return {name: child.process.pid for name, child in self._children.items() if child.process and child.lives()}
+        """Of the processes that run, by name."""
+        return {name: one.child.pid for name, one in self._children.items() if one.child and one.running}
 
     @property
     def client(self) -> DagsterClient:
@@ -270,7 +237,7 @@ class DagsterProcesses:
         while time.monotonic() < deadline:
             for name in (CODE_SERVER, WEBSERVER):
                 child = self._children[name]
-                if not child.lives():
+                if not child.running:
                     raise SetupError(
                         f"Dagster's {name} ended at once:\n{child.log.tail(2000)}", f"see {child.log.path}"
                     )

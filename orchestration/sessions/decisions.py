@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
+from streaming_jobs.failures import ErrorReport
 
 FIRST_DELAY, LONGEST_DELAY = 5.0, 300.0
 """Seconds before a session that ended is started again: the first time, and at most."""
@@ -197,7 +198,7 @@ class StreamSeen:
     state: str
     started_at: float
     silent: str = ""
-    error: Mapping[str, str] | None = None
+    error: ErrorReport | None = None
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class Alert:
 def alert_of(seen: StreamSeen) -> Alert | None:
     """The alert of a stream that failed, or whose session runs without heartbeat; None otherwise."""
     error = seen.error or {}
-    if seen.state == "failed" or error.get("lasting") == "true":  # its quick tries are used up
+    if seen.state == "failed" or error.get("lasting"):  # its quick tries are used up
         reason = f"{error.get('code', '')} {error.get('found', 'no reason was written')}".strip()
         key = f"failed {seen.started_at:.0f} {error.get('code', '')}"
         return Alert(seen.stream, key, f"stream {seen.stream} failed: {reason}")

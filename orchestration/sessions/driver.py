@@ -7,145 +7,61 @@ the batch with it. The pipe's end of file tells a driver that whoever started it
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from typing import IO, Protocol
 
-import psutil
-
-from streaming_jobs.files import private_folder
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 
 JVM_GONE_WITHIN = 10.0
 """Seconds that the JVM of an ended driver may take to end, before its process group is killed."""
 
 
-class BoundedLog:
-    """A file that child processes append to, kept below `limit` bytes; mode 0600.
+class Output(Protocol):
+    """Where a driver writes its log to."""
 
-    It is cut by whoever calls `trim` now and then, not by the writers, which may outlive the caller. The newest
-    half stays, in the same file, because the writers keep it open for appending.
-    """
-
-    def __init__(self, path: Path, limit: int = 8 * 1024 * 1024) -> None:
-        self.path = path
-        self.limit = limit
-
-    def open(self) -> int:
-        """A descriptor for appending; the caller closes it."""
-        private_folder(self.path.parent)
-        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    def write(self, line: str) -> None:
-        """Append a line of our own."""
-        descriptor = self.open()
-        try:
-            os.write(descriptor, f"{line}\n".encode())
-        finally:
-            os.close(descriptor)
-
-    def trim(self) -> None:
-        """Drop the older half if the file has grown beyond its limit."""
-        with suppress(FileNotFoundError):
-            if self.path.stat().st_size <= self.limit:
-                return
-            kept = self.tail(self.limit // 2)
-            os.truncate(self.path, 0)
-            self.write(f"(older lines dropped)\n{kept}")
-
-    def tail(self, size: int = 4096) -> str:
-        """The last whole lines, at most `size` bytes."""
-        try:
-            with self.path.open("rb") as file:
-                length = file.seek(0, os.SEEK_END)
-                file.seek(max(0, length - size))
-                data = file.read(size)
-        except FileNotFoundError:
-            return ""
-        if length > size:
-            data = data.partition(b"\n")[2] or data
-        return data.decode("utf-8", "replace").rstrip("\n")
-
-    def tail_from(self, mark: str, size: int = 4096) -> str:
-        """The last whole lines, at most `size` bytes, after the last line that is `mark`."""
-        text = self.tail(size)
-        return text.rpartition(f"{mark}\n")[2] if f"{mark}\n" in text else text if text != mark else ""
+    def open(self) -> IO[bytes]:
+        """A file of its own for the driver; the caller closes it."""
 
 
 class Driver:
     """One driver process. Starting, asking it to stop, and making sure that nothing of it is left."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: BoundedLog) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: Output) -> None:
+        """`environment` is added to ours."""
         self.command = list(command)
         self.environment = dict(environment)
-        self.log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self.output = output
+        self._child: ChildProcess | None = None
 
     def start(self) -> int:
         """Start the process and return its pid."""
-        output = self.log.open()
-        try:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **self.environment},
-                start_new_session=True,
-            )
-        finally:
-            os.close(output)
-        return self._process.pid
+        command = ChildCommand(self.command, {**os.environ, **self.environment}, stdin=subprocess.PIPE)
+        with self.output.open() as output:
+            self._child = command.start(output)
+        return self._child.pid
 
     @property
     def pid(self) -> int | None:
         """Of the driver's Python process; None before `start`."""
-        return self._process.pid if self._process else None
+        return self._child.pid if self._child else None
 
     def exit_code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it lives."""
-        return self._process.poll() if self._process else None
+        """Its exit code, negative for a signal; None before `start` and while it runs."""
+        return self._child.exit_code if self._child else None
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code when it has ended, or None if it still runs after `seconds`."""
+        return self._child.wait(seconds) if self._child else None
 
     def ask_to_stop(self) -> None:
         """SIGTERM to the driver alone: each stream ends at its next batch border."""
-        if self._process and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        if self._child:
+            self._child.ask_to_end()
 
     def end(self, patience: float) -> int | None:
-        """Ask it to stop, wait `patience` seconds, then kill what is left of its process group; the exit code."""
-        if self._process is None:
-            return None
-        self.ask_to_stop()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience)
-        self._end_group(0.0 if self._process.returncode is None else JVM_GONE_WITHIN)
-        if self._process.stdin:
-            self._process.stdin.close()
-        return self._process.wait()
+        """Ask it to stop, wait `patience` seconds, then kill what is left of its process group; the exit code.
 
-    def _end_group(self, patience: float) -> None:
-        """Wait for the group (the JVM dies by itself within seconds of its driver), then kill it."""
-        assert self._process is not None
-        group = self._process.pid
-        deadline = time.monotonic() + patience
-        while _group_lives(group):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-
-
-def _group_lives(group: int) -> bool:
-    """True if a process of the group runs; one that has ended and only waits to be collected does not."""
-    try:
-        os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, ProcessLookupError):
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                return True
-    return False
+        The JVM ends by itself within seconds of its driver, and is given them.
+        """
+        return self._child.end(patience, JVM_GONE_WITHIN) if self._child else None

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,14 +28,16 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.job_yaml import Continuous, Job
-from orchestration.sessions.driver import BoundedLog, Driver
+from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.sessions.driver import Driver
 from orchestration.sessions.events import not_being_made, report_without_run
 from orchestration.sessions.executor import last_word
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
-from streaming_jobs.platform.process_identity import is_alive, mark
+from streaming_jobs.platform.processes.identity import is_alive, mark
+from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
@@ -54,11 +55,6 @@ TAIL = 6000
 
 Command = Callable[[Sequence[str]], list[str]]
 Context = dg.AssetExecutionContext
-
-
-def session_command(arguments: Sequence[str]) -> list[str]:
-    """The driver's command line."""
-    return [sys.executable, "-m", "streaming_jobs.session", *arguments]
 
 
 @dataclass(frozen=True)
@@ -280,7 +276,7 @@ def by_itself(tags: Mapping[str, str]) -> bool:
 
 
 def identity(pid: int | None = None) -> str:
-    """Host, pid and mark (process_identity.py) of a process (this one), as a tag value."""
+    """Host, pid and mark (`processes/identity.py`) of a process (this one), as a tag value."""
     return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}:{mark(pid)}"
 
 

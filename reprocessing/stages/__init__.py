@@ -1,4 +1,4 @@
-"""The stages of a recovery: one small class per stage; executor and explainer walk the same list. Read this file first.
+"""The stages of a recovery, one small class each; executor and explainer walk the same list. Read `stage.py` first.
 
 Each stage may be run again from its beginning after a kill; its findings go into the journal. A stage is of one stream,
 or of all of the plan's streams together: no stream goes further than its fence before all are fenced, and nothing is
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reprocessing.plan import RecoveryPlan
+from reprocessing.plans.plan import RecoveryPlan
 from reprocessing.stages.audit import Audit, AuditRefused, Confirm
 from reprocessing.stages.clean_up import CleanUp
 from reprocessing.stages.rebuild import Prepare, Publish, Replay, SwitchGeneration

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from reprocessing.audit import Difference, compare
-from reprocessing.audit_checks import checks_of
-from reprocessing.context import Recovery, RecoveryContext
-from reprocessing.journal import NOT_CONFIRMED, next_step
-from reprocessing.plan import StreamPlan
-from reprocessing.publish import refuse_foreign
-from reprocessing.replay_end import kept_table
+from reprocessing.plans.journal import NOT_CONFIRMED, next_step
+from reprocessing.plans.plan import StreamPlan
+from reprocessing.rebuild.audit import Difference, compare
+from reprocessing.rebuild.audit_checks import checks_of
+from reprocessing.rebuild.context import Recovery, RecoveryContext
+from reprocessing.rebuild.publish import refuse_foreign
+from reprocessing.rebuild.replay_end import kept_table
 from reprocessing.stages.stage import Findings
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.preflight.take_snapshot import all_tables
+from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.spelling import counted
 
 
@@ -85,10 +85,11 @@ class Confirm:
 
 
 def _differences(context: RecoveryContext) -> Iterator[Difference]:
+    published, staged = context.published(), context.staged()
     for declared, role in all_tables(context.stream):
         if role != "deletes":  # they follow from the rows, and are as old as the batches that noted them
-            rebuilt = kept_table(context, declared.name) or context.own.tables / declared.name
-            yield compare(declared.name, context.settings.tables / declared.name, rebuilt, declared.keys)
+            rebuilt = kept_table(context, declared) or staged[declared.name]
+            yield compare(declared.name, published[declared.name].readable(), rebuilt.readable(), declared.keys)
 
 
 def _ask(recovery: Recovery) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from reprocessing import staging
-from reprocessing.context import Recovery
-from reprocessing.plan import StreamPlan
+from reprocessing.plans.plan import StreamPlan
+from reprocessing.rebuild import staging
+from reprocessing.rebuild.context import Recovery
 from reprocessing.stages.stage import Findings
 
 

@@ -6,13 +6,13 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from reprocessing import staging
-from reprocessing.context import Recovery
-from reprocessing.publish import content_of, publish
-from reprocessing.replay import last_entry
+from reprocessing.rebuild import staging
+from reprocessing.rebuild.context import Recovery
+from reprocessing.rebuild.publish import publish
+from reprocessing.rebuild.replay import last_entry
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
 from streaming_jobs.files import sync
-from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
+from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.spelling import counted
 from streaming_jobs.state import stream_record
@@ -36,7 +36,7 @@ class Prepare(OfOneStream):
     def run(self, recovery: Recovery) -> Findings:
         """Make them anew."""
         context = recovery.of(self.stream)
-        staging.prepare(context.settings, self.plan, context.record, context.base())
+        staging.prepare(context.settings, context.stream, self.plan, context.record, context.base())
         staging.sync_all(context.settings, self.plan)
         return {}
 
@@ -74,8 +74,7 @@ class Publish(OfOneStream):
     def run(self, recovery: Recovery) -> Findings:
         """Publish the staging tables' files."""
         context = recovery.of(self.stream)
-        staged = context.own.tables
-        contents = {declared.name: content_of(staged / declared.name) for declared, _ in all_tables(context.stream)}
+        contents = {name: table.content() for name, table in context.staged().items()}
         last = last_entry(context.own, context.stream)
         begins = self.plan.base.ends  # so that who reads the log knows from where on the rows were rebuilt
         offsets = [replace(each, start=dict(begins.get(each.topic, {}))) for each in last.offsets]

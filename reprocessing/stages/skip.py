@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from reprocessing.context import Recovery
-from reprocessing.reopen import skip
+from reprocessing.rebuild.context import Recovery
+from reprocessing.rebuild.reopen import skip
 from reprocessing.stages.stage import Findings, OfOneStream
 
 

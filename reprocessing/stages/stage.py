@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from reprocessing.context import Recovery
-from reprocessing.plan import StreamPlan
+from reprocessing.plans.plan import StreamPlan
+from reprocessing.rebuild.context import Recovery
 
 Findings = Mapping[str, Any]
 

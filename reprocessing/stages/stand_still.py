@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from reprocessing.context import Recovery
-from reprocessing.plan import moved
-from reprocessing.publish import fence, fenced_by, refuse_foreign
-from reprocessing.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.plans.plan import moved
+from reprocessing.rebuild.context import Recovery
+from reprocessing.rebuild.publish import fence, fenced_by, refuse_foreign
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.sinks.delta import remembered_deletes
+from streaming_jobs.sinks.tables import begin_deletes
 from streaming_jobs.state import savepoints
 
 
@@ -32,8 +32,9 @@ class TakeSavepoint(OfOneStream):
         snapshot = planning_snapshot(context.settings, context.stream, context.topics)
         refuse_foreign(context.settings, context.stream, snapshot.record)
         committed = self._refuse(snapshot)
-        savepoints.drop_outdated(context.settings, snapshot.record, committed)
-        taken = savepoints.take(context.settings, snapshot.record, committed, "recovery", f"before {self.plan.id}")
+        savepoints.drop_outdated(context.settings, context.stream, snapshot.record, committed)
+        note = f"before {self.plan.id}"
+        taken = savepoints.take(context.settings, context.stream, snapshot.record, committed, "recovery", note)
         savepoints.keep_for_recovery(context.settings, taken)
         position = snapshot.history.position
         if self.plan.skips and all(
@@ -92,6 +93,6 @@ class Fence(OfOneStream):
         context = recovery.of(self.stream)
         if not fenced_by(context.settings, context.stream, self.plan.id):
             context.journal.write("keep", "done", TakeSavepoint(self.plan).run(recovery))
-        remembered_deletes.begin(context.settings, context.stream, generation=context.record.generation)
+        begin_deletes(context.settings, context.stream, generation=context.record.generation)
         fence(context.settings, context.stream, self.plan.id, self.plan.generation)
         return {}

@@ -1,1 +1,1 @@
-"""What a stream runs on: Spark, the embedded broker, Java, jars, processes, table files. Read `spark.py` first."""
+"""What a stream runs on: Spark, the embedded broker, Java, jars, table files. Read `spark.py` first."""

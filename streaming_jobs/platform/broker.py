@@ -1,12 +1,12 @@
 """The embedded broker: a real Apache Kafka of one node (KRaft), as a child process of this one.
 
 It listens on the loopback alone, keeps its data under `<home>/broker` between runs, dies with the process that
-started it (see child_reaper.py), and is never stopped by a Ctrl-C that was meant for that process. One broker a
+started it (`processes/parent_death.py`), and is never stopped by a Ctrl-C that was meant for that process. One broker a
 home: whoever comes second is attached to the running one and leaves it running.
 
 `broker.json` says where it is: {pid, mark, bootstrap_servers, started_at}; `mark` tells that process from another one
-with its pid (process_identity.py), `started_at` is in seconds since 1970. The file stays when the broker has gone, so
-that the next start has the same address.
+with its pid (`processes/identity.py`), `started_at` is in seconds since 1970. The file stays when the broker has gone,
+so that the next start has the same address.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,9 +32,9 @@ from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.files import private_folder, write_atomic, write_json
 from streaming_jobs.platform import class_data, java, ports
 from streaming_jobs.platform.broker_config import as_properties, jvm_options, logging_properties, server_properties
-from streaming_jobs.platform.child_reaper import Lifeline
 from streaming_jobs.platform.jars import broker_jars
-from streaming_jobs.platform.process_identity import Mark, is_alive, mark
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
+from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Running:
         """Of the listener for clients."""
         return int(self.bootstrap_servers.rpartition(":")[2])
 
-    def lives(self) -> bool:
+    def alive(self) -> bool:
         """True if that very process runs; another one with its pid does not count."""
         return is_alive(self.pid, self.mark)
 
@@ -93,7 +92,7 @@ def bootstrap_servers(settings: Settings) -> str:
 def running(settings: Settings) -> Running | None:
     """The embedded broker of this home, if it lives."""
     last = _last(settings)
-    return last if last is not None and last.lives() else None
+    return last if last is not None and last.alive() else None
 
 
 class Broker:
@@ -106,8 +105,7 @@ class Broker:
         """`record_classes` is a file for the class-data archive that the JVM writes when it is stopped."""
         self._settings = settings
         self._record_classes = record_classes
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lifeline: Lifeline | None = None
+        self._child: ChildProcess | None = None
         self._running: Running | None = None
         self.exit_code: int | None = None
         """Of the JVM that ended last, negative for a signal."""
@@ -120,13 +118,13 @@ class Broker:
     @property
     def attached(self) -> bool:
         """True if another process started the broker, and will stop it."""
-        return self._running is not None and self._process is None
+        return self._running is not None and self._child is None
 
     def running(self) -> bool:
         """True if the broker's process lives."""
-        if self._process is not None:
-            return self._process.poll() is None
-        return self._running is not None and self._running.lives()
+        if self._child is not None:
+            return self._child.exit_code is None
+        return self._running is not None and self._running.alive()
 
     def start(self) -> str:
         """Have a broker that answers; returns its address. Raises SetupError saying what its log says."""
@@ -153,20 +151,15 @@ class Broker:
 
     def stop(self) -> None:
         """End the broker and wait for it: in order within ten seconds, else by force. Leaves an attached one alone."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_SECONDS if self._record_classes is None else class_data.RECORD_SECONDS)
+        if self._child is not None:
+            self._child.end(_STOP_SECONDS if self._record_classes is None else class_data.RECORD_SECONDS)
         self.kill()
 
     def kill(self) -> None:
         """End the broker at once; acknowledged records survive. Leaves an attached one alone."""
-        if self._process is not None:
-            self._process.kill()
-            self.exit_code = self._process.wait()
-        if self._lifeline is not None:
-            self._lifeline.cut()
-        self._process = self._lifeline = self._running = None
+        if self._child is not None:
+            self.exit_code = self._child.kill()
+        self._child = self._running = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -207,20 +200,10 @@ class Broker:
         return self._running
 
     def _spawn(self, command: list[str], environment: dict[str, str], port: int) -> Running:
-        self._lifeline = Lifeline()
+        start = ChildCommand(command, environment, folder=self._settings.broker_dir, umask=0o077)
         with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                cwd=self._settings.broker_dir,
-                start_new_session=True,
-                umask=0o077,
-            )
-        self._lifeline.tie(self._process.pid)
-        return Running(self._process.pid, mark(self._process.pid), f"{ports.HOST}:{port}", time.time())
+            self._child = start.start_reaped(output)
+        return Running(self._child.pid, mark(self._child.pid), f"{ports.HOST}:{port}", time.time())
 
     def _options(self) -> list[str]:
         settings = self._settings

@@ -7,13 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import psutil
-import structlog
 
 from streaming_jobs.files import private_folder
 from streaming_jobs.platform import class_data
@@ -22,8 +20,6 @@ from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-log = structlog.get_logger()
 
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -181,30 +177,3 @@ def _no_checksum_files(session: SparkSession) -> None:
 def jvm(session: SparkSession) -> subprocess.Popen[bytes] | None:
     """The JVM that this process started; None where the JVM was there first."""
     return getattr(session.sparkContext._gateway, "proc", None)
-
-
-def properties(session: SparkSession) -> Mapping[str, str]:
-    """The session's properties as Spark has them."""
-    return dict(session.sparkContext.getConf().getAll())
-
-
-def end(session: SparkSession, process: subprocess.Popen[bytes] | None, patience: float, *, at_once: bool) -> None:
-    """Stop the session and its JVM, if it is ours (`process`); kill it after `patience` seconds, or `at_once`."""
-    if at_once and process is not None:  # an orderly stop would wait for the batch
-        process.kill()
-        process.wait(5)
-        return
-    try:
-        session.stop()
-    except Exception as error:  # noqa: BLE001 - the JVM may be gone already, which is what is wanted here
-        log.info("the Spark session did not stop by itself", reason=str(error)[:200])
-    if process is None:
-        return
-    if process.stdin is not None:
-        with suppress(OSError):
-            process.stdin.close()
-    try:
-        process.wait(patience)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(5)

@@ -6,15 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.sinks.delta.log import Commit
+from streaming_jobs.sinks.stored import Commit, Role
 from streaming_jobs.state.stream_record import StreamRecord
-
-Role = Literal["primary", "secondary", "deletes"]
-"""Of a stream's table. One of role `deletes` remembers the deletes of another; it may begin at any start."""
 
 
 @dataclass(frozen=True)

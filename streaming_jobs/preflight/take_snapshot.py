@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from deltalake.exceptions import DeltaError
-
+from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger import LedgerEntry, Txn, app_id
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.preflight.snapshot import (
     CheckpointSnapshot,
-    Role,
     StreamSnapshot,
     TableSnapshot,
     TopicSnapshot,
@@ -19,15 +17,17 @@ from streaming_jobs.preflight.snapshot import (
     start_over,
 )
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import dead_letters
-from streaming_jobs.sinks.delta.log import newest, walk
-from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, open_sink
+from streaming_jobs.sinks.stored import Role, newest
+from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.stream import Stream
+
+_DAMAGED: tuple[type[Exception], ...] = (PreflightRefused, ValueError, TypeError, AttributeError, KeyError)
+"""What a table's damaged log raises, whatever store it lies in."""
 
 
 def take_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> StreamSnapshot:
@@ -60,17 +60,6 @@ def folders(settings: Settings, stream: Stream) -> tuple[Path, ...]:
     )
 
 
-def all_tables(stream: Stream) -> list[tuple[DeltaTable, Role]]:
-    """Every table of a stream with its role, the dead letters last."""
-    letters = dead_letters.declared(stream.dead_letters, stream.name)
-    return [
-        (stream.primary, "primary"),
-        *((table, "secondary") for table in stream.secondary),
-        *((table, "deletes") for table in stream.deletes),
-        (letters, "secondary"),
-    ]
-
-
 def ledger_file(settings: Settings, stream: str) -> LedgerFile:
     """The stream's ledger beside its state."""
     return LedgerFile(StreamFolder.of(settings, stream).ledger, settings.table.ledger_retention)
@@ -90,12 +79,13 @@ def _checkpoint(checkpoint: Checkpoint) -> CheckpointSnapshot:
 def _tables(settings: Settings, stream: Stream) -> Iterable[TableSnapshot]:
     kept = ledger_file(settings, stream.name).newest(stream.name)
     for declared, role in all_tables(stream):
+        store = store_of(declared)
         try:
             yield _table(settings, stream.name, declared, role, kept)
-        except (PreflightRefused, DeltaError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except (*_DAMAGED, *store.faults) as error:
             raise PreflightRefused(
                 f"the log of table {declared.name} cannot be read: {str(getattr(error, 'found', error))[:300]}",
-                f"put {settings.tables / declared.name / '_delta_log'} back from a copy; or "
+                f"put {store.log_place(settings, declared)} back from a copy; or "
                 f"{start_over(stream.name, folders(settings, stream))}",
             ) from error
 
@@ -103,30 +93,30 @@ def _tables(settings: Settings, stream: Stream) -> Iterable[TableSnapshot]:
 def _table(
     settings: Settings,
     stream: str,
-    declared: DeltaTable,
+    declared: DeclaredTable,
     role: Role,
     kept: tuple[LedgerEntry, Mapping[str, int]] | None,
 ) -> TableSnapshot:
-    sink = open_sink(settings, declared, stream)
-    if sink is None:
+    table = open_table(settings, declared, stream)
+    if table is None:
         return TableSnapshot(declared.name, role, None, None, None)
-    version = sink.handle.transaction_version(app_id(stream, declared.name))
-    commit, foreign = newest(sink.path, stream)
+    position = table.position
+    commit, foreign = newest(table.commits(), stream)
     entry: LedgerEntry | None = commit.entry if commit else None
     reaches = True
     if commit is None:
         since = kept[1].get(declared.name, -1) if kept else -1
         foreign = [c for c in foreign if c.version > since]
-        oldest = min((c.version for c in walk(sink.path)), default=sink.handle.version() + 1)
+        oldest = min((c.version for c in table.commits()), default=table.version + 1)
         reaches = oldest <= since + 1
         if kept and role == "primary":
             entry = kept[0]
     return TableSnapshot(
         name=declared.name,
         role=role,
-        table_id=sink.table_id,
-        owner=sink.handle.metadata().configuration.get(STREAM_PROPERTY),
-        txn=Txn.of(version) if version is not None else None,
+        table_id=table.table_id,
+        owner=table.owner,
+        txn=position,
         entry=entry,
         foreign=tuple(foreign),
         log_reaches_entry=reaches,

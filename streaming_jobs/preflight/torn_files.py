@@ -15,19 +15,19 @@ from pathlib import Path
 
 import structlog
 
-from streaming_jobs.files import sync
-from streaming_jobs.ledger import Txn
-from streaming_jobs.preflight.take_snapshot import all_tables
-from streaming_jobs.preflight.torn_tables import torn_files
+from streaming_jobs.files import remove_files, sync
+from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log_cleanup import log_files
-from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.sinks.stored import ReliedOn, newest
+from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 
 log = structlog.get_logger()
+_START = Txn(0, -1)
 
 
 def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list[Path]:
@@ -42,10 +42,9 @@ def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list
     checkpoint = StreamFolder.of(settings, stream.name).checkpoint(record.generation)
     gone = list(_torn_entry(checkpoint.folder / "commits"))
     for declared, _ in all_tables(stream):
-        if (folder := settings.tables / declared.name / "_delta_log").is_dir():
-            gone += _mend_beside(folder)
-    gone += _remove(*torn_files(settings, stream, record, _newest(checkpoint.folder / "commits"), reached))
-    primary = open_sink(settings, stream.primary, stream.name)
+        gone += store_of(declared).torn_copies(settings, declared)
+    gone += remove_files(*_torn_commits(settings, stream, record, _newest(checkpoint.folder / "commits"), reached))
+    primary = open_table(settings, stream.primary, stream.name)
     at = primary.position if primary is not None else None
     done = at.batch if at is not None and at.generation == record.generation else -1
     gone += _mend_plan(checkpoint, done)
@@ -55,19 +54,51 @@ def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list
     return gone
 
 
-def _remove(*paths: Path) -> Iterator[Path]:
-    for path in paths:
-        if path.exists():
-            path.unlink()
-            sync(path.parent)
-            yield path
+def _torn_commits(
+    settings: Settings, stream: Stream, record: StreamRecord, committed: int | None, reached: Txn | None
+) -> list[Path]:
+    """The files of torn commits in the stream's tables, in the order in which they are to be removed.
+
+    `committed` is Spark's last committed batch, `reached` where a recovery that asks has brought all tables. All of it
+    is decided, for all tables, before the first file is removed. Raises PreflightRefused for a commit that is not whole
+    and that something relies on.
+    """
+    everywhere = reached or _START
+    known_at = {stream.primary.name: Txn(record.generation, -1 if committed is None else committed)}
+    gone: list[Path] = []
+    for declared, role in all_tables(stream):
+        name, store = declared.name, store_of(declared)
+        relied = ReliedOn(
+            at=max(known_at.get(name, _START), everywhere),
+            accepted=record.accepts(name),
+            bound=record.table(name) is not None,
+            generation=record.generation,
+            recovering=reached is not None,
+        )
+        end = store.torn_end(settings, declared, stream.name, relied)
+        if end is None:
+            continue
+        gone += end.files
+        if role == "primary":
+            commit, _ = newest(store.commits(settings, declared, up_to=end.whole), stream.name)
+            known_at |= _listed(record, name, commit.entry if commit is not None else None)
+    return gone
+
+
+def _listed(record: StreamRecord, primary: str, entry: LedgerEntry | None) -> dict[str, Txn]:
+    """Where the primary's newest entry says that the other tables are; a fence came to them first."""
+    if entry is None:
+        return {}
+    if entry.kind == "fence":
+        return {bound.name: entry.txn for bound in record.tables if bound.name != primary}
+    return {name: Txn.of(number) for name, number in entry.txns.items()}
 
 
 def _torn_entry(folder: Path) -> Iterator[Path]:
     """The newest entry of `commits` or `offsets`, if it was cut off; both are text in several lines."""
     newest = _newest(folder)
     if newest is not None and not _whole_entry(folder / str(newest)):
-        yield from _remove(folder / str(newest))
+        yield from remove_files(folder / str(newest))
 
 
 def _mend_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
@@ -85,7 +116,7 @@ def _mend_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
     # Spark had noted the batch before that one: no more than one of its notes was being written.
     lost = planned - 1 == done and planned - 2 == (-1 if committed is None else committed)
     if not _whole_entry(path) or (planned and lost):
-        yield from _remove(path)
+        yield from remove_files(path)
 
 
 def _any_empty(checkpoint: Path) -> bool:
@@ -93,20 +124,11 @@ def _any_empty(checkpoint: Path) -> bool:
     return checkpoint.is_dir() and any(not path.is_file() or not path.stat().st_size for path in paths)
 
 
-def _mend_beside(log: Path) -> Iterator[Path]:
-    """A checkpoint of the log that was cut off, and what names the newest one; both repeat what commits say."""
-    hint = log / "_last_checkpoint"
-    torn = [file.path for file in log_files(log) if file.kind == "checkpoint" and not _is_parquet(file.path)]
-    if torn or (hint.exists() and not _points_somewhere(hint)):
-        yield from _remove(hint)
-    yield from _remove(*torn)
-
-
 def _torn_snapshots(state: Path) -> Iterator[Path]:
     """Snapshots of state that Spark was writing beside the stream; it goes on from the one before."""
     for path in sorted(state.rglob("*.zip")):
         if not _whole_snapshot(path):
-            yield from _remove(path, path.with_name(f"{path.name}.crc"))
+            yield from remove_files(path, path.with_name(f"{path.name}.crc"))
 
 
 def _whole_snapshot(path: Path) -> bool:
@@ -137,18 +159,3 @@ def _is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_parquet(path: Path) -> bool:
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(size - 4, 0))
-        return size > 8 and file.read() == b"PAR1"
-
-
-def _points_somewhere(hint: Path) -> bool:
-    try:
-        version = int(json.loads(hint.read_bytes())["version"])
-    except (ValueError, KeyError, TypeError):
-        return False
-    return any(hint.parent.glob(f"{version:020d}.checkpoint*"))

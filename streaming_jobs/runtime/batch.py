@@ -7,29 +7,24 @@ what of it is done. Secondary tables come first and the primary last, so a batch
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
-from streaming_jobs.failures import larger_than_the_driver_takes
+from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
-from streaming_jobs.runtime.batch_path import DriverPathAttempts, Route, choose_path
-from streaming_jobs.runtime.crash_points import crash_point
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Query, StopAtBorder
+from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet
-from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
 from streaming_jobs.state.checkpoint_sync import CheckpointSync
-from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
@@ -38,91 +33,6 @@ if TYPE_CHECKING:
     from streaming_jobs.sources.base import Observed, Source
 
 log = structlog.get_logger()
-
-
-class StopAtBorder(Exception):
-    """Raised at the top of a batch when a stop is asked for: the one graceful way to end a query."""
-
-
-class Replan(Protocol):
-    """Asked before each batch, once Spark has planned it and nothing of it is done."""
-
-    def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
-        """True if the batch's entry was written anew: the query then begins again, with the batch as it says now."""
-
-
-class Query(Protocol):
-    """What the pipeline asks of the running query about the batch whose plan has just run."""
-
-    def observed(self, observation: str) -> Observed:
-        """What was counted of one source, ahead of the stream's function."""
-
-    def dropped_behind(self) -> int | None:
-        """The watermark (ms since 1970) behind which state operators dropped rows; None if they dropped none."""
-
-
-@dataclass(frozen=True)
-class BatchReport:
-    """What one batch did, as its ledger `entry` says and beyond; times in ms."""
-
-    entry: LedgerEntry
-    path: Route
-    committer: str
-    milliseconds: int
-    version: int | None
-    skipped: bool = False
-    newest_record: int | None = None
-    """The largest record timestamp of sources with an event time, in microseconds since 1970."""
-
-    @property
-    def batch(self) -> int:
-        """Its number."""
-        return self.entry.batch
-
-    @property
-    def records(self) -> int:
-        """Offsets it read."""
-        return sum(r.records for r in self.entry.offsets)
-
-    @property
-    def rows(self) -> int:
-        """Rows it wrote to the primary table."""
-        return self.entry.rows.get("written", 0)
-
-    @property
-    def dead_letters(self) -> int:
-        """Dead letters it wrote."""
-        return self.entry.rows.get("dead_letters", 0)
-
-    @property
-    def late(self) -> int:
-        """Records behind the watermark, if the stream's function dropped any of them."""
-        return self.entry.rows.get("late", 0)
-
-
-@dataclass(frozen=True)
-class BatchFiles:
-    """What a stream's batches leave in its state folder beside their tables."""
-
-    checkpoint: Checkpoint
-    ledger: LedgerFile
-    attempts: DriverPathAttempts
-
-
-@dataclass(frozen=True)
-class BatchHooks:
-    """What the session wants to do, or to know, around each batch.
-
-    `stop` ends the query at the next border. `between` is called with the batch that is done, `before_commit` when the
-    rows of one are ready, `report` when it is in the tables. `at` names the points at which a test can kill.
-    """
-
-    stop: threading.Event
-    before_commit: Callable[[], None]
-    report: Callable[[BatchReport], None]
-    between: Callable[[int], None]
-    replan: Replan | None = None
-    at: Callable[[str, str, int], None] = crash_point
 
 
 @dataclass
@@ -139,7 +49,7 @@ class BatchPipeline:
     code: CodeVersion
     settings: StreamSettings
     traits: PlanTraits
-    upkeep: Sequence[TableMaintenance] = ()
+    upkeep: Sequence[Upkeep] = ()
     query: Query | None = None
     pace: Pace | None = None
     failure: BaseException | None = field(default=None, init=False)
@@ -223,7 +133,7 @@ class BatchPipeline:
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
             self.hooks.before_commit()
-            entry = self._commit_secondary(frame.sparkSession, entry, staged, path, held)
+            entry = self._commit_others(frame.sparkSession, entry, staged, path, held)
             self.hooks.at("secondary_committed", self.stream.name, batch)
             late, newest_record = self._late(frame.sparkSession, entry)
             entry = replace(entry, rows={**entry.rows, "written": primary.rows, **late})
@@ -258,7 +168,7 @@ class BatchPipeline:
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:
         """The rows of this batch are in the tables; its state may not be in the checkpoint, so it is computed again."""
         log.info("batch is in the tables already", stream=self.stream.name, batch=entry.batch)
-        if self.traits.stateful:
+        if self.traits.may_keep_state:
             frame.write.format("noop").mode("overwrite").save()
             if done.code != entry.code:
                 log.warning(
@@ -286,10 +196,7 @@ class BatchPipeline:
                 f"table {sink.name} is at {at}, but its log does not show what {entry.txn} read",
                 "put the table and the checkpoint back from one copy",
             )
-        same = len(found.offsets) == len(entry.offsets) and all(
-            a.same_offsets(b) for a, b in zip(found.offsets, entry.offsets, strict=True)
-        )
-        if not same:
+        if not found.same_offsets(entry):
             raise LedgerConflict(
                 f"{entry.txn} is in table {sink.name} with offsets {_words(found)}, the checkpoint has {_words(entry)}",
                 "put the checkpoint back that belongs to the table",
@@ -299,7 +206,7 @@ class BatchPipeline:
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
         """The rows of every table that has not got this batch yet. One sink's function is in the plan already."""
-        if self.traits.stateful and path == "executor" and self.stream.primary.mode == "append":
+        if self.traits.may_keep_state and path == "executor" and self.stream.primary.mode == "append":
             # Rows that no table can hold take a second pass, and the state may not be computed twice.
             held.callback(frame.unpersist)
             frame = frame.persist()
@@ -311,75 +218,55 @@ class BatchPipeline:
         waiting = [sink for sink in self.sinks.secondary if self._done(sink, replace(entry, table=sink.name)) is None]
         staged = {}
         for sink in (self.sinks.primary, *waiting):
-            staged[sink.name] = self._stage(sink, frames[sink.name], path, entry.batch)
+            rows = BatchOfRows(self.generation, entry.batch, path == "driver", [source.name for source in self.sources])
+            with fits_the_driver(self.settings, entry.batch):
+                staged[sink.name] = sink.prepare(frames[sink.name], rows)
             held.callback(staged[sink.name].close)
         return staged
 
-    def _stage(self, sink: Sink, frame: DataFrame, path: Route, batch: int) -> PendingWrite:
-        with self._fits_the_driver(batch):
-            return sink.prepare(frame, self._rows(path, batch, [source.name for source in self.sources]))
-
-    def _rows(self, path: Route, batch: int, topics: Sequence[str] = ()) -> BatchOfRows:
-        return BatchOfRows(self.generation, batch, path == "driver", topics)
-
-    @contextmanager
-    def _fits_the_driver(self, batch: int) -> Iterator[None]:
-        """Say what the session's cap on result size means: this batch's repetition takes the executors."""
-        try:
-            yield
-        except Exception as error:
-            if not larger_than_the_driver_takes(error):
-                raise
-            if self.settings.path == "driver":
-                raise PermanentError(
-                    f"batch {batch} does not fit the driver, and the setting `path` keeps it there",
-                    "set path to auto, or lower max_offsets_per_trigger",
-                ) from error
-            raise TransientError(
-                f"batch {batch} did not fit the driver; it is repeated through the executors",
-                "lower max_offsets_per_trigger if this comes often",
-            ) from error
-
-    def _commit_secondary(
+    def _commit_others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> LedgerEntry:
-        """Commit every other table that has rows in this batch; the entry then names each one's transaction.
+        """Commit every table but the primary one that has rows in this batch; the entry then names their transactions.
 
-        Dead letters come first, then what is remembered of deletes: both are found while a table is staged, and a
-        table that has this batch already is not staged again.
+        A table that has no rows in the batch gets no commit, and one that has the batch already no second one.
         """
         rows: dict[str, int] = {}
         mixed = []
-        own = replace(entry, table=self.sinks.dead_letters.name)
-        if (found := self._done(self.sinks.dead_letters, own)) is not None:
-            rows["dead_letters"] = found.rows.get("written", 0)
-            mixed += [self.sinks.dead_letters.name] if found.code != entry.code else []
-        elif (letters := self._stage_letters(spark, entry, staged, path, held)) is not None:
-            letters.commit(replace(own, rows={"written": letters.rows}))
-            rows["dead_letters"] = letters.rows
-        for table, sink in self.sinks.deletes.items():
-            own, noted = replace(entry, table=sink.name), staged[table].deletes if table in staged else None
-            if (found := self._done(sink, own)) is not None:
-                rows[sink.name] = found.rows.get("written", 0)
-                mixed += [sink.name] if found.code != entry.code else []
-            elif noted is not None and noted.rows:
-                rows[sink.name] = noted.rows
-                noted.commit(replace(own, rows={"written": noted.rows}))
-        for sink in self.sinks.secondary:
-            own = replace(entry, table=sink.name)
-            if sink.name in staged:
-                rows[sink.name] = staged[sink.name].rows
-                if rows[sink.name]:
-                    staged[sink.name].commit(replace(own, rows={"written": rows[sink.name]}))
-            elif (found := self._done(sink, own)) is not None:
-                rows[sink.name] = found.rows.get("written", 0)
-                mixed += [sink.name] if found.code != entry.code else []
+        for sink, done, pending in self._others(spark, entry, staged, path, held):
+            counted_as = "dead_letters" if sink is self.sinks.dead_letters else sink.name
+            if done is not None:
+                rows[counted_as] = done.rows.get("written", 0)
+                mixed += [sink.name] if done.code != entry.code else []
+            elif pending is not None:
+                rows[counted_as] = pending.rows
+                if pending.rows:
+                    pending.commit(replace(entry, table=sink.name, rows={"written": pending.rows}))
         note = None
         if mixed:
             note = f"mixed batch: {', '.join(mixed)} was written by an earlier version of the code"
             log.warning(note, stream=self.stream.name, batch=entry.batch)
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         return replace(entry, rows=rows, txns=txns, note=note)
+
+    def _others(
+        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
+    ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
+        """Each other table with its entry if it has the batch, else with the rows that it takes, if there are any.
+
+        Dead letters come first, then what is remembered of deletes: both are found while a table is staged, and a
+        table that has this batch already is not staged again.
+        """
+        letters = self.sinks.dead_letters
+        done = self._done(letters, replace(entry, table=letters.name))
+        yield letters, done, self._stage_letters(spark, entry, staged, path, held) if done is None else None
+        for table, sink in self.sinks.deletes.items():
+            noted = staged[table].deletes if table in staged else None
+            there = self._done(sink, replace(entry, table=sink.name))
+            yield sink, there, noted if noted is not None and noted.rows else None
+        for sink in self.sinks.secondary:
+            pending = staged.get(sink.name)
+            yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending
 
     def _look_at_sources(self, entry: LedgerEntry) -> None:
         """What was counted of each source with records in this batch; of another it would be of the batch before."""
@@ -421,8 +308,9 @@ class BatchPipeline:
         null_keys = [s.null_keys for s in staged.values() if s.null_keys is not None and s.null_keys.num_rows]
         if not refused and not null_keys:
             return None
-        with self._fits_the_driver(entry.batch):
-            letters = self.sinks.dead_letters.prepare_letters(spark, refused, null_keys, self._rows(path, entry.batch))
+        rows = BatchOfRows(self.generation, entry.batch, path == "driver")
+        with fits_the_driver(self.settings, entry.batch):
+            letters = self.sinks.dead_letters.prepare_letters(spark, refused, null_keys, rows)
         held.callback(letters.close)
         return letters
 

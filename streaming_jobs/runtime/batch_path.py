@@ -1,11 +1,15 @@
-"""Which way a batch's rows travel: through the driver, which is quicker, or through the executors, which hold more."""
+"""The way of a batch's rows: through the driver, which is quicker, or through the executors, which hold more."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from streaming_jobs.errors import PermanentError, TransientError
+from streaming_jobs.failures import larger_than_the_driver_takes
 from streaming_jobs.ledger import Txn
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
@@ -38,10 +42,30 @@ def choose_path(
 
     The number of records is known from the offsets before the batch runs. State can emit any number of rows;
     there the session's cap on result size stops a batch that does not fit, and its repetition takes the executors.
+    An operator that is not known may do anything, so its rows never come to the driver.
     """
     if settings.path != "auto":
         return settings.path
-    if died_before or (traits.multiplies and records > 10_000):
+    if died_before or traits.unknown or (traits.multiplies and records > 10_000):
         return "executor"
     fits = records * bytes_per_record <= settings.driver_path_max_mb << 20
     return "driver" if traits.stateful or fits else "executor"
+
+
+@contextmanager
+def fits_the_driver(settings: StreamSettings, batch: int) -> Iterator[None]:
+    """Translate the refusal by the session's cap on result size: this batch's repetition takes the executors."""
+    try:
+        yield
+    except Exception as error:
+        if not larger_than_the_driver_takes(error):
+            raise
+        if settings.path == "driver":
+            raise PermanentError(
+                f"batch {batch} does not fit the driver, and the setting `path` keeps it there",
+                "set path to auto, or lower max_offsets_per_trigger",
+            ) from error
+        raise TransientError(
+            f"batch {batch} did not fit the driver; it is repeated through the executors",
+            "lower max_offsets_per_trigger if this comes often",
+        ) from error

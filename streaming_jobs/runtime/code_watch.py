@@ -1,4 +1,4 @@
-"""Whether the code and the settings on disk differ from those a session runs.
+"""The code and the settings on disk, compared with those that a session runs.
 
 For a stream that has failed, a file that changed is a hint, and a fresh process (`--print-versions`) says what a
 session started now would run. Its answer holds until a file changes again, whichever stream fails meanwhile. Code that

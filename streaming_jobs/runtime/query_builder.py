@@ -12,40 +12,41 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import function_raised
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.rules import primary_has
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
+from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.runtime.batch import BatchFiles, BatchHooks, BatchPipeline, BatchReport, Replan
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Replan
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.runtime.stream_tables import make_tables, sinks_of, upkeep_of
 from streaming_jobs.settings import Settings, StreamSettings
-from streaming_jobs.sinks.base import SinkSet
-from streaming_jobs.sinks.delta import dead_letters, remembered_deletes
-from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
-from streaming_jobs.sinks.delta.upsert_order import POSITION_FIELD, TOPICS
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import Observed, TopicReader
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import PeriodicSavepoints
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
-from streaming_jobs.stream import SOURCE_COLUMN, Stream, checked_columns, checked_order
+from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-    from pyspark.sql.types import StructType
+
+log = structlog.get_logger()
 
 
 @dataclass
@@ -153,7 +154,7 @@ class QueryBuilder:
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)
         record = self._bound(record, snapshot, starts, outputs)
-        tables = self._tables(record, outputs)
+        tables = make_tables(self.settings, self.stream, outputs, record.generation)
         roles = {declared.name: role for declared, role in all_tables(self.stream)}
         record = replace(record, tables=tuple(BoundTable(t.name, t.table_id, roles[t.name]) for t in tables.values()))
         if record != snapshot.record:
@@ -234,7 +235,14 @@ class QueryBuilder:
                 "would read the topic twice, at two positions",
                 "write it as one pass: a flag column or an explode instead of a union, a window instead of a self-join",
             )
-        return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each))
+        unknown = sorted({operator for t in each for operator in t.unknown})
+        if unknown:
+            log.warning(
+                "operators that are not known may keep state or multiply rows: batches take the executors",
+                stream=self.stream.name,
+                operators=",".join(unknown),
+            )
+        return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each), unknown=tuple(unknown))
 
     def _bound(
         self,
@@ -258,74 +266,24 @@ class QueryBuilder:
         changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(snapshot))
         if changed is not record and record.code and snapshot.checkpoint.committed is not None:
             note = f"before code {changed.code[-1].hash}"
-            savepoints.try_take(self.settings, changed, snapshot.checkpoint.committed, "code", note)
+            savepoints.try_take(self.settings, self.stream, changed, snapshot.checkpoint.committed, "code", note)
         return changed
-
-    def _tables(self, record: StreamRecord, outputs: Mapping[str, DataFrame]) -> dict[str, DeltaSink]:
-        return {
-            declared.name: ensure_sink(
-                self.settings,
-                declared,
-                self.stream.name,
-                self._schema(declared.name, outputs),
-                generation=record.generation,
-            )
-            for declared, _ in all_tables(self.stream)
-        }
-
-    def _schema(self, table: str, outputs: Mapping[str, DataFrame]) -> StructType:
-        from pyspark.sql.types import StructType
-
-        if table == self.stream.dead_letters:
-            return dead_letters.SCHEMA
-        for sink in self.stream.sinks.values():
-            if sink.deletes is not None and sink.deletes.name == table:
-                output = self._schema(sink.name, outputs)
-                checked_order(sink.name, sink.order_by, output)
-                return remembered_deletes.schema(sink, output)
-        sink, frame = next((self.stream.sinks[n], f) for n, f in outputs.items() if self.stream.sinks[n].name == table)
-        output = StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
-        checked_columns(table, output.fieldNames())
-        if sink.order_by and SOURCE_COLUMN in frame.columns:
-            if len(self.stream.sources) > TOPICS:
-                raise ConfigurationError(
-                    f"stream {self.stream.name} orders table {table} by the positions of {len(self.stream.sources)} "
-                    f"topics, and {TOPICS} can be told apart",
-                    "leave _source out of the output, so that rows of equal order replace each other as they arrive",
-                )
-            output = StructType([*output.fields, POSITION_FIELD])
-        return output
 
     def _pipeline(
         self,
         record: StreamRecord,
         sources: list[KafkaSource],
-        tables: Mapping[str, DeltaSink],
+        tables: Mapping[str, StoredTable],
         plan_traits: PlanTraits,
         handle: QueryHandle,
     ) -> BatchPipeline:
         name = self.stream.name
-        remember = {kept.name: parse_duration(kept.deletes_kept) for kept in self.stream.deletes}
-        outputs = {
-            sink.name: DeltaOutput(tables[sink.name], self.own, tables[sink.deletes.name] if sink.deletes else None)
-            for sink in self.stream.sinks.values()
-        }
-        primary, *secondary = outputs.values()
         return BatchPipeline(
             stream=self.stream,
             generation=record.generation,
             topic_ids={t.name: t.topic_id for t in record.topics},
             sources=sources,
-            sinks=SinkSet(
-                primary,
-                secondary,
-                dead_letters.DeadLetterTable(tables[self.stream.dead_letters], self.own),
-                {
-                    sink.name: DeltaOutput(tables[sink.deletes.name], self.own)
-                    for sink in self.stream.sinks.values()
-                    if sink.deletes is not None
-                },
-            ),
+            sinks=sinks_of(self.stream, tables, self.own),
             files=BatchFiles(
                 StreamFolder.of(self.settings, name).checkpoint(record.generation),
                 ledger_file(self.settings, name),
@@ -335,16 +293,13 @@ class QueryBuilder:
                 stop=self.stop,
                 before_commit=lambda: self.before_commit(record),
                 report=self.report,
-                between=PeriodicSavepoints(self.settings, record).after,
+                between=PeriodicSavepoints(self.settings, self.stream, record).after,
                 replan=self.replan,
             ),
             code=loaded_code(self.stream, self.settings.flows),
             settings=self.own,
             traits=plan_traits,
-            upkeep=[
-                TableMaintenance(sink, self.settings.table, record.generation, forgets=remember.get(sink.name))
-                for sink in tables.values()
-            ],
+            upkeep=upkeep_of(self.stream, tables, self.settings.table, record.generation),
             query=handle,
             pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
         )

@@ -1,10 +1,13 @@
-"""What can be read off a stream's analysed plan before it runs: is there state, and can rows multiply.
+"""Traits of a stream's analysed plan, read before it runs: is there state, can rows multiply, is all of it known.
 
 Works on the text of Spark's analysed plan (`QueryExecution.analyzed`), one node a line, `~` before streaming
-nodes. The state fingerprint is that text for every stateful node, with the expressions that make the columns it
-groups by (a window's length stands only there), without generated ids and without the watermark delay: it changes
-when an aggregation, a grouping or a window changes, and state built by the old one would be silently wrong under
-the new one. Filters and what is computed besides may change.
+nodes. An operator that is in none of the lists here may keep state and may multiply rows: its batches take the
+executors, where neither can do harm.
+
+The state fingerprint is that text for every stateful node, with the expressions that make the columns it groups by
+(a window's length stands only there), without generated ids and without the watermark delay: it changes when an
+aggregation, a grouping or a window changes, and state built by the old one would be silently wrong under the new one.
+Filters and what is computed besides may change.
 """
 
 from __future__ import annotations
@@ -24,16 +27,46 @@ _DECODED = "_record"
 _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 _STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
 _MULTIPLIES = ("Generate", "Expand", "Join", "MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMap")
+_PLAIN = (
+    "Project",
+    "Filter",
+    "TypedFilter",
+    "SubqueryAlias",
+    "View",
+    "Union",
+    "LocalLimit",
+    "Sample",
+    "Repartition",
+    "RepartitionByExpression",
+    "RebalancePartitions",
+    "ResolvedHint",
+    "EventTimeWatermark",
+    "CollectMetrics",
+    "DeserializeToObject",
+    "SerializeFromObject",
+    "MapElements",
+)
+"""Operators of Spark 4.2 that keep no state and make one row of a row at most."""
+_SOURCE = "StreamingRelation"
 _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class PlanTraits:
-    """What of a stream's plan decides how its batches travel; `reads` counts the sources in the plan."""
+    """What of a stream's plan decides how its batches travel; `reads` counts the sources in the plan.
+
+    `unknown` names the streaming operators of which nothing is known here.
+    """
 
     stateful: bool
     multiplies: bool
     reads: int = 1
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def may_keep_state(self) -> bool:
+        """True unless the plan surely has no state: it is then computed once per batch, and again when one repeats."""
+        return self.stateful or bool(self.unknown)
 
 
 def traits(frame: DataFrame) -> PlanTraits:
@@ -49,10 +82,11 @@ def state_fingerprint(frame: DataFrame) -> dict[str, str]:
 def traits_of(plan: str) -> PlanTraits:
     """The traits of a plan given as text."""
     nodes = streaming_nodes(plan)
-    sources = sum(1 for name, _ in nodes if name.startswith("StreamingRelation"))
+    sources = sum(1 for name, _ in nodes if name.startswith(_SOURCE))
     stateful = any(name.startswith(_STATEFUL) or (name == "Join" and sources > 1) for name, _ in nodes)
     multiplies = any(name.startswith(_MULTIPLIES) for name, _ in nodes)
-    return PlanTraits(stateful=stateful, multiplies=multiplies, reads=sources)
+    unknown = tuple(sorted({name for name, _ in nodes if not _is_known(name)}))
+    return PlanTraits(stateful=stateful, multiplies=multiplies, reads=sources, unknown=unknown)
 
 
 def fingerprint_of(plan: str) -> dict[str, str]:
@@ -68,6 +102,10 @@ def streaming_nodes(plan: str) -> list[tuple[str, str]]:
     """Name and line of each node that works on a stream; an aggregate of a static table keeps no state."""
     matches = ((_NODE.match(line), line) for line in plan.splitlines())
     return [(match[2], line) for match, line in matches if match and match[1]]
+
+
+def _is_known(name: str) -> bool:
+    return name in _PLAIN or name.startswith((*_STATEFUL, *_MULTIPLIES, _SOURCE))
 
 
 def _meaning(node: str, known: dict[str, str]) -> str:

@@ -24,15 +24,34 @@ HEALTHY_BATCHES = 10
 
 @dataclass
 class Retries:
-    """The failures of one stream in a row; times in seconds of one clock."""
+    """The failures of one stream in a row, and its next try; times in seconds of one clock."""
 
     max_restarts: int
     failures: int = 0
     lasting: bool = False
     """True if the quick tries are used up."""
+    next_at: float | None = None
+    """When the stream is tried again; None if it runs, or is over."""
     _good_batches: int = 0
     _healthy_since: float = 0.0
     _origin: str = ""
+
+    @property
+    def gave_up(self) -> bool:
+        """True if the quick tries are used up and the next one is minutes away."""
+        return self.next_at is not None and self.lasting
+
+    def due(self, now: float) -> bool:
+        """True if it is time for the next try."""
+        return self.next_at is not None and now >= self.next_at
+
+    def again_at(self, now: float) -> None:
+        """Plan a try that is no consequence of a failure."""
+        self.next_at = now
+
+    def none_planned(self) -> None:
+        """The stream is being tried, or is over."""
+        self.next_at = None
 
     def started(self, now: float) -> None:
         """The stream runs again."""
@@ -49,8 +68,8 @@ class Retries:
         if self.failures and now - self._healthy_since > HEALTHY_AFTER:
             self.failures = 0
 
-    def failed(self, error: RecourseError) -> tuple[RecourseError, float | None]:
-        """Count a failure: the error as it is to be told, and the seconds until the next try, None for no other."""
+    def failed(self, error: RecourseError, now: float) -> tuple[RecourseError, float | None]:
+        """Count a failure: the error as it is to be shown, and the seconds until the next try, None for no other."""
         self.failures += 1
         self._good_batches = 0
         before, self._origin = self._origin, error.origin if isinstance(error, FunctionRaised) else ""
@@ -60,6 +79,7 @@ class Retries:
             return error, None
         self.lasting = self.failures > self.max_restarts
         delay = LASTING_DELAY if self.lasting else min(FIRST_DELAY * 2 ** (self.failures - 1), LONGEST_DELAY)
+        self.next_at = now + delay
         return error, delay
 
 

@@ -1,14 +1,39 @@
-"""The options of the driver process."""
+"""The command line of the driver process: its options, and which streams a start with them runs."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.runtime import restart_in_place
-from streaming_jobs.settings import checked_trigger
+from streaming_jobs.settings import Settings, checked_trigger
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.stop_request import Request
+from streaming_jobs.stream import Stream
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The streams of a start. `answers` are the stop requests, by stream, that it was made to end."""
+
+    streams: Sequence[Stream]
+    answers: Mapping[str, Request] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
+    """Streams that a recovery has stopped."""
+
+
+def session_command(arguments: Sequence[str]) -> list[str]:
+    """The command line of a driver with these options."""
+    return [sys.executable, "-m", "streaming_jobs.session", *arguments]
+
+
+def supervised_command(streams: Sequence[str], *options: str) -> list[str]:
+    """The command line of a driver with these streams that stops when its standard input ends: give it a pipe."""
+    return session_command(["--streams", ",".join(streams), "--supervised", *options])
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -36,6 +61,31 @@ def flags(options: argparse.Namespace) -> dict[str, str]:
                 f"--trigger: {error}", "correct it, or leave it out: the setting `trigger` holds"
             ) from None
     return dict(_assignment(text) for text in options.set)
+
+
+def requests_before(requests: Mapping[str, Request], asked_at: float | None, now: float) -> dict[str, Request]:
+    """The stop requests that were there when this start was asked for; all of them if that is not known."""
+    if asked_at is None:
+        return dict(requests)
+    # A time that lies ahead is one of before the clock was set back.
+    return {name: request for name, request in requests.items() if not asked_at < request.since <= now}
+
+
+def select(
+    options: argparse.Namespace, settings: Settings, streams: Sequence[Stream], requests: Mapping[str, Request]
+) -> Selection:
+    """The streams to start, of those that were named; raises LeaseBusy for a next session whose streams run elsewhere.
+
+    A start by a person ends the stops that were asked for before. One by a supervisor, or in the place of another
+    session, respects them.
+    """
+    if not (options.respect_stop or options.again):
+        return Selection(streams, requests)
+    left_out = [s.name for s in streams if stop_request.for_recovery(settings, s.name)]
+    streams = [s for s in streams if s.name not in left_out and not stop_request.asked(settings, s.name)]
+    if options.again and streams:
+        streams = restart_in_place.free(settings, streams)
+    return Selection(streams, left_out=left_out)
 
 
 def _assignment(text: str) -> tuple[str, str]:

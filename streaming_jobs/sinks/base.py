@@ -98,6 +98,29 @@ class DeadLetterSink(Sink, Protocol):
         """Read the refused records again, (source, the batch's range, how many), and judge them and the null keys."""
 
 
+class Named(Protocol):
+    """A thing with a name."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+
+class Upkeep(Protocol):
+    """The work that keeps one sink quick and small between batches. None of it ends a stream."""
+
+    @property
+    def sink(self) -> Named:
+        """The sink that it is for."""
+
+    @property
+    def put_off(self) -> Mapping[str, str]:
+        """What did not succeed when it was tried last, each in a sentence with the reason."""
+
+    def after_commit(self) -> None:
+        """Called after each of the stream's batches."""
+
+
 @dataclass(frozen=True)
 class SinkSet:
     """The sinks of one stream. `deletes` are those that remember deletes, by the name of the table they are of."""

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.durations import milliseconds
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sources.base import AHEAD
-from streaming_jobs.stream import SOURCE_COLUMN, KafkaTopic
+from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

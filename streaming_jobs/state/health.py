@@ -1,4 +1,4 @@
-"""Whether a stream is well, decided from what lies on disk: status file, lease, stop marker, settings.
+"""The health of a stream, decided from what lies on disk: status file, lease, stop marker, settings.
 
     health(settings, "orders").red          one look, one verdict; no Spark, no broker, no Dagster
 

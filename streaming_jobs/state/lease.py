@@ -1,9 +1,19 @@
-"""The lease: one driver per stream.
+"""The lease: one driver per stream, also when its JVM outlives it.
 
-An exclusive `flock` on `<state>/<stream>/lease`. The descriptor is inherited by the driver's JVM, which
-lives on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the
-JVM is not our child (spark-submit starts Python, not the other way round), the lease names the JVM's pid and
-the next taker waits until that process has ended.
+What every kind of lease keeps (`Lease`, `Leases`; tests/unit/streaming_jobs/state/test_lease_contract.py):
+
+- one holder per stream; a second taker waits as long as it wants to, and then gets LeaseBusy with the holder's name;
+- who looks at a lease (`holder`) takes nothing;
+- `record_jvm` names the JVM of the holder. Its driver may be gone, by `release` or by a kill: the lease stays held as
+  long as that JVM lives, since a query in it may still write;
+- `unlock` lets go for the JVM too, because its query of this stream has ended; `lock_again` takes it back, unless
+  somebody else was quicker;
+- a stream's lease says nothing about any other stream.
+
+Here it is an exclusive `flock` on `<state>/<stream>/lease` (`FileLease`). The descriptor is inherited by the driver's
+JVM, which lives on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the
+JVM is not our child (spark-submit starts Python, not the other way round), the lease names the JVM's pid and the
+next taker waits until that process has ended. `streaming_jobs.testing` has leases in memory.
 """
 
 from __future__ import annotations
@@ -16,16 +26,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.platform.process_identity import Mark, is_alive, mark
+from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds, or last held, a lease; `since` in seconds since 1970, the marks as process_identity.py makes them."""
+    """The holder of a lease, or its last one; `since` in seconds since 1970, marks as of processes/identity.py."""
 
     pid: int
     pid_started: Mark
@@ -35,7 +46,7 @@ class Owner:
     purpose: str
 
     def alive(self) -> str | None:
-        """What of the owner still lives: `driver`, `jvm`, or None."""
+        """The part of the owner that still lives: `driver`, `jvm`, or None."""
         if is_alive(self.pid, self.pid_started):
             return "driver"
         if self.jvm is not None and self.jvm_started is not None and is_alive(self.jvm, self.jvm_started):
@@ -43,14 +54,60 @@ class Owner:
         return None
 
 
+class Lease(Protocol):
+    """A lease that is held, by the contract above."""
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+
+    @property
+    def owner(self) -> Owner:
+        """This process, and its JVM once that is recorded."""
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """Descriptors that the JVM has to inherit (`pass_fds`), so that it holds the lease too."""
+
+    def record_jvm(self, pid: int) -> None:
+        """Name the JVM in the lease."""
+
+    def unlock(self) -> None:
+        """Let go, for the JVM too: its query of this stream has ended. `lock_again` and `release` remain possible."""
+
+    def lock_again(self) -> bool:
+        """Take back what `unlock` let go; False while somebody else holds it.
+
+        Raises LeaseBusy if the lease is no longer the one that others look at.
+        """
+
+    def release(self) -> None:
+        """Let go; a JVM that holds it too keeps it until its end."""
+
+
+class Leases(Protocol):
+    """The leases of all streams."""
+
+    def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> Lease:
+        """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
+
+    def holder(self, stream: str) -> Owner | None:
+        """The holder of the stream's lease now; None when it is free. Takes nothing for longer than a moment."""
+
+
 @dataclass
-class Lease:
-    """A lease that is held; `descriptor` goes to the JVM (pass_fds), `record_jvm` names it."""
+class FileLease:
+    """A lease by `flock`; `descriptor` is the open file."""
 
     stream: str
     path: Path
     descriptor: int
     owner: Owner
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The open file: the lock belongs to all who have it open."""
+        return (self.descriptor,)
 
     def record_jvm(self, pid: int) -> None:
         """Write the JVM's pid into the lease."""
@@ -94,8 +151,23 @@ class Lease:
         os.close(self.descriptor)
 
 
+@dataclass(frozen=True)
+class FileLeases:
+    """The leases in the state folder that the settings name."""
+
+    settings: Settings
+
+    def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> FileLease:
+        """As `acquire`."""
+        return acquire(self.settings, stream, purpose=purpose, wait=wait)
+
+    def holder(self, stream: str) -> Owner | None:
+        """As `holder`."""
+        return holder(self.settings, stream)
+
+
 @contextmanager
-def take(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Iterator[Lease]:
+def take(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Iterator[FileLease]:
     """Hold the stream's lease; raises LeaseBusy when it is not free within `wait` seconds."""
     lease = acquire(settings, stream, purpose=purpose, wait=wait)
     try:
@@ -104,7 +176,7 @@ def take(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -
         lease.release()
 
 
-def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> Lease:
+def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0) -> FileLease:
     """Take the stream's lease and keep it until `release`; raises LeaseBusy after `wait` seconds."""
     path = StreamFolder.of(settings, stream).make().lease
     deadline = time.monotonic() + wait
@@ -112,18 +184,18 @@ def acquire(settings: Settings, stream: str, *, purpose: str, wait: float = 10.0
     try:
         while not _locked(descriptor) or _previous_jvm_lives(descriptor):
             if time.monotonic() > deadline:
-                raise LeaseBusy(_busy(stream, _read(descriptor)), f"stop it first: recourse streams stop {stream}")
+                raise busy(stream, _read(descriptor))
             time.sleep(0.05)
         owner = Owner(os.getpid(), mark(), None, None, time.time(), purpose)
         _write(descriptor, owner)
     except BaseException:
         os.close(descriptor)
         raise
-    return Lease(stream, path, descriptor, owner)
+    return FileLease(stream, path, descriptor, owner)
 
 
 def holder(settings: Settings, stream: str) -> Owner | None:
-    """Who holds the stream's lease now; None when it is free. Takes nothing for longer than a moment."""
+    """The holder of the stream's lease now; None when it is free. Takes nothing for longer than a moment."""
     path = StreamFolder.of(settings, stream).lease
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -154,12 +226,14 @@ def _previous_jvm_lives(descriptor: int) -> bool:
     return owner is not None and owner.jvm != os.getpid() and owner.alive() == "jvm"
 
 
-def _busy(stream: str, owner: Owner | None) -> str:
-    if owner is None:
-        return f"stream {stream} is held by another process"
-    what = "the JVM of a driver that was killed" if owner.alive() == "jvm" else f"process {owner.pid}"
-    since = time.strftime("%H:%M:%S", time.localtime(owner.since))
-    return f"stream {stream} is held by {what} ({owner.purpose}, since {since})"
+def busy(stream: str, owner: Owner | None) -> LeaseBusy:
+    """The error for a taker that has waited long enough."""
+    words = "another process"
+    if owner is not None:
+        what = "the JVM of a driver that was killed" if owner.alive() == "jvm" else f"process {owner.pid}"
+        since = time.strftime("%H:%M:%S", time.localtime(owner.since))
+        words = f"{what} ({owner.purpose}, since {since})"
+    return LeaseBusy(f"stream {stream} is held by {words}", f"stop it first: recourse streams stop {stream}")
 
 
 def _named(descriptor: int) -> Owner | None:

@@ -7,12 +7,11 @@ only; fences and publishes, which are few, are in the log alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 
 from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.sinks.delta.log import Commit, entries
+from streaming_jobs.sinks.stored import Commit, entries
 from streaming_jobs.state.ledger_file import LedgerFile, RawLine
 
 FROM_FILE = "LEDGER FILE"
@@ -24,15 +23,15 @@ _ALL = 1 << 60
 Entry = tuple[Commit, LedgerEntry]
 
 
-def newest_entries(table: Path, file: LedgerFile, stream: str, limit: int) -> list[Entry]:
-    """The newest entries of the stream's primary table, newest first."""
-    found = entries(table, limit)
-    return [*found, *(_entry(line, table.name) for line in islice(_older(found, file, stream), limit - len(found)))]
+def newest_entries(commits: Iterable[Commit], table: str, file: LedgerFile, stream: str, limit: int) -> list[Entry]:
+    """The newest entries of the stream's primary table, newest first; `commits` are those of its log."""
+    found = entries(commits, limit)
+    return [*found, *(_entry(line, table) for line in islice(_older(found, file, stream), limit - len(found)))]
 
 
-def code_changes(table: Path, file: LedgerFile, stream: str) -> list[Entry]:
+def code_changes(commits: Iterable[Commit], table: str, file: LedgerFile, stream: str) -> list[Entry]:
     """The first batch that each version of the code wrote, newest first; back to the oldest batch that is known."""
-    log = [found for found in entries(table, _ALL) if found[1].kind == "batch"]
+    log = [found for found in entries(commits, _ALL) if found[1].kind == "batch"]
     firsts: list[Entry] = []
     for found in log:
         if firsts and firsts[-1][1].code == found[1].code:
@@ -43,10 +42,10 @@ def code_changes(table: Path, file: LedgerFile, stream: str) -> list[Entry]:
     for line in _older(log, file, stream):
         code = match[1] if (match := _CODE.search(line.text)) else b""
         if last is not None and last[0] != code:
-            _put(firsts, _entry(last[1], table.name))
+            _put(firsts, _entry(last[1], table))
         last = (code, line)
     if last is not None:
-        _put(firsts, _entry(last[1], table.name))
+        _put(firsts, _entry(last[1], table))
     return firsts
 
 

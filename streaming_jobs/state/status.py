@@ -1,4 +1,4 @@
-"""What a running stream says of itself: `<state>/<stream>/status.json`, replaced at least each second.
+"""The report of a running stream: `<state>/<stream>/status.json`, replaced at least each second.
 
 It is a report, not the truth: the lease says whether a driver lives, the ledger what is done.
 """
@@ -10,8 +10,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from streaming_jobs.failures import ErrorReport
 from streaming_jobs.files import write_json
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -82,9 +83,9 @@ class Status:
     next_try: float | None = None
     """When a stream that is `failing` is tried again."""
     warnings: list[str] = field(default_factory=list)
-    error: dict[str, str] | None = None
+    error: ErrorReport | None = None
     """Why the stream failed, while it is failed or waits for its next try."""
-    last_error: dict[str, str] | None = None
+    last_error: ErrorReport | None = None
     """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
 
     def not_ahead(self, now: float) -> None:
@@ -94,8 +95,8 @@ class Status:
             if (stamp := getattr(self, name)) is not None:
                 setattr(self, name, min(stamp, now))
 
-    def tell(self, error: dict[str, str]) -> None:
-        """Say why the stream failed."""
+    def set_error(self, error: ErrorReport) -> None:
+        """Note why the stream failed."""
         self.error = error
         self.last_error = {**error, "at": datetime.now(UTC).isoformat(timespec="seconds")}
 
@@ -115,7 +116,16 @@ def read_status(settings: Settings, stream: str) -> Status | None:
     known = {f.name for f in fields(Status)}
     status = Status(**{key: item for key, item in value.items() if key in known})
     status.totals = Totals.of(value.get("totals"))
+    status.error, status.last_error = _error_report(value.get("error")), _error_report(value.get("last_error"))
     return status
+
+
+def _error_report(value: dict[str, Any] | None) -> ErrorReport | None:
+    """The error as read; older files have "true" and "false" where a new one has a boolean."""
+    if value is None:
+        return None
+    flags = {name: value[name] in (True, "true") for name in ("permanent", "lasting") if name in value}
+    return cast("ErrorReport", {**value, **flags})
 
 
 def update(status: Status, progress: dict[str, Any]) -> None:

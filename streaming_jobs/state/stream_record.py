@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,10 +18,12 @@ from streaming_jobs.files import write_json
 from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.positions import PartitionOffsets, TopicOffsets, decode_partitions
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.stored import Commit
+from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state.checkpoint import CheckpointDamaged
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.stream import Stream
 
 FORMAT = 1
 
@@ -195,7 +197,7 @@ def first(stream: str) -> StreamRecord:
     return StreamRecord(stream, (Generation(1, time.time(), "first start"),))
 
 
-def accept(settings: Settings, stream: str, table: str, version: int, why: str) -> None:
+def accept(settings: Settings, stream: Stream, table: str, version: int, why: str) -> None:
     """Record that a foreign commit on one of the stream's tables is right.
 
     Raises UsageError for a name that is wrong and for a version that is not such a commit: what is accepted ahead of
@@ -203,17 +205,18 @@ def accept(settings: Settings, stream: str, table: str, version: int, why: str) 
     """
     if not why.strip():
         raise UsageError("an accepted commit needs a reason", "say it with --why")
-    with take(settings, stream, purpose="accept", wait=2.0):
-        record = load(settings, stream)
-        if record is None or record.table(table) is None:
-            raise UsageError(f"stream {stream} has no table {table}", "see `recourse streams describe`")
-        _check_foreign(settings, stream, table, version)
+    with take(settings, stream.name, purpose="accept", wait=2.0):
+        record = load(settings, stream.name)
+        declared = next((each for each, _ in all_tables(stream) if each.name == table), None)
+        if record is None or record.table(table) is None or declared is None:
+            raise UsageError(f"stream {stream.name} has no table {table}", "see `recourse streams describe`")
+        _check_foreign(store_of(declared).commits(settings, declared), stream.name, table, version)
         exception = Accepted(table, version, why.strip(), time.time())
         save(settings, replace(record, accepted=(*record.accepted, exception)))
 
 
-def _check_foreign(settings: Settings, stream: str, table: str, version: int) -> None:
-    commit = next((c for c in walk(settings.tables / table) if c.version == version), None)
+def _check_foreign(commits: Iterable[Commit], stream: str, table: str, version: int) -> None:
+    commit = next((c for c in commits if c.version == version), None)
     if commit is None:
         wrong = "is not in the table's log"
     elif commit.entry is not None and commit.entry.stream == stream:

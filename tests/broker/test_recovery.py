@@ -18,10 +18,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
-from reprocessing.plan_file import load
-from reprocessing.planner import Request, make_plan
-from reprocessing.snapshot import planning_snapshot
-from reprocessing.targets import Target
+from reprocessing.planning.planner import Request, make_plan
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.plan_file import load
 from streaming_jobs.examples.stock import movements
 from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker

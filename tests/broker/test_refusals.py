@@ -95,7 +95,7 @@ def test_a_foreign_append_is_refused_until_it_is_accepted(ran: Ran) -> None:
     one = pa.Table.from_pylist([rows(bench.settings, "plain")[0]])
     write_deltalake(table, one, mode="append")
     assert "not written by stream plain" in refused(ran)
-    stream_record.accept(bench.settings, stream.name, "plain", DeltaTable(table.table_uri).version(), "a test row")
+    stream_record.accept(bench.settings, stream, "plain", DeltaTable(table.table_uri).version(), "a test row")
     assert bench.run(stream).status.state == "stopped"
 
 

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.platform.runtime import ExistingSpark
+from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
@@ -27,8 +28,9 @@ from streaming_jobs.state.lease import acquire, holder
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
-from tests.conftest import SettingsFactory
+from tests.conftest import QUICK_START, SettingsFactory
 from tests.support import ROOT
 from tests.support.driver import (
     assert_chained,
@@ -107,7 +109,7 @@ def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_ev
     assert failed is not None and failed.error is not None and "a bug in the function" in failed.error["found"]
     raised = read_status(settings, "crooked")
     assert raised is not None and raised.error is not None and raised.restarts == 1, "the second time it is permanent"
-    assert (raised.error["code"], raised.error["permanent"]) == ("REC-027", "true")
+    assert (raised.error["code"], raised.error["permanent"]) == ("REC-027", True)
     assert re.fullmatch(
         r"the stream's function raised ValueError: no place for \d+ \(\S+/tests/support/things.py:\d+\) "
         r"\(batch 0: things partition 0 offsets 0 to \d+, things partition 1 offsets 0 to \d+\)",
@@ -202,29 +204,28 @@ def test_a_broker_that_is_not_there_is_a_failure_that_may_pass(things: tuple[Set
 
 @pytest.mark.timeout(300)
 def test_a_commit_that_runs_past_the_stop_deadline_keeps_the_lease_until_it_is_over(
-    bench: BenchFactory, topic: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    bench: BenchFactory, topic: str, spark: SparkSession
 ) -> None:
     """Spark calls the query terminated at once; a second session must not come before the batch is done."""
-    made = bench({"stream.stop_deadline": "1 s"})
+    quick = {**QUICK_START, "spark.sql.streaming.stopTimeout": "500ms"}
+    made = bench({"stream.stop_deadline": "1 s", "spark.extra": quick})
     made.topics.create(topic, 1)
     produce(made.bootstrap, topic, map(thing, range(50)))
     committing, go_on, after = threading.Event(), threading.Event(), []
 
-    def slow(running: StreamRunner, record: StreamRecord) -> None:
-        committing.set()
-        assert go_on.wait(120)
-        after.append(running.query is None or running.query.isActive)
+    class Slow(SparkQueries):
+        def before_commit(self, stream: Stream) -> Callable[[StreamRecord], None]:
+            def wait(_: StreamRecord) -> None:
+                committing.set()
+                assert go_on.wait(120)
+                after.append((q := session.running[0].query) is None or q.isActive)
 
-    def start(session: Session, _: object) -> None:
-        session.spark = spark
-        for running in session.running:
-            running.start(spark)
+            return wait
 
-    monkeypatch.setattr(StreamRunner, "_check_topics", slow)
-    monkeypatch.setattr(Session, "_start_spark", start)
-    monkeypatch.setattr(Session, "_end_spark", lambda _: None)
-    spark.conf.set("spark.sql.streaming.stopTimeout", "500ms")
-    session, codes = Session(made.settings, [on_topic(plain, topic)], trigger="continuous"), []
+    settings = made.settings
+    runtime = ExistingSpark(settings, spark)
+    session = Session(settings, [on_topic(plain, topic)], runtime=runtime, queries=Slow(settings))
+    codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(session.run()))
     thread.start()
     try:
@@ -233,20 +234,18 @@ def test_a_commit_that_runs_past_the_stop_deadline_keeps_the_lease_until_it_is_o
         until(lambda: (q := session.running[0].query) is None or not q.isActive, 60, "Spark's word that it has ended")
         for _ in range(20):  # of the session's looks
             with pytest.raises(LeaseBusy):
-                acquire(made.settings, "plain", purpose="session", wait=0.1).release()
+                acquire(settings, "plain", purpose="session", wait=0.1).release()
         assert not codes
         go_on.set()
         thread.join(60)
         assert codes == [0] and after == [False], "the batch ran on after Spark had called its query terminated"
-        acquire(made.settings, "plain", purpose="session", wait=0).release()
-        assert len(rows(made.settings, "plain")) == 50
-        monkeypatch.undo()
+        acquire(settings, "plain", purpose="session", wait=0).release()
+        assert len(rows(settings, "plain")) == 50
         made.run(on_topic(plain, topic))
-        assert len(rows(made.settings, "plain")) == 50
+        assert len(rows(settings, "plain")) == 50
     finally:
         go_on.set()
         thread.join(60)
-        spark.conf.set("spark.sql.streaming.stopTimeout", "5s")
 
 
 FLOW = """

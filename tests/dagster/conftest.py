@@ -1,28 +1,15 @@
-"""Fixtures: a home of its own with the fake streams, and waiting for a condition with a deadline."""
+"""Fixtures: a home of its own with the fake streams."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from streaming_jobs.settings import Settings
 from tests.support import ROOT
-
-T = TypeVar("T")
-
-
-def wait_for(condition: Callable[[], T], what: str, seconds: float = 20.0) -> T:
-    """Wait until the condition is true and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture

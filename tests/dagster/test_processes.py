@@ -16,13 +16,14 @@ import pytest
 
 from orchestration.local_dagster.client import DagsterClient
 from orchestration.local_dagster.dagster_home import code_server_port, is_free, prepare
-from orchestration.local_dagster.processes import DAEMON, DagsterProcesses, _await_end, _Child
-from orchestration.sessions.parent_death_signal import tethered
+from orchestration.local_dagster.processes import DAEMON, DagsterProcesses, _DagsterProcess
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.tags import STOPPED_BY_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
-from tests.dagster.conftest import starts, wait_for
+from tests.dagster.conftest import starts
 from tests.support import ROOT
+from tests.support.waiting import wait_for
 
 SLOW = 120.0
 """Seconds that a busy machine may take to start Dagster."""
@@ -88,42 +89,6 @@ def test_up_ends_sessions_in_order_goes_on_next_time_and_leaves_nothing_when_kil
     wait_for(lambda: [r["status"] for r in client.runs("shop")] == ["STARTED", "FAILURE", "CANCELED"], "no lie", SLOW)
 
 
-def test_what_is_tethered_ends_with_its_parent_also_on_kill_9() -> None:
-    code = (
-        "import os, subprocess, sys, time; from orchestration.sessions.parent_death_signal import tethered\n"
-        "child = subprocess.Popen(tethered(os.getpid(), ['/bin/sleep', '60'])); print(child.pid, flush=True)\n"
-        "time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
-        wait_for(lambda: child.name() == "sleep", "the command")
-        parent.kill()
-    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the child's end")
-
-
-def test_what_is_tethered_to_a_process_that_is_gone_does_not_start() -> None:
-    assert subprocess.run(tethered(1, ["/bin/echo", "x"]), check=False, cwd=ROOT, capture_output=True).stdout == b""
-
-
-def test_sigterm_ends_a_tethered_process_under_a_shell_that_ignores_signals() -> None:
-    command = " ".join(tethered(os.getpid(), ["/bin/sleep", "60"]))
-    child = subprocess.Popen(["/bin/sh", "-c", f"trap '' INT TERM; exec {command}"], cwd=ROOT)
-    wait_for(lambda: psutil.Process(child.pid).name() == "sleep", "the command")
-    child.terminate()
-    assert child.wait(10) == -15
-
-
-def test_a_process_that_nobody_has_reaped_yet_has_ended() -> None:
-    with subprocess.Popen(["/bin/sleep", "60"]) as child:
-        process = psutil.Process(child.pid)
-        assert _await_end([process], 0.0) == [process]
-        child.kill()
-        started = time.monotonic()
-        assert _await_end([process], 30.0) == []
-        assert time.monotonic() - started < 5
-
-
 def test_a_run_that_keepalive_starts_while_all_is_ended_is_ended_too(
     shop: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,13 +120,11 @@ def test_a_run_that_keepalive_starts_while_all_is_ended_is_ended_too(
 
 
 def test_a_process_that_dies_is_started_again_later_each_time(shop: Settings) -> None:
-    from orchestration.sessions.driver import BoundedLog
-
-    child = _Child("short", ["/bin/false"], {}, BoundedLog(shop.logs / "short.log"))
+    child = _DagsterProcess("short", ["/bin/false"], {}, BoundedLog(shop.logs / "short.log"))
     child.start()
     delays = []
     for _ in range(3):
-        wait_for(lambda: not child.lives(), "its end")
+        wait_for(lambda: not child.running, "its end")
         child.look_after()
         assert child.restart_at is not None
         delays.append(round(child.restart_at - time.monotonic()))

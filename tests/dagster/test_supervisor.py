@@ -21,6 +21,7 @@ from orchestration.definitions import definitions
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions import driver as drivers
 from orchestration.sessions import supervisor
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.fingerprint import fingerprint
 from orchestration.sessions.supervisor import PARENT_VARIABLE, identity
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
@@ -28,10 +29,11 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire, holder
 from streaming_jobs.state.status import Status, read_status, write_status
 from streaming_jobs.topology import Topology
-from tests.dagster.conftest import starts, wait_for
+from tests.dagster.conftest import starts
 from tests.dagster.fakes.command import fake_command
 from tests.dagster.fakes.execute import execute
 from tests.support import ROOT
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -214,7 +216,7 @@ def test_a_wrong_parameter_is_named_in_one_line_and_says_nothing_of_the_defaults
 
 def logging_session(settings: Settings) -> str:
     """A session's log of before, and a line of it."""
-    log = drivers.BoundedLog(settings.logs / "session-shop.log")
+    log = BoundedLog(settings.logs / "session-shop.log")
     line = "words of the session before"
     for _ in range(20):
         log.write(line)
@@ -382,7 +384,7 @@ def test_a_worker_whose_code_server_is_killed_stops_its_driver_and_fails(
 def test_a_group_member_that_outlives_the_driver_is_killed(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drivers, "JVM_GONE_WITHIN", 0.2)
     script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
-    log = drivers.BoundedLog(shop.logs / "x.log")
+    log = BoundedLog(shop.logs / "x.log")
     driver = drivers.Driver([sys.executable, "-c", script], {}, log)
     driver.start()
     left = int(wait_for(log.tail, "the pid"))

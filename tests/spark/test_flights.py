@@ -11,11 +11,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
+from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import rank
 from streaming_jobs.examples.flights.streams import FLIGHT, airport_hours
 from streaming_jobs.examples.flights.truth import KEYS, STREAMS, as_frame, differences, truth, watermark
-from streaming_jobs.stream import SOURCE_COLUMN, Stream
+from streaming_jobs.stream import Stream
 
 SHARE = 0.04
 SOURCE = StructType([StructField("partition", IntegerType()), StructField("offset", LongType())])

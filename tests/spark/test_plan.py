@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from streaming_jobs.runtime.batch_path import choose_path
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
+from streaming_jobs.settings import StreamSettings
+from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.stream import Stream
+from streaming_jobs.topology import Topology
+
+SHIPPED = ("streaming_jobs.examples.flights.streams", "streaming_jobs.examples.stock.streams")
 
 ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 Change = Callable[[DataFrame], DataFrame]
@@ -53,6 +61,36 @@ def test_state_lies_in_streams_only(spark: SparkSession, ticks: DataFrame) -> No
     assert traits(ticks.join(static, "n1")) == PlanTraits(stateful=False, multiplies=True)
     assert traits(hourly(ticks)) == PlanTraits(stateful=True, multiplies=False)
     assert traits(ticks.limit(5)).stateful
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        lambda ticks: ticks.alias("a").where("a.n1 > 0").select("a.n1"),
+        lambda ticks: ticks.sample(0.5).repartition(2).repartition("n1").coalesce(1).hint("rebalance"),
+        lambda ticks: ticks.drop("n1").withColumnRenamed("n2", "m").fillna(0).dropna(),
+        lambda ticks: ticks.union(ticks).observe("seen", F.count("*").alias("n")),
+        lambda ticks: ticks.select(F.udf(lambda n: n, "long")("n1"), F.pandas_udf(lambda n: n, "long")("n2")),
+        lambda ticks: ticks.sparkSession.sql("SELECT n1 AS n FROM {ticks} t WHERE n1 > 0", ticks=ticks),
+    ],
+    ids=["alias", "spread", "columns", "union", "udf", "sql"],
+)
+def test_what_keeps_no_state_and_multiplies_no_rows_is_known(ticks: DataFrame, plain: Change) -> None:
+    assert replace(traits(plain(ticks)), reads=1) == PlanTraits(stateful=False, multiplies=False)
+
+
+@pytest.mark.parametrize("stream", [*Topology.load(SHIPPED).streams.values()], ids=lambda stream: stream.name)
+def test_the_shipped_streams_keep_the_drivers_path(spark: SparkSession, stream: Stream) -> None:
+    frames = {
+        parameter: KafkaSource(parameter, topic, {"kafka.bootstrap.servers": "127.0.0.1:1"}, topic.delay).stream(
+            spark, start={0: 0}, max_offsets=10
+        )
+        for parameter, topic in stream.sources.items()
+    }
+    for output in stream.outputs(**frames).values():
+        each = traits(output)
+        assert each.unknown == ()
+        assert choose_path(StreamSettings(), each, records=1000, bytes_per_record=512, died_before=False) == "driver"
 
 
 def test_reading_a_plan_leaves_the_session_as_it_was(spark: SparkSession, ticks: DataFrame) -> None:

@@ -27,7 +27,8 @@ from pyspark.sql.types import (
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import dead_letters, refused_rows
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory

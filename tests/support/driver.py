@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.runtime.query_builder import Connection
+from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import entries
@@ -116,7 +117,8 @@ class Bench:
     def start(self, stream: Stream, trigger: str = "available-now") -> StreamRunner:
         """Start a stream; the caller ends it with `finish`."""
         lease = acquire(self.settings, stream.name, purpose="test", wait=5)
-        running = StreamRunner(stream, self.settings, self.connection, lease, trigger, Status(stream.name))
+        queries = SparkQueries(self.settings, connection=self.connection)
+        running = StreamRunner(stream, self.settings, queries, lease, Status(stream.name), trigger)
         try:
             running.preflight()
             running.start(self.spark)

@@ -13,28 +13,33 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.executor import recovery_of
-from reprocessing.plan import Checks, StreamPlan
-from reprocessing.plan_file import load
-from reprocessing.planner import Request, make_plan
-from reprocessing.snapshot import PlanningSnapshot
+from reprocessing.planning.planner import Request, make_plan
+from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.plan import Checks, StreamPlan
+from reprocessing.plans.plan_file import load
+from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stage import Findings, OfOneStream
-from reprocessing.targets import Target
 from reprocessing.undo import plan_undo
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetBounds, OffsetRange
-from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file
+from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import dead_letters
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink, open_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
+from streaming_jobs.sinks.schemas import DEAD_LETTERS
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, existing_table, store_of
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, CodeSince, StreamRecord
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.testing import MemoryTable
 
 TOPIC, TOPIC_ID = "things", "topic-1"
 ROWS = StructType([StructField("id", LongType()), StructField("place", StringType())])
@@ -86,6 +91,16 @@ class Topics:
         return {0: min(ms // 1000, self.end)}
 
 
+def append(table: StoredTable, rows: pa.Table, entry: LedgerEntry) -> int | None:
+    """A batch's rows into a table of any store."""
+    if isinstance(table, MemoryTable):
+        return table.append(rows, entry)
+    assert isinstance(table, DeltaStoredTable)
+    return table.sink.commit(
+        entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how)
+    )
+
+
 class Life:
     """A stream on disk; `batch` adds one to everything, as the pipeline and Spark would."""
 
@@ -103,9 +118,9 @@ class Life:
         record = stream_record.first(self.stream.name)
         tables = []
         for declared, role in all_tables(self.stream):
-            output = ROWS if role == "primary" else dead_letters.SCHEMA
-            sink = ensure_sink(self.settings, declared, self.stream.name, output, generation=1)
-            tables.append(BoundTable(declared.name, sink.table_id, role))
+            output = DEAD_LETTERS if declared.name == self.stream.dead_letters else ROWS
+            table = store_of(declared).ensure(self.settings, declared, self.stream.name, output, generation=1)
+            tables.append(BoundTable(declared.name, table.table_id, role))
         self.save(
             replace(
                 record,
@@ -114,12 +129,16 @@ class Life:
                 code=(CodeSince("a", "1", 1, 0, time.time()),),
             )
         )
-        folder = StreamFolder.of(self.settings, self.stream.name).checkpoint(1).folder
+        folder = self.checkpoint(1).folder
         (folder / "sources" / "0").mkdir(parents=True)
         (folder / "sources" / "0" / "0").write_text("\0v1\n" + json.dumps({TOPIC: {"0": 0}}))
         (folder / "metadata").write_text('{"id":"x"}')
         for log in ("offsets", "commits"):
             (folder / log).mkdir()
+
+    def checkpoint(self, generation: int) -> Checkpoint:
+        """The checkpoint of a generation."""
+        return StreamFolder.of(self.settings, self.stream.name).checkpoint(generation)
 
     @property
     def record(self) -> StreamRecord:
@@ -143,6 +162,15 @@ class Life:
         assert sink is not None
         return sink
 
+    def stored(self, name: str | None = None) -> StoredTable:
+        """A table at rest, opened anew; the primary one, if none is named."""
+        declared = {each.name: each for each, _ in all_tables(self.stream)}
+        return existing_table(self.settings, declared[name or self.stream.primary.name], self.stream.name)
+
+    def links(self, savepoint: str) -> Path:
+        """Where a savepoint keeps its links to the primary table's files."""
+        return self.table / "_savepoints" / f"{self.stream.name}-{savepoint}"
+
     def entry(self, batch: int, generation: int = 1, code: str = "a") -> LedgerEntry:
         """A batch's ledger entry."""
         ends = OffsetRange(TOPIC, TOPIC_ID, {0: batch * PER_BATCH}, {0: (batch + 1) * PER_BATCH})
@@ -158,6 +186,11 @@ class Life:
             code=CodeVersion(code, "1"),
         )
 
+    def plan(self, number: int, *, generation: int = 1) -> None:
+        """Spark notes where a batch is to end."""
+        ends = json.dumps({TOPIC: {"0": (number + 1) * PER_BATCH}})
+        (self.checkpoint(generation).folder / "offsets" / str(number)).write_text("v1\n{}\n" + ends)
+
     def batch(
         self,
         number: int,
@@ -169,16 +202,19 @@ class Life:
         late: int = 0,
     ) -> None:
         """One batch: offsets, rows, ledger line, and unless told otherwise Spark's commit."""
-        folder = StreamFolder.of(self.settings, self.stream.name).checkpoint(generation).folder
+        folder = self.checkpoint(generation).folder
         end = (number + 1) * PER_BATCH
-        (folder / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps({TOPIC: {"0": end}}))
+        self.plan(number, generation=generation)
         ids = list(range(number * PER_BATCH, end))
         rows = pa.table({"id": [-i if wrong else i for i in ids], "place": [PLACES[i % len(PLACES)] for i in ids]})
-        sink, entry = self.sink(), self.entry(number, generation, code)
-        if late:
-            entry = replace(entry, rows={**entry.rows, "late": late})
-        sink.commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
-        ledger_file(self.settings, self.stream.name).append(entry, {sink.name: sink.handle.version()})
+        entry = self.entry(number, generation, code)
+        for declared in self.stream.secondary:
+            append(self.stored(declared.name), rows, replace(entry, table=declared.name))
+        others = {each.name: entry.txn.version for each in self.stream.secondary}
+        entry = replace(entry, txns=others, rows={**entry.rows, "late": late} if late else entry.rows)
+        table = self.stored()
+        append(table, rows, entry)
+        ledger_file(self.settings, self.stream.name).append(entry, {table.name: table.version})
         if commit:
             (folder / "commits" / str(number)).write_text("v1\n{}")
 
@@ -191,9 +227,13 @@ class Life:
         )
         return sorted(found["id"].to_pylist())
 
+    def ids(self, name: str | None = None) -> list[int]:
+        """The ids in a table of any store, sorted; in the primary one, if none is named."""
+        return sorted(self.stored(name).readable().to_pyarrow_table()["id"].to_pylist())
+
     def at(self) -> Txn | None:
         """Where the primary table is."""
-        return self.sink().position
+        return self.stored().position
 
 
 def plan_one(

@@ -28,13 +28,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from streaming_jobs.columns import POSITION_COLUMN
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta import remembered_deletes
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
-from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, POSITION_FIELD
+from streaming_jobs.sinks import schemas
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.writers import PendingWrite, merged, prepare_write
-from streaming_jobs.stream import POSITION_COLUMN
+from streaming_jobs.sinks.schemas import POSITION_FIELD
 from streaming_jobs.stream import DeltaTable as Declared
 
 STREAM = "ordered"
@@ -170,7 +172,7 @@ class Tables:
         declared = Declared(name, keys=["k"], order_by=order_by, delete_when="gone")
         assert declared.deletes is not None
         output = StructType([*(StructField(c, kind) for c, kind in types.items()), POSITION_FIELD])
-        remembers = remembered_deletes.schema(declared, output)
+        remembers = schemas.remembered_deletes(declared, output)
         sink = ensure_sink(settings, declared, STREAM, output, generation=1)
         return cls(sink, ensure_sink(settings, declared.deletes, STREAM, remembers, generation=1))
 

@@ -20,10 +20,12 @@ from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetBounds, OffsetRange, TopicOffsets
 from streaming_jobs.preflight.rules import Finding, check_start
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
-from streaming_jobs.preflight.take_snapshot import all_tables, ledger_file, take_snapshot
+from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.dead_letters import SCHEMA as LETTERS
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.schemas import DEAD_LETTERS as LETTERS
+from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.ledger_file import LedgerFile

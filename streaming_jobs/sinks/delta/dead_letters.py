@@ -13,16 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
@@ -31,6 +21,7 @@ from streaming_jobs.sinks.delta.refused_rows import DETAILS, REASON_COLUMN, with
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.time_range import without_outside
 from streaming_jobs.sinks.delta.writers import ArrowAppend, prepare_write
+from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sources.base import AHEAD, Source
 from streaming_jobs.stream import DeltaTable
 
@@ -38,35 +29,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def _column(name: str, kind: object, comment: str) -> StructField:
-    return StructField(name, kind, True, {"comment": comment})  # type: ignore[arg-type]
-
-
-SCHEMA = StructType(
-    [
-        _column("topic", StringType(), "topic the record lies in"),
-        _column("partition", IntegerType(), "its partition"),
-        _column("offset", LongType(), "its offset"),
-        _column("timestamp", TimestampType(), "time the record carries"),
-        _column("key", BinaryType(), "its key"),
-        _column("value", BinaryType(), "its value as it came"),
-        _column(
-            "headers",
-            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-            "its headers",
-        ),
-        _column("reason", StringType(), "why it was refused, a stable word"),
-        _column("detail", StringType(), "why it was refused, in words"),
-    ]
-)
-_RECORD = [field.name for field in SCHEMA.fields[:7]]
+_RECORD = [field.name for field in DEAD_LETTERS.fields[:7]]
 _TIME = _RECORD.index("timestamp")
 _DRIVER_ROWS = 50_000
 
 
-def declared(name: str, stream: str) -> DeltaTable:
-    """The sink for a stream's dead letters."""
-    return DeltaTable(name, schema=SCHEMA, description=f"Records that the stream {stream} refused, and why")
+def declared_dead_letters(name: str, stream: str) -> DeltaTable:
+    """The declaration of a stream's table of dead letters."""
+    return DeltaTable(name, schema=DEAD_LETTERS, description=f"Records that the stream {stream} refused, and why")
 
 
 class DeadLetterTable(DeltaOutput):
@@ -92,8 +62,8 @@ def _prepared(
 ) -> PendingWrite:
     """Large numbers of refused records stay on the executors, and all do if the driver is not for them."""
     if not batch.driver or sum(count for _, _, count in refused) > _DRIVER_ROWS or not sink.direct:
-        frames = [source.bad_records(spark, r).mapInArrow(_judge(source), SCHEMA) for source, r, _ in refused]
-        frames += [spark.createDataFrame(_from_rows(rows), SCHEMA) for rows in null_keys]
+        frames = [source.bad_records(spark, r).mapInArrow(_judge(source), DEAD_LETTERS) for source, r, _ in refused]
+        frames += [spark.createDataFrame(_from_rows(rows), DEAD_LETTERS) for rows in null_keys]
         whole = frames[0]
         for frame in frames[1:]:
             whole = whole.unionByName(frame)

@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, is_position, packed
-from streaming_jobs.stream import SOURCE_COLUMN
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, packed
+from streaming_jobs.sinks.schemas import is_position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

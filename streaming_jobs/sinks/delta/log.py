@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.delta_log import actions
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One version of a table as its log tells it; `at` in milliseconds since 1970, `entry` if it is ours."""
-
-    version: int
-    at: int
-    operation: str
-    changes_data: bool
-    entry: LedgerEntry | None
+from streaming_jobs.sinks import stored
+from streaming_jobs.sinks.stored import Commit
 
 
 def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
@@ -48,13 +38,7 @@ def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
 
 def entries(table: Path, limit: int) -> list[tuple[Commit, LedgerEntry]]:
     """The newest ledger entries of a table, newest first; upkeep is left out."""
-    found = []
-    for commit in walk(table):
-        if commit.entry and commit.entry.kind not in ("upkeep", "schema"):
-            found.append((commit, commit.entry))
-            if len(found) == limit:
-                break
-    return found
+    return stored.entries(walk(table), limit)
 
 
 def newest(table: Path, stream: str, version: int | None = None) -> tuple[Commit | None, list[Commit]]:
@@ -62,15 +46,7 @@ def newest(table: Path, stream: str, version: int | None = None) -> tuple[Commit
 
     Without an entry in the log, None and every such commit that the log still holds.
     """
-    foreign: list[Commit] = []
-    for commit in walk(table, version):
-        entry = commit.entry
-        if entry and entry.stream == stream and entry.kind in ("batch", "fence", "publish"):
-            return commit, foreign
-        ours = entry is not None and entry.stream == stream
-        if commit.changes_data and not ours:
-            foreign.append(commit)
-    return None, foreign
+    return stored.newest(walk(table, version), stream)
 
 
 def _commit(version: int, file: Path) -> Commit:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import structlog
-from deltalake import CommitProperties
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.errors import RecourseError
@@ -22,6 +21,7 @@ from streaming_jobs.files import sync_files
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import column_bounds, orphan_files, remembered_deletes
+from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.log_cleanup import expired, log_files
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -130,9 +130,7 @@ class TableMaintenance:
         metrics = self.sink.handle.optimize.compact(
             target_size=size,
             writer_properties=column_bounds.writer_properties(self.sink.schema, "ZSTD"),
-            commit_properties=CommitProperties(
-                custom_metadata={"userMetadata": self._entry("compaction").encode()}, max_commit_retries=0
-            ),
+            commit_properties=noted(self._entry("compaction"), retries=0),
         )
         self.sink.refresh()
         self.sink.sync()

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
+from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.sinks.delta import time_range
-from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -44,7 +44,7 @@ _NAME_BYTES = 255
 _BLOCK = 1024
 
 
-def split(declared: DeltaTable, schema: StructType, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+def split(declared: DeclaredTable, schema: StructType, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The rows that the table can hold, and those that it cannot, with their `__reason`."""
     wrong = [_table(rows, [], NOT_UTF8)]
     try:
@@ -67,7 +67,7 @@ def split(declared: DeltaTable, schema: StructType, rows: pa.Table) -> tuple[pa.
     return rows, pa.concat_tables(wrong)
 
 
-def reason(declared: DeltaTable, schema: StructType) -> Column | None:
+def reason(declared: DeclaredTable, schema: StructType) -> Column | None:
     """The same as an expression on Spark's rows, null for those that are fine; None where all are."""
     columns = [(F.col(f"`{field.name}`"), field.dataType) for field in schema.fields]
     texts, times = (_all(_fine(*c, judge) for c in columns) for judge in (_is_utf8, time_range.in_range))
@@ -90,7 +90,7 @@ def with_bytes(rows: pa.Table) -> pa.Table:
     return texts.cast(pa.schema([(field.name, _each(field.type, _bytes)) for field in texts.schema]))
 
 
-def _names_a_folder(declared: DeltaTable, column: str, value: str) -> bool:
+def _names_a_folder(declared: DeclaredTable, column: str, value: str) -> bool:
     if value == _NULL_PARTITION or (value == "" and column in declared.keys):
         return False
     return _encoded(value) <= _room(column)
@@ -110,7 +110,7 @@ def _encoded(text: str) -> int:
     return len(once) + 2 * (once.count("%") + once.count("~"))
 
 
-def _text_partitions(declared: DeltaTable, schema: StructType) -> list[str]:
+def _text_partitions(declared: DeclaredTable, schema: StructType) -> list[str]:
     return [c for c in declared.partition_by if isinstance(schema[c].dataType, StringType)]
 
 

@@ -15,40 +15,20 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties
-from pyspark.sql import types as T
 
+from streaming_jobs.columns import DELETED_AT_COLUMN, POSITION_COLUMN
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.table_rows import dataset
-from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink, open_sink
+from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import (
     DELETE_COLUMN,
-    POSITION_FIELD,
     RESET_COLUMN,
     ROW_COLUMN,
     Order,
     sorted_by,
     without_order,
 )
-from streaming_jobs.stream import DELETED_AT_COLUMN, POSITION_COLUMN, DeltaTable, Stream, checked_order
-
-_DELETED_AT = T.StructField(DELETED_AT_COLUMN, T.TimestampType(), True, {"comment": "when the delete was noted"})
-
-
-def schema(table: DeltaTable, output: T.StructType) -> T.StructType:
-    """The columns of a table's remembered deletes: keys, order, position, time."""
-    names = dict.fromkeys([*table.keys, *table.order_by])
-    return T.StructType([*(output[name] for name in names), POSITION_FIELD, _DELETED_AT])
-
-
-def begin(settings: Settings, stream: Stream, *, generation: int) -> None:
-    """Make the tables of remembered deletes that a stream of an earlier version has not got yet."""
-    for table in stream.sinks.values():
-        kept, sink = table.deletes, open_sink(settings, table, stream.name)
-        if kept is not None and sink is not None and open_sink(settings, kept, stream.name) is None:
-            checked_order(table.name, table.order_by, sink.schema)
-            ensure_sink(settings, kept, stream.name, schema(table, sink.schema), generation=generation)
 
 
 def remembered(sink: DeltaSink, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -121,7 +101,7 @@ def forget(sink: DeltaSink, kept: timedelta, generation: int) -> int:
     sink.refresh()
     figures = sink.handle.delete(
         f"`{DELETED_AT_COLUMN}` < arrow_cast('{before}', 'Timestamp(Microsecond, Some(\"UTC\"))')",
-        commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0),
+        commit_properties=noted(entry, retries=0),
     )
     sink.refresh()
     sink.sync()

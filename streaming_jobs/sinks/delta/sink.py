@@ -1,4 +1,4 @@
-"""A stream's Delta table: making it, its place in the ledger, and committing to it exactly once.
+"""A stream's open Delta table: its place in the ledger, and committing to it exactly once.
 
 Every commit goes through `DeltaSink.commit`, which is the one place where exactly once is decided:
 refresh the table, compare its transaction version with the batch's, commit with no retries, and on a refusal
@@ -7,35 +7,31 @@ look again. A version of a newer generation raises Fenced; the batch's own versi
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable
 from deltalake import Field as DeltaField
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
-from streaming_jobs.column_types import checked_new_partitions, checked_types
-from streaming_jobs.durations import milliseconds
-from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, ForeignWrite, OutputMismatch, RecourseError
+from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, RecourseError
 from streaming_jobs.failures import classify
-from streaming_jobs.files import private_folder, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id
-from streaming_jobs.settings import Settings, TableSettings
-from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import column_bounds
+from streaming_jobs.sinks.delta.commit_properties import moving, noted
 from streaming_jobs.sinks.delta.durable_commits import sync_commits
 from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.sinks.delta.upsert_order import is_position
-from streaming_jobs.stream import DeltaTable as Declared
-from streaming_jobs.stream import checked_order
+from streaming_jobs.sinks.stored import refuse_foreign
 
 STREAM_PROPERTY = "recourse.stream"
 _ATTEMPTS = 20
 _OPEN_END = 5
 """Commits that a driver may have made and not synced before it was killed: one batch, upkeep, a change of schema."""
-_WATERMARK = "spark.watermarkDelayMs"  # EventTimeWatermark.delayKey
 _DIRECT_WRITER_FEATURES = {
     "appendOnly",
     "invariants",
@@ -49,7 +45,7 @@ _DIRECT_WRITER_FEATURES = {
 class DeltaSink:
     """One open table of one stream. Not for two threads at once."""
 
-    def __init__(self, path: Path, declared: Declared, stream: str, handle: DeltaTable) -> None:
+    def __init__(self, path: Path, declared: DeclaredTable, stream: str, handle: DeltaTable) -> None:
         self.path = path
         self.declared = declared
         self.stream = stream
@@ -180,17 +176,7 @@ class DeltaSink:
         version = self.handle.version()
         if version == self._known:
             return
-        for commit in walk(self.path):
-            if commit.version <= self._known:
-                break
-            if commit.changes_data and (commit.entry is None or commit.entry.stream != self.stream):
-                operation = commit.operation or "unknown operation"
-                raise ForeignWrite(
-                    f"version {commit.version} of table {self.name} ({operation}) changed rows while stream "
-                    f"{self.stream} was writing the table",
-                    f"undo it, or if it is right: recourse streams accept {self.stream} --table {self.name} "
-                    f"--version {commit.version} --why '...'",
-                )
+        refuse_foreign(walk(self.path), self._known, self.name, self.stream)
         self._known = version
 
     def fenced(self, at: Txn, entry: LedgerEntry) -> Fenced:
@@ -213,16 +199,31 @@ class DeltaSink:
 
     def properties(self, entry: LedgerEntry) -> CommitProperties:
         """Commit properties that carry the entry and its transaction, and allow no retry."""
-        transaction = Transaction(self.app_id, entry.txn.version, int(time.time() * 1000))
-        return CommitProperties(
-            custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0, app_transactions=[transaction]
+        return moving(entry, self.app_id)
+
+    def add_columns(self, fields: Sequence[StructField], generation: int) -> None:
+        """Add columns, null in all rows that are there."""
+        entry = self._changed(generation, f"added {', '.join(field.name for field in fields)}")
+        self.handle.alter.add_columns(
+            [DeltaField.from_json(field.json()) for field in fields], commit_properties=noted(entry)
         )
+        self.refresh()
+        self._read_schema()
+
+    def set_properties(self, properties: Mapping[str, str], generation: int) -> None:
+        """Set properties of the table."""
+        entry = self._changed(generation, f"set {', '.join(properties)}")
+        self.handle.alter.set_table_properties(dict(properties), commit_properties=noted(entry))
+        self.refresh()
+
+    def _changed(self, generation: int, note: str) -> LedgerEntry:
+        return LedgerEntry("schema", self.stream, self.name, generation, -1, note=note)
 
     def _read_schema(self) -> None:
-        self.schema = _spark_schema(self.handle)
+        self.schema = StructType.fromJson(json.loads(self.handle.schema().to_json()))
 
 
-def open_sink(settings: Settings, declared: Declared, stream: str) -> DeltaSink | None:
+def open_sink(settings: Settings, declared: DeclaredTable, stream: str) -> DeltaSink | None:
     """The table if it exists, whoever made it."""
     path = settings.tables / declared.name
     try:
@@ -231,188 +232,6 @@ def open_sink(settings: Settings, declared: Declared, stream: str) -> DeltaSink 
         return None
 
 
-def ensure_sink(
-    settings: Settings, declared: Declared, stream: str, output: StructType, *, generation: int
-) -> DeltaSink:
-    """Open the table, made or widened to hold `output`; raises OutputMismatch for any other difference.
-
-    A new table opens the generation: its first commit carries the transaction of batch -1. A column that
-    `output` has and the table has not is added, null in all rows that are there.
-    """
-    contract = _contract(declared, output)
-    sink = open_sink(settings, declared, stream)
-    if sink is None:
-        if generation == 1:  # the tables of a later one are a recovery's: they take the place of a table that is there
-            checked_new_partitions(declared.name, contract, declared.partition_by)
-        path = private_folder(settings.tables) / declared.name
-        entry = _entry("schema", stream, declared.name, generation, "table made")
-        DeltaTable.create(
-            path,
-            Schema.from_json(contract.json()),
-            partition_by=list(declared.partition_by) or None,
-            name=declared.name,
-            description=declared.description or None,
-            configuration={
-                STREAM_PROPERTY: stream,
-                column_bounds.PROPERTY: column_bounds.encode(
-                    column_bounds.boundable(contract, declared.partition_by, _sought(declared))
-                ),
-                **_properties(settings.table, declared),
-            },
-            raise_if_key_not_exists=False,
-            commit_properties=CommitProperties(
-                custom_metadata={"userMetadata": entry.encode()},
-                app_transactions=[
-                    Transaction(app_id(stream, declared.name), entry.txn.version, int(time.time() * 1000))
-                ],
-            ),
-        )
-        sync_tree(path)
-        return DeltaSink(path, declared, stream, DeltaTable(path))
-    _check_layout(sink, declared)
-    if added := _added(sink, contract):
-        entry = _entry("schema", stream, declared.name, generation, f"added {', '.join(f.name for f in added)}")
-        fields = [DeltaField.from_json(f.json()) for f in added]
-        sink.handle.alter.add_columns(
-            fields, commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()})
-        )
-        sink.refresh()
-        sink._read_schema()
-    bounded = column_bounds.wanted(sink.handle, sink.schema, declared.partition_by, _sought(declared))
-    _apply_properties(sink, {**_properties(settings.table, declared), column_bounds.PROPERTY: bounded}, generation)
-    if declared.partition_by and sink.direct:
-        unencoded_paths.rename(sink, generation)
-    sink.sync()
-    return sink
-
-
-def _contract(declared: Declared, output: StructType) -> StructType:
-    """What the table must hold: the declared schema if there is one, checked against the function's output.
-
-    The position that Recourse adds is no part of what the function returns.
-    """
-    position = [field for field in output.fields if is_position(field)]
-    output = StructType([field for field in output.fields if not is_position(field)])
-    if declared.schema is not None:
-        wanted, got = _types(declared.schema), _types(output)
-        if differences := _differences(wanted, got):
-            raise OutputMismatch(
-                f"the function's output is not what table {declared.name} declares: {differences}",
-                "correct the function or the declared schema",
-            )
-    for column in (*declared.keys, *declared.partition_by):
-        if column not in output.fieldNames():
-            raise OutputMismatch(f"the output for table {declared.name} has no column '{column}'", "add it")
-    checked_types(declared.name, output, declared.partition_by)
-    checked_order(declared.name, declared.order_by, output)
-    return _nullable(StructType([*(declared.schema or output).fields, *position]))
-
-
-def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> str:
-    said = [f"column {n} is missing" for n in wanted.keys() - got.keys()]
-    said += [f"column {n} is not declared" for n in got.keys() - wanted.keys()]
-    said += [f"column {n} is {got[n]}, declared {wanted[n]}" for n in wanted.keys() & got.keys() if wanted[n] != got[n]]
-    return "; ".join(sorted(said))
-
-
-def _added(sink: DeltaSink, contract: StructType) -> list[StructField]:
-    table, wanted = _types(sink.schema), _types(contract)
-    own = {field.name for field in sink.schema.fields if is_position(field)}
-    said = [f"column {n} is gone" for n in table.keys() - wanted.keys() - own]
-    said += [
-        f"column {n} would change from {table[n]} to {wanted[n]}"
-        for n in table.keys() & wanted.keys()
-        if table[n] != wanted[n]
-    ]
-    if said:
-        raise OutputMismatch(
-            f"table {sink.name} cannot take the new output: {'; '.join(sorted(said))}",
-            "a table gains columns only: keep the old column beside the new one, or write a new table",
-        )
-    return [field for field in contract.fields if field.name not in table]
-
-
-def _check_layout(sink: DeltaSink, declared: Declared) -> None:
-    now = tuple(sink.handle.metadata().partition_columns)
-    if now != tuple(declared.partition_by):
-        raise OutputMismatch(
-            f"table {sink.name} is partitioned by {list(now)}, the sink declares {list(declared.partition_by)}",
-            "keep the partitioning, or write a new table",
-        )
-
-
-def _sought(declared: Declared) -> tuple[str, ...]:
-    """Columns that every merge looks for: theirs are the bounds that matter most."""
-    return (*declared.keys, *declared.order_by)
-
-
-def _apply_properties(sink: DeltaSink, wanted: dict[str, str], generation: int) -> None:
-    now = sink.handle.metadata().configuration
-    changed = {key: value for key, value in wanted.items() if now.get(key) != value}
-    if changed and sink.direct:
-        entry = _entry("schema", sink.stream, sink.name, generation, f"set {', '.join(changed)}")
-        sink.handle.alter.set_table_properties(
-            changed, commit_properties=CommitProperties(custom_metadata={"userMetadata": entry.encode()})
-        )
-        sink.refresh()
-
-
-def _properties(table: TableSettings, declared: Declared) -> dict[str, str]:
-    """Properties of every table; delta-spark puts files of a partitioned one into folders without partition values.
-
-    It writes a value that is not ASCII into the log as it is, deltalake percent-encodes it: a file that deltalake
-    removes would then stay in the table, with its rows a second time.
-    """
-    return {**_upkeep_properties(table), **({"delta.randomizeFilePrefixes": "true"} if declared.partition_by else {})}
-
-
-def _upkeep_properties(table: TableSettings) -> dict[str, str]:
-    return {
-        "delta.logRetentionDuration": f"interval {milliseconds(table.log_retention) // 1000} seconds",
-        "delta.deletedFileRetentionDuration": f"interval {milliseconds(table.deleted_file_retention) // 1000} seconds",
-        "delta.checkpointInterval": str(table.checkpoint_interval),
-        # Upkeep does it: deltalake would look at each file of the log in each commit, and knows ages only.
-        "delta.enableExpiredLogCleanup": "false",
-    }
-
-
-def _entry(kind: str, stream: str, table: str, generation: int, note: str) -> LedgerEntry:
-    assert kind in ("schema", "upkeep")
-    return LedgerEntry(kind, stream, table, generation, -1, note=note)  # type: ignore[arg-type]
-
-
 def _position(handle: DeltaTable, app: str) -> Txn | None:
     version = handle.transaction_version(app)
     return None if version is None else Txn.of(version)
-
-
-def _spark_schema(handle: DeltaTable) -> StructType:
-    import json
-
-    return StructType.fromJson(json.loads(handle.schema().to_json()))
-
-
-def _types(schema: StructType) -> dict[str, str]:
-    return {field.name: field.dataType.simpleString() for field in schema.fields}
-
-
-def _nullable(schema: StructType) -> StructType:
-    """The same columns, all nullable: Delta then needs no invariants. Comments stay.
-
-    A watermark does not: in the table's schema it would pass for one in every stream that reads the table.
-    """
-    return StructType([StructField(f.name, _nullable_type(f.dataType), True, _comments(f)) for f in schema.fields])
-
-
-def _comments(field: StructField) -> dict[str, object]:
-    return {key: value for key, value in field.metadata.items() if key != _WATERMARK}
-
-
-def _nullable_type(kind: DataType) -> DataType:
-    if isinstance(kind, StructType):
-        return _nullable(kind)
-    if isinstance(kind, ArrayType):
-        return ArrayType(_nullable_type(kind.elementType), True)
-    if isinstance(kind, MapType):
-        return MapType(_nullable_type(kind.keyType), _nullable_type(kind.valueType), True)
-    return kind

@@ -24,24 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from streaming_jobs.stream import OWN_COLUMN, POSITION_COLUMN
+from streaming_jobs.columns import POSITION_COLUMN
+from streaming_jobs.sinks.schemas import TOPICS, is_position
 
 DELETE_COLUMN = "__delete"
 RESET_COLUMN = "__reset"
 ROW_COLUMN = "__row"
-TOPICS = 8
-"""Topics of a stream that `_position` tells apart."""
 _PARTITION_BITS, _OFFSET_BITS = 14, 46
-
-POSITION_FIELD = T.StructField(
-    POSITION_COLUMN,
-    T.LongType(),
-    True,
-    {
-        "comment": "place in the source of the record that wrote the row: breaks ties of the order",
-        OWN_COLUMN: "position",
-    },
-)
 
 
 @dataclass(frozen=True)
@@ -65,11 +54,6 @@ class Clauses:
     delete: str | None
     update: str | None
     insert: str | None
-
-
-def is_position(field: T.StructField) -> bool:
-    """True if a table's column is the `_position` that Recourse has added."""
-    return field.name == POSITION_COLUMN and field.metadata.get(OWN_COLUMN) == "position"
 
 
 def order_of(schema: T.StructType, order_by: Sequence[str], *, by_position: bool) -> Order:

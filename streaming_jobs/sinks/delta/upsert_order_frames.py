@@ -10,11 +10,11 @@ import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from streaming_jobs.columns import POSITION_COLUMN
 from streaming_jobs.errors import OutputMismatch
 from streaming_jobs.sinks.delta.remembered_deletes import notes
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, RESET_COLUMN, ROW_COLUMN, Order, at_least
-from streaming_jobs.stream import POSITION_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -28,6 +28,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
+from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.base import Committer, PendingWrite
@@ -46,7 +47,6 @@ from streaming_jobs.sinks.delta.upsert_order import (
     order_of,
 )
 from streaming_jobs.sinks.delta.upsert_rows import last_per_key, split_null_keys
-from streaming_jobs.stream import SOURCE_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -94,7 +94,7 @@ def _second_driver(home: Home) -> Outcome:
         deadline = time.monotonic() + _REFUSED_WITHIN
         while holder(home.settings, STREAM) is None and time.monotonic() < deadline:
             time.sleep(_POLL)
-        held = f"stream {STREAM} is held by process {first.process.pid}"
+        held = f"stream {STREAM} is held by process {first.pid}"
         second = Scenario("second driver", lambda _: None, (held,), LeaseBusy.exit_code)
         return _start(home, second)
     finally:

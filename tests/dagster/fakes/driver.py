@@ -17,6 +17,7 @@ import time
 
 from streaming_jobs import session
 from streaming_jobs.errors import LeaseBusy, RecourseError
+from streaming_jobs.runtime.session_log import log_to_stderr
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
@@ -34,7 +35,7 @@ def main() -> int:
     try:
         settings = Settings.load(dict(text.split("=", 1) for text in options.set))
     except RecourseError as error:
-        session._log_to_stderr()
+        log_to_stderr()
         session.log.error("session failed", code=error.code, found=error.found, next=error.next_step)
         return error.exit_code
     home = settings.home.absolute()

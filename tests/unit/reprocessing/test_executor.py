@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from reprocessing import executor
-from reprocessing.plan import StreamPlan
-from reprocessing.plan_file import folder
-from reprocessing.snapshot import planning_snapshot
-from reprocessing.targets import Target
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.plan import StreamPlan
+from reprocessing.plans.plan_file import folder
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stop_request

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from reprocessing import executor
-from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.executor import give_up, journal_of, recovery_of, resume
 from reprocessing.explainer import explain
-from reprocessing.journal import Journal
-from reprocessing.plan import RecoveryPlan
-from reprocessing.plan_file import load, names_of
-from reprocessing.planner import Request, make_plan
+from reprocessing.planning.planner import Request, make_plan
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.journal import Journal
+from reprocessing.plans.plan import RecoveryPlan
+from reprocessing.plans.plan_file import load, names_of
+from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.report import page
-from reprocessing.snapshot import planning_snapshot
 from reprocessing.stages import stages_of
-from reprocessing.targets import Target
 from reprocessing.undo import plan_undo
 from streaming_jobs.errors import UsageError
 from streaming_jobs.preflight.rules import check_start

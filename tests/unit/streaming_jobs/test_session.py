@@ -3,42 +3,84 @@
 from __future__ import annotations
 
 import errno
+import json
+import logging
 import os
+import signal
 import subprocess
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog
+from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
-from streaming_jobs import session as module
-from streaming_jobs.errors import LeaseBusy, PreflightRefused, TransientError
+from streaming_jobs.errors import LeaseBusy, PermanentError, PreflightRefused, TransientError
+from streaming_jobs.platform.runtime import LocalSpark
+from streaming_jobs.preflight.snapshot import StreamSnapshot
+from streaming_jobs.runtime import session_options
+from streaming_jobs.runtime.handover import Handover
+from streaming_jobs.runtime.lag import Ends
+from streaming_jobs.runtime.restart_in_place import STOP_SIGNALS
+from streaming_jobs.runtime.stream_queries import LaunchedQuery, Preflight, QueryHooks
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.session import Session
+from streaming_jobs.session import Patience, Session, main
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import acquire, holder, take
-from streaming_jobs.state.status import Status, read_status, write_status
+from streaming_jobs.state.status import read_status
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.stream import Stream
+from streaming_jobs.testing import MemoryLease, MemoryLeases, MemoryQueries, MemoryQuery, MemoryRuntime
 from tests.conftest import SettingsFactory
+from tests.support import ROOT
 from tests.support.worlds import parity, plain
 
-
-@pytest.fixture
-def looping() -> Callable[[Session], None]:
-    """The loop itself, which `home` replaces."""
-    return Session._loop
+QUICK = Patience(lease=0, look=0.001, jvm=0)
 
 
 @pytest.fixture
-def home(looping: Callable[[Session], None], settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings of a session whose streams end as soon as they are started; nothing starts Spark."""
-    monkeypatch.setattr(module, "_LEASE_WAIT", 0)
-    monkeypatch.setattr(Session, "_start_spark", lambda self, _: [r._stopped() for r in self.running if not r.ended])
-    monkeypatch.setattr(Session, "_loop", lambda _: None)
-    monkeypatch.setattr(StreamRunner, "preflight", lambda _: None)
+def home(settings: SettingsFactory) -> Settings:
     return settings({"kafka.bootstrap_servers": "127.0.0.1:1"})
+
+
+class LookedAt(MemoryQuery):
+    """A query that runs until the test ends it, and calls the test whenever the session looks at it."""
+
+    def __init__(self, look: Callable[[MemoryQuery], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    @property
+    def isActive(self) -> bool:
+        self._look(self)
+        return super().isActive
+
+
+@dataclass
+class Queries(MemoryQueries):
+    """Queries that end as soon as they are started, or run for those streams that `look` has something for."""
+
+    at_preflight: Callable[[Stream], object] = lambda _: None
+    look: dict[str, Callable[[MemoryQuery], None]] = field(default_factory=dict)
+
+    def preflight(self, stream: Stream) -> Preflight:
+        self.at_preflight(stream)
+        return super().preflight(stream)
+
+    def query(self, stream: Stream) -> MemoryQuery:
+        return LookedAt(self.look[stream.name]) if stream.name in self.look else super().query(stream)
+
+
+def session_of(home: Settings, streams: Sequence[Stream], **options: Any) -> Session:
+    """A session without Spark."""
+    options = {"runtime": MemoryRuntime(), "queries": Queries(home), "patience": QUICK, **options}
+    return Session(home, streams, **options)
 
 
 def marker(home: Settings) -> Path:
@@ -54,126 +96,121 @@ def state(home: Settings, stream: str) -> str:
     return status.state
 
 
-def test_a_table_that_cannot_be_read_fails_its_stream_alone(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def preflight(running: StreamRunner) -> None:
-        if running.stream is plain:
+def unwritable(home: Settings, stream: str) -> None:
+    """From now on the stream's status cannot be written."""
+    path = StreamFolder.of(home, stream).status
+    if path.is_file():
+        path.unlink()
+        path.mkdir()
+
+
+def writable(home: Settings, stream: str) -> None:
+    StreamFolder.of(home, stream).status.rmdir()
+
+
+def test_a_table_that_cannot_be_read_fails_its_stream_alone(home: Settings) -> None:
+    def preflight(stream: Stream) -> None:
+        if stream is plain:
             raise RuntimeError("the log is garbled")
 
-    monkeypatch.setattr(StreamRunner, "preflight", preflight)
-    session = Session(
-        home.model_copy(update={"stream": home.stream.model_copy(update={"max_restarts": 0})}), [plain, parity]
-    )
-    assert session.run() == 1
+    home = home.model_copy(update={"stream": home.stream.model_copy(update={"max_restarts": 0})})
+    assert session_of(home, [plain, parity], queries=Queries(home, at_preflight=preflight)).run() == 1
     assert (state(home, "plain"), state(home, "parity")) == ("failed", "stopped")
 
 
-def test_a_full_disk_stops_no_stream_and_is_told_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, ended = [], []
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module, "write_status", full)
-    monkeypatch.setattr(module.log, "warning", lambda said, **_: told.append(said))
-    monkeypatch.setattr(Session, "_end_spark", lambda _: ended.append(1))
-    assert Session(home, [plain, parity]).run() == 0
-    assert told == ["the status could not be written"]
-    assert ended == [1]
+def test_a_full_disk_stops_no_stream_and_is_told_once(home: Settings) -> None:
+    runtime = MemoryRuntime()
+    queries = Queries(home, at_preflight=lambda stream: unwritable(home, stream.name))
+    with capture_logs() as logs:
+        assert session_of(home, [plain, parity], runtime=runtime, queries=queries).run() == 0
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == ["the status could not be written"]
+    assert runtime.ends == ["stop"]
     assert holder(home, "plain") is None
 
 
-def test_whatever_fails_at_the_end_spark_is_ended_and_the_leases_are_released(
-    home: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = []
+def test_whatever_fails_at_the_end_spark_is_ended_and_the_leases_are_released(home: Settings) -> None:
+    class Gone(Queries):
+        def ends(self, stream: Stream) -> Ends | None:
+            raise ConnectionError("the JVM is gone")
 
-    def gone(*_: object) -> None:
-        raise ConnectionError("the JVM is gone")
+    class EndsBadly(MemoryRuntime):
+        def stop(self) -> None:
+            super().stop()
+            raise ConnectionError("the JVM is gone")
 
-    def end(_: object) -> None:
-        ended.append(1)
-        gone()
-
-    monkeypatch.setattr(StreamRunner, "refresh_status", gone)
-    monkeypatch.setattr(Session, "_end_spark", end)
+    runtime = EndsBadly()
     with pytest.raises(ConnectionError):
-        Session(home, [plain, parity]).run()
-    assert ended == [1]
+        session_of(home, [plain, parity], runtime=runtime, queries=Gone(home)).run()
+    assert runtime.ends == ["stop"]
     assert (holder(home, "plain"), holder(home, "parity")) == (None, None)
 
 
-def test_a_start_that_is_refused_leaves_a_stop_on_purpose_as_it_is(
-    home: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
-    monkeypatch.setattr(
-        module, "Topology", SimpleNamespace(of_settings=lambda _: SimpleNamespace(select=lambda _: [plain]))
-    )
-    monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
-    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+@pytest.fixture
+def start(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Runs the entry point with options, on the streams of this test's home and without Spark."""
+    monkeypatch.setenv("RECOURSE_FLOWS", '["tests.support.worlds"]')
+    handlers, level = {number: signal.getsignal(number) for number in STOP_SIGNALS}, logging.getLogger("py4j").level
+
+    def start(*options: str, make: Callable[..., Session] = session_of) -> int:
+        own = (f"home={home.home}", f"kafka.bootstrap_servers={home.kafka.bootstrap_servers}")
+        return main([*options, *(part for each in own for part in ("--set", each))], make)
+
+    yield start
+    structlog.reset_defaults()
+    logging.getLogger("py4j").setLevel(level)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_start_that_is_refused_leaves_a_stop_on_purpose_as_it_is(home: Settings, start: Callable[..., int]) -> None:
     path = marker(home)
     with take(home, "plain", purpose="session"):
-        assert module.main(["--streams", "plain"]) == LeaseBusy.exit_code
+        assert start("--streams", "plain") == LeaseBusy.exit_code
     assert path.exists()
-    assert module.main(["--streams", "plain"]) == 0
+    assert start("--streams", "plain") == 0
     assert not path.exists()
 
 
 @pytest.mark.parametrize("respect", [False, True])
 def test_a_start_with_intent_ends_a_stop_on_purpose(home: Settings, respect: bool) -> None:
     path = marker(home)
-    assert Session(home, [plain], answers={} if respect else stop_request.requests(home)).run() == 0
+    assert session_of(home, [plain], answers={} if respect else stop_request.requests(home)).run() == 0
     assert path.exists() == respect
 
 
 @pytest.mark.parametrize("before", [None, "asked by recourse streams stop"])
-def test_a_stop_that_is_asked_for_while_a_session_starts_is_obeyed(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, before: str | None
-) -> None:
+def test_a_stop_that_is_asked_for_while_a_session_starts_is_obeyed(home: Settings, before: str | None) -> None:
     """Be it in the same words as one that the start was made to end."""
     if before is not None:
         stop_request.ask(home, "plain", before)
-    session, started = Session(home, [plain, parity], answers=stop_request.requests(home)), []
 
-    def preflight(running: StreamRunner) -> None:
-        if running.stream is plain:
+    def preflight(stream: Stream) -> None:
+        if stream is plain:
             stop_request.ask(home, "plain", "asked by recourse streams stop")
 
-    monkeypatch.setattr(StreamRunner, "preflight", preflight)
-    monkeypatch.setattr(
-        Session,
-        "_start_spark",
-        lambda self, _: (
-            started.extend(r.stream.name for r in self.running if not r.ended) or self.running[1]._stopped()
-        ),
-    )
+    queries = Queries(home, at_preflight=preflight)
+    session = session_of(home, [plain, parity], answers=stop_request.requests(home), queries=queries)
     assert session.run() == 0
     assert stop_request.asked(home, "plain") and state(home, "plain") == "stopped"
-    assert started == ["parity"]
+    assert queries.launched == ["parity"]
 
 
 @pytest.mark.parametrize(("asked_at", "obeyed"), [(None, False), (0.0, True), (9e9, False)])
 def test_a_stop_of_before_the_process_and_after_its_start_was_asked_for_is_obeyed(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, asked_at: float | None, obeyed: bool
+    home: Settings, start: Callable[..., int], asked_at: float | None, obeyed: bool
 ) -> None:
-    monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
-    monkeypatch.setattr(
-        module, "Topology", SimpleNamespace(of_settings=lambda _: SimpleNamespace(select=lambda _: [plain]))
-    )
-    monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
-    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     stop_request.ask(home, "plain", "asked by recourse streams stop")
-    assert module.main(["--streams", "plain", *([] if asked_at is None else ["--asked-at", str(asked_at)])]) == 0
+    assert start("--streams", "plain", *([] if asked_at is None else ["--asked-at", str(asked_at)])) == 0
     assert stop_request.asked(home, "plain") == obeyed
 
 
-def test_a_recovery_that_asks_while_a_session_starts_gets_the_stream(
-    home: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(StreamRunner, "preflight", lambda r: stop_request.ask_for(home, r.stream.name, "p-0001"))
-    monkeypatch.setattr(Session, "_start_spark", lambda *_: pytest.fail("there is nothing to start"))
-    assert Session(home, [plain], answers=stop_request.requests(home)).run() == 0
+def test_a_recovery_that_asks_while_a_session_starts_gets_the_stream(home: Settings) -> None:
+    runtime = MemoryRuntime()
+    queries = Queries(home, at_preflight=lambda stream: stop_request.ask_for(home, stream.name, "p-0001"))
+    answers = stop_request.requests(home)
+    assert session_of(home, [plain], answers=answers, runtime=runtime, queries=queries).run() == 0
     assert stop_request.for_recovery(home, "plain") and holder(home, "plain") is None
+    assert not runtime.names, "there is nothing to start"
 
 
 def test_a_request_is_ended_by_whoever_has_seen_it_and_no_other_one(home: Settings) -> None:
@@ -191,22 +228,22 @@ def test_a_request_is_ended_by_whoever_has_seen_it_and_no_other_one(home: Settin
     assert stop_request.requests(home) == {}
 
 
-def test_an_error_of_the_session_itself_is_told_by_each_stream(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_java(*_: Any) -> None:
-        raise TransientError("no Java")
+def test_an_error_of_the_session_itself_is_told_by_each_stream(home: Settings) -> None:
+    class NoJava(MemoryRuntime):
+        def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
+            raise TransientError("no Java")
 
-    monkeypatch.setattr(Session, "_start_spark", no_java)
     with pytest.raises(TransientError):
-        Session(home, [plain]).run()
+        session_of(home, [plain], runtime=NoJava()).run()
     assert state(home, "plain") == "failed"
 
 
 @pytest.mark.parametrize("supervised", [True, False])
 def test_a_session_makes_way_after_the_recovery_of_one_of_its_streams(home: Settings, supervised: bool) -> None:
     """If it can be started again in its place: the code in this process is the code that was wrong."""
-    session = Session(home, [plain, parity], supervised=supervised)
+    session = session_of(home, [plain, parity], handover=Handover(home) if supervised else None)
     session.run()
-    session.running[0].status.state, session.running[0].status.error = "failed", {"permanent": "true"}
+    session.running[0].status.state, session.running[0].status.error = "failed", {"permanent": True}
     stop = marker(home)
     for text, ends in (
         ("by hand", False),
@@ -224,82 +261,104 @@ def test_a_session_makes_way_after_the_recovery_of_one_of_its_streams(home: Sett
     assert session._exit_code() == (0 if supervised else 78), "what failed before is for the next session to find out"
 
 
-def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(
-    home: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@dataclass
+class Watch:
+    """Code on disk: other code for the streams among `changed`."""
+
+    changed: set[str] = field(default_factory=set)
+    same: bool = True
+    closed: bool = False
+
+    def untouched(self) -> bool:
+        return self.same
+
+    def newer(self, streams: Iterable[str]) -> bool:
+        return not self.changed.isdisjoint(streams)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(home: Settings) -> None:
     """The others run on, untouched; and whoever takes the stream first keeps it."""
-    untouched, started = [True], []
-    monkeypatch.setattr(StreamRunner, "start", lambda running, _: started.append(running))
-    watch = SimpleNamespace(untouched=lambda: untouched[0], close=lambda: None)
-    session = Session(home, [plain, parity], supervised=True, watch=watch)  # type: ignore[arg-type]
+    watch, queries = Watch(), Queries(home)
+    session = session_of(home, [plain, parity], handover=Handover(home, watch=watch), queries=queries)
     session.run()
-    session.spark = object()  # type: ignore[assignment]
-    left, other = session.running
-    for running in (left, other):
+    queries.launched.clear()
+    before, other = session.running
+    for running in (before, other):
         running.lease = acquire(home, running.stream.name, purpose="session")
         running.lease.record_jvm(os.getpid())
-    session._leave(left)
+    session._detach(before)
     stop_request.ask_for(home, "plain", "plain-0001")
     session._look_at_recoveries()
     with take(home, "plain", purpose="recovery plan plain-0001"):
         stop_request.clear_for(home, "plain", "plain-0001")
         session._look_at_recoveries()
-        assert not started and not session.superseded, "the recovery lets go in a moment"
+        assert not queries.launched and not session.superseded, "the recovery lets go in a moment"
     session._look_at_recoveries()
-    assert [running.stream.name for running in started] == ["plain"]
-    assert session.running == [started[0], other] and started[0] is not left
-    assert not session.superseded and not started[0].left
+    assert queries.launched == ["plain"]
+    again = session.running[0]
+    assert session.running == [again, other] and again is not before and again.stream is plain
+    assert not session.superseded and not again.detached
     owner = holder(home, "plain")
     assert owner is not None and owner.pid == os.getpid(), "it is this session's again"
     session._look_at_recoveries()
-    assert len(started) == 1
+    assert len(queries.launched) == 1
 
-    session._leave(started[0])
+    session._detach(again)
     stop_request.ask_for(home, "plain", "plain-0002")
     session._look_at_recoveries()
     stop_request.clear_for(home, "plain", "plain-0002")
-    untouched[0] = False
+    watch.same = False
     session._look_at_recoveries()
-    assert session.superseded and len(started) == 1, "corrected code needs a new process"
+    assert session.superseded and len(queries.launched) == 1, "corrected code needs a new process"
     for running in session.running:
         running.lease.release()
 
 
+class OnAFullDisk(MemoryLease):
+    """A lease whose owner cannot be written."""
+
+    def lock_again(self) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
 @pytest.mark.parametrize("fault", ["moved away", "unwritable"])
 def test_a_recovered_stream_whose_folder_is_another_one_makes_the_session_start_again(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, fault: str
+    home: Settings, fault: str
 ) -> None:
     """The lock of a file that was moved away excludes nobody; and a fault of one stream ends no other one."""
-    monkeypatch.setattr(StreamRunner, "start", lambda *_: pytest.fail("it is not this session's to start"))
-    watch = SimpleNamespace(untouched=lambda: True, close=lambda: None)
-    session = Session(home, [plain, parity], supervised=True, watch=watch)  # type: ignore[arg-type]
+    queries = Queries(home)
+    session = session_of(home, [plain, parity], handover=Handover(home, watch=Watch()), queries=queries)
     session.run()
-    session.spark = object()  # type: ignore[assignment]
-    left, other = session.running
-    for running in (left, other):
+    queries.launched.clear()
+    before, other = session.running
+    for running in (before, other):
         running.lease = acquire(home, running.stream.name, purpose="session")
-    session._leave(left)
+    if fault == "unwritable":
+        owner = before.lease.owner
+        before.lease.release()
+        before.lease = OnAFullDisk("plain", owner, MemoryLeases())
+    session._detach(before)
     stop_request.ask_for(home, "plain", "plain-0001")
     session._look_at_recoveries()
     stop_request.clear_for(home, "plain", "plain-0001")
     if fault == "moved away":
         (home.state / "plain").rename(home.state / "before")
-    else:
-        monkeypatch.setattr("streaming_jobs.state.lease._write", lambda *_: (_ for _ in ()).throw(OSError("full")))
     session._look_at_recoveries()
-    assert session.superseded and session.running == [left, other]
-    monkeypatch.undo()
+    assert session.superseded and session.running == [before, other]
+    assert not queries.launched, "it is not this session's to start"
     if fault == "moved away":
         acquire(home, "plain", purpose="session", wait=0).release()
     for running in session.running:
         running.lease.release()
 
 
-def test_a_stop_file_that_cannot_be_read_stops_its_stream_and_no_other_one(
-    home: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marker(home)
-    monkeypatch.setattr(stop_request, "request", lambda *_: (_ for _ in ()).throw(PermissionError("root wrote it")))
+def test_a_stop_file_that_cannot_be_read_stops_its_stream_and_no_other_one(home: Settings) -> None:
+    (home.state / "plain" / "stop").mkdir(parents=True)
+    with pytest.raises(OSError):
+        stop_request.request(home, "plain")
     assert stop_request.asked(home, "plain") and not stop_request.for_recovery(home, "plain")
 
 
@@ -309,7 +368,7 @@ def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_starte
     """Unless somebody else runs it by then, or wants it to stay stopped."""
     stop = marker(home)
     stop.write_text("stopped for recovery plan plain-0001")
-    session = Session(home, [parity], supervised=True, left_out=["plain"])
+    session = session_of(home, [parity], handover=Handover(home, left_out=["plain"]))
     session.run()
 
     def makes_way() -> bool:
@@ -330,151 +389,156 @@ def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_starte
 
 @pytest.mark.parametrize("option", ["--respect-stop", "--again"])
 def test_a_session_is_told_which_of_its_streams_a_recovery_has_stopped(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, option: str
+    home: Settings, start: Callable[..., int], option: str
 ) -> None:
-    made: list[dict[str, Any]] = []
+    made: list[list[str]] = []
 
-    class Made(Session):
-        def __init__(self, settings: Settings, streams: Any, **options: Any) -> None:
-            made.append({"streams": [s.name for s in streams], **options})
-            super().__init__(settings, streams, **options)
+    def make(settings: Settings, streams: Sequence[Stream], **options: Any) -> Session:
+        made.append([s.name for s in streams])
+        assert options["answers"] == {}
+        return session_of(settings, streams, **options)
 
-    monkeypatch.setattr(module, "Session", Made)
-    monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
-    monkeypatch.setattr(
-        module, "Topology", SimpleNamespace(of_settings=lambda _: SimpleNamespace(select=lambda _: [plain, parity]))
-    )
-    monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
-    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    def left_out() -> Sequence[str]:
+        options = session_options.parse(["--streams", "plain,parity", option])
+        return session_options.select(options, home, [plain, parity], stop_request.requests(home)).left_out
+
     stop_request.ask_for(home, "plain", "plain-0001")
-    assert module.main(["--streams", "plain,parity", option]) == 0
-    assert (made[0]["streams"], made[0]["left_out"], made[0]["answers"]) == (["parity"], ["plain"], {})
+    assert start("--streams", "plain,parity", option, make=make) == 0
+    assert (made[0], left_out()) == (["parity"], ["plain"])
     stop_request.clear_for(home, "plain", "plain-0001")
     stop_request.ask(home, "plain", "by hand")
-    assert module.main(["--streams", "plain,parity", option]) == 0
-    assert (made[1]["streams"], made[1]["left_out"]) == (["parity"], [])
+    assert start("--streams", "plain,parity", option, make=make) == 0
+    assert (made[1], left_out()) == (["parity"], [])
 
 
-def test_a_start_that_preflight_refuses_leaves_the_marker(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_preflight_refuses_leaves_the_marker(home: Settings) -> None:
     stop = marker(home)
     stop.write_text("by hand")
 
-    def refused(_: StreamRunner) -> None:
-        raise PreflightRefused("fenced", "resume it")
+    def run(error: Exception | None = None) -> int:
+        def preflight(_: Stream) -> None:
+            if error is not None:
+                raise error
 
-    with monkeypatch.context() as patched:
-        patched.setattr(StreamRunner, "preflight", refused)
-        assert Session(home, [plain], answers=stop_request.requests(home)).run() == 78
+        queries = Queries(home, at_preflight=preflight)
+        session = session_of(home, [plain], answers=stop_request.requests(home), queries=queries)
+        if isinstance(error, TransientError):
+            session.stop_all.set()  # while it waits for its next try
+        return session.run()
+
+    assert run(PreflightRefused("fenced", "resume it")) == 78
     assert stop.exists()
-    with monkeypatch.context() as patched:
-        patched.setattr(StreamRunner, "preflight", lambda _: (_ for _ in ()).throw(TransientError("away", "wait")))
-        Session(home, [plain], answers=stop_request.requests(home)).run()
-        assert not stop.exists(), "what may pass is tried again"
+    run(TransientError("away", "wait"))
+    assert not stop.exists(), "what may pass is tried again"
     stop.write_text("by hand")
-    assert Session(home, [plain], answers=stop_request.requests(home)).run() == 0 and not stop.exists()
+    assert run() == 0 and not stop.exists()
     stop.write_text("stopped for recovery plan plain-0001")
-    assert Session(home, [plain], answers=stop_request.requests(home)).run() == 0
+    assert run() == 0
     assert stop.exists(), "a recovery's request is ended by the recovery"
 
 
-def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
-) -> None:
-    polls: list[str] = []
-    full = [True]
+def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(home: Settings) -> None:
+    looks: list[int] = []
 
-    def write(settings: Settings, status: Status) -> None:
-        if full[0] and status.stream == "plain" and status.state == "failed":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_status(settings, status)
+    def fails(query: MemoryQuery) -> None:
+        unwritable(home, "plain")
+        query.active, query.failure = False, PermanentError("a table is gone", "put it back")
 
-    def poll(running: StreamRunner, _: object) -> None:
-        polls.append(running.stream.name)
-        if len(polls) == 2:
-            running_of["plain"].status.state = "failed"
-        if len(polls) == 6:
+    def goes_on(query: MemoryQuery) -> None:
+        looks.append(1)
+        if len(looks) == 4:
             assert holder(home, "plain") is not None, "its end is not written yet"
-            full[0] = False
-        if len(polls) == 10:
+            writable(home, "plain")
+        if len(looks) == 6:
             assert holder(home, "plain") is None and holder(home, "parity") is not None
             assert state(home, "plain") == "failed"
-            running_of["parity"].status.state = "stopped"
+            query.active = False
 
-    monkeypatch.setattr(module, "write_status", write)
-    monkeypatch.setattr(StreamRunner, "poll", poll)
-    monkeypatch.setattr(Session, "_start_spark", lambda self, _: setattr(self, "spark", object()))
-    monkeypatch.setattr(Session, "_end_spark", lambda _: None)
-    monkeypatch.setattr(module, "_LOOK_EVERY", 0.001)
-    session = Session(home, [plain, parity])
-    running_of: dict[str, StreamRunner] = {}
-    monkeypatch.setattr(
-        Session,
-        "_loop",
-        lambda self: (running_of.update({r.stream.name: r for r in self.running}), looping(self)),
-    )
-    session.run()
-    assert [running.left for running in session.running] == [True, False], "the last one keeps its lease to the end"
+    queries = Queries(home, look={"plain": fails, "parity": goes_on})
+    session = session_of(home, [plain, parity], queries=queries)
+    assert session.run() == 78 and len(looks) == 6
+    assert [running.detached for running in session.running] == [True, False], "the last one keeps its lease to the end"
 
 
-def stuck_session(home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]) -> Session:
-    """One whose stream `plain` has a batch that never ends; a process that sleeps stands for the JVM."""
+class Stuck(Queries):
+    """Queries whose batch never ends, while Spark says that they have."""
 
-    def start(self: Session, leases: Any) -> None:
-        self.spark = SimpleNamespace(stop=lambda: pytest.fail("it would wait for the batch"))  # type: ignore[assignment]
-        self.jvm = subprocess.Popen(["sleep", "60"])
-        for lease in leases:
-            lease.record_jvm(self.jvm.pid)
-        self.running[0].pipeline = SimpleNamespace(in_batch=True)  # type: ignore[assignment]
+    def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
+        launched = super().launch(spark, stream, snapshot, hooks)
+        launched.pipeline.in_batch = True
+        return launched
 
-    monkeypatch.setattr(Session, "_start_spark", start)
-    monkeypatch.setattr(Session, "_loop", looping)
-    monkeypatch.setattr(StreamRunner, "poll", lambda self, _: self._ending(-1000.0))
-    return Session(home, [plain])
+
+@dataclass
+class Launch:
+    """Starts a process that sleeps in the place of a JVM."""
+
+    stops: int = 0
+    inherited: tuple[int, ...] = ()
+
+    def __call__(self, settings: Settings, *, keep_open: Sequence[int], **_: Any) -> Any:
+        self.inherited = tuple(keep_open)
+        jvm = subprocess.Popen(["sleep", "60"], pass_fds=tuple(keep_open))
+        return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=jvm)), stop=self.stop)
+
+    def stop(self) -> None:
+        self.stops += 1
 
 
 def test_a_batch_that_never_ends_ends_the_session_and_its_jvm_and_keeps_the_lease_until_the_process_is_gone(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
+    home: Settings,
 ) -> None:
-    session = stuck_session(home, monkeypatch, looping)
-    with pytest.raises(TransientError, match="stream plain did not end within 300 s"):
+    launch = Launch()
+    runtime = LocalSpark(home, launch=launch)
+    patience = Patience(lease=0, look=0.001, jvm=0, batch=0.05)
+    session = session_of(home, [plain], runtime=runtime, queries=Stuck(home), patience=patience)
+    with pytest.raises(TransientError, match=r"stream plain did not end within 0.05 s"):
         session.run()
-    assert session.jvm is not None and session.jvm.returncode == -9
+    assert runtime.exit_code == -9 and not launch.stops, "an orderly stop would wait for the batch"
     assert state(home, "plain") == "failed" and session.in_batch
     assert holder(home, "plain") is not None, "the batch may still commit"
+    assert launch.inherited == session.running[0].lease.inherited != (), "the JVM holds the lease too"
 
 
-def test_a_process_with_a_batch_that_never_ends_ends_at_once(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
-) -> None:
-    session, ended = stuck_session(home, monkeypatch, looping), []
-    monkeypatch.setattr(module, "load", lambda *_, **__: SimpleNamespace(settings=home))
-    monkeypatch.setattr(
-        module, "Topology", SimpleNamespace(of_settings=lambda _: SimpleNamespace(select=lambda _: [plain]))
-    )
-    monkeypatch.setattr(module, "Session", lambda *_, **__: session)
-    monkeypatch.setattr(module, "_log_to_stderr", lambda: None)
-    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(module.os, "_exit", ended.append)
-    assert module.main(["--streams", "plain"]) == 1
-    assert ended == [1]
+STUCK = """
+import sys, threading
+from streaming_jobs.session import Patience, main
+from tests.unit.streaming_jobs.test_session import Stuck, session_of
+
+def make(settings, streams, **options):
+    patience = Patience(lease=0, look=0.001, jvm=0, batch=0.05)
+    return session_of(settings, streams, queries=Stuck(settings), patience=patience, **options)
+
+threading.Thread(target=threading.Event().wait).start()  # the batch: the end of the interpreter would wait for it
+sys.exit(main(make=make))
+"""
 
 
-def test_a_jvm_that_is_gone_is_told_as_that(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
-) -> None:
-    def start(self: Session, _: Any) -> None:
-        self.spark = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
-        self.jvm = subprocess.Popen(["sleep", "60"])
+def test_a_process_with_a_batch_that_never_ends_ends_at_once(home: Settings) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "RECOURSE_HOME": str(home.home),
+        "RECOURSE_FLOWS": '["tests.support.worlds"]',
+    }
+    command = [sys.executable, "-c", STUCK, "--streams", "plain"]
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "did not end within 0.05 s" in ended.stderr
+    assert holder(home, "plain") is None
 
-    def poll(running: StreamRunner, _: object) -> None:
-        assert session.jvm is not None
-        session.jvm.kill()
+
+def test_a_jvm_that_is_gone_is_told_as_that(home: Settings) -> None:
+    runtime = LocalSpark(home, launch=Launch())
+
+    def dies(_: MemoryQuery) -> None:
+        assert runtime.process is not None
+        runtime.process.kill()
         raise RuntimeError("An error occurred while calling o87.isActive")
 
-    monkeypatch.setattr(Session, "_start_spark", start)
-    monkeypatch.setattr(Session, "_loop", looping)
-    monkeypatch.setattr(StreamRunner, "poll", poll)
-    session = Session(home, [plain])
+    session = session_of(
+        home, [plain], runtime=runtime, queries=Queries(home, look={"plain": dies}), patience=Patience(lease=0)
+    )
     with pytest.raises(TransientError, match="Spark's JVM is gone: killed by signal 9, perhaps because memory ran out"):
         session.run()
     status = read_status(home, "plain")
@@ -482,18 +546,30 @@ def test_a_jvm_that_is_gone_is_told_as_that(
     assert status.error["found"].startswith("Spark's JVM is gone") and holder(home, "plain") is None
 
 
-class Watch:
-    """Says that the streams it is asked for have other code, if they are among `changed`."""
+@pytest.mark.parametrize(("queries", "named"), [(Queries, False), (Stuck, True)])
+def test_a_jvm_that_runs_on_after_the_session_holds_no_stream_unless_a_batch_is_in_it(
+    home: Settings, queries: type[Queries], named: bool
+) -> None:
+    class RunsOn(MemoryRuntime):
+        """A Spark that was there before: it is this process that stands for it."""
 
-    def __init__(self, *changed: str) -> None:
-        self.changed = set(changed)
-        self.closed = False
+        def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
+            self.jvm = os.getpid()
+            return super().start(name, inherited)
 
-    def newer(self, streams: Iterable[str]) -> bool:
-        return not self.changed.isdisjoint(streams)
+        def stop(self) -> None:
+            super().stop()
+            self.jvm = None
 
-    def close(self) -> None:
-        self.closed = True
+    patience = Patience(lease=0, look=0.001, jvm=0, batch=0.05)
+    session = session_of(home, [plain], runtime=RunsOn(), queries=queries(home), patience=patience)
+    try:
+        session.run()
+    except TransientError:
+        assert named
+    lease = json.loads(StreamFolder.of(home, "plain").lease.read_text())
+    assert (lease["jvm"] is not None) == named
+    assert (holder(home, "plain") is not None) == named
 
 
 @pytest.mark.parametrize(
@@ -501,21 +577,20 @@ class Watch:
     [("plain", "failed", True), ("parity", "failed", False), ("plain", "stopped", False), ("plain", "running", False)],
 )
 def test_a_session_makes_way_for_other_code_of_a_stream_that_failed_and_of_no_other(
-    home: Settings, changed: str, state: str, makes_way: bool
+    home: Settings, changed: str, state: Any, makes_way: bool
 ) -> None:
-    watch: Any = Watch(changed)
-    session = Session(home, [plain, parity], supervised=True, watch=watch)
+    watch = Watch({changed})
+    session = session_of(home, [plain, parity], handover=Handover(home, watch=watch))
     session.run()
-    session.running[0].status.state = state  # type: ignore[assignment]
+    session.running[0].status.state = state
     session._look_at_code()
     assert (session.superseded, watch.closed) == (makes_way, True)
 
 
 def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to_start_again(home: Settings) -> None:
-    watch: Any = Watch("plain")
-    session = Session(home, [plain, parity], supervised=True, watch=watch)
+    session = session_of(home, [plain, parity], handover=Handover(home, watch=Watch({"plain"})))
     session.run()
-    session.running[0].status.state, session.running[0].left = "failed", True
+    session.running[0].status.state, session.running[0].detached = "failed", True
     with take(home, "plain", purpose="session"):
         session._look_at_code()
     path = marker(home)
@@ -526,40 +601,32 @@ def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to
     assert session.superseded
 
 
-def test_a_stream_that_used_up_its_tries_is_tried_again_as_long_as_another_one_runs(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, looping: Callable[[Session], None]
-) -> None:
-    polls: list[str] = []
+def test_a_stream_that_used_up_its_tries_is_tried_again_as_long_as_another_one_runs(home: Settings) -> None:
+    looks: list[int] = []
 
-    def poll(running: StreamRunner, _: object) -> None:
-        polls.append(running.stream.name)
-        if len(polls) == 1:
-            for _try in range(home.for_stream("plain").max_restarts + 1):
-                running.fail(TransientError("away"))
-        if len(polls) == 6:
+    def fails(_: MemoryQuery) -> None:
+        running: StreamRunner = session.running[0]
+        for _try in range(home.for_stream("plain").max_restarts + 1):
+            running.fail(TransientError("away"))
+        running.query = None
+
+    def runs(query: MemoryQuery) -> None:
+        looks.append(1)
+        if len(looks) == 3:
             assert holder(home, "plain") is not None, "it is this session that tries again"
-            session.running[1].status.state = "stopped"
+            query.active = False
 
-    def start(self: Session, _: object) -> None:
-        self.spark = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
-
-    monkeypatch.setattr(StreamRunner, "poll", poll)
-    monkeypatch.setattr(Session, "_start_spark", start)
-    monkeypatch.setattr(Session, "_loop", looping)
-    monkeypatch.setattr(module, "_LOOK_EVERY", 0.001)
-    session = Session(home, [plain, parity])
+    queries = Queries(home, look={"plain": fails, "parity": runs})
+    session = session_of(home, [plain, parity], queries=queries)
     assert session.run() == 1
-    assert len(polls) == 6, "nothing else runs: who keeps sessions running starts the next one sooner"
+    assert len(looks) == 3, "nothing else runs: who keeps sessions running starts the next one sooner"
     assert (state(home, "plain"), state(home, "parity")) == ("failed", "stopped")
 
 
 def test_a_wrong_trigger_is_one_line_before_anything_is_started(
-    home: Settings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    start: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Session, "run", lambda _: pytest.fail("it was started"))
-    try:
-        assert module.main(["--streams", "plain", "--trigger", "sometimes"]) == 2
-    finally:
-        structlog.reset_defaults()
+    code = start("--streams", "plain", "--trigger", "sometimes", make=lambda *_, **__: pytest.fail("it was started"))
+    assert code == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "session failed" in line and "--trigger: 'sometimes' is not a trigger" in line

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -10,8 +13,10 @@ from typing import Any
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
+from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.errors import ConfigurationError, UsageError
-from streaming_jobs.stream import SOURCE_COLUMN, DeltaTable, KafkaTopic, Stream, checked_name, stream
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, checked_name, stream
+from streaming_jobs.testing import MemoryDeclaration, MemoryStore
 from tests.support.worlds import OUTPUT, THINGS, NoBytes
 
 PRICES = KafkaTopic("prices", value=NoBytes())
@@ -202,3 +207,32 @@ def test_how_far_ahead_an_event_time_may_lie_is_declared_with_it() -> None:
     assert KafkaTopic("t", value=NoBytes()).ahead is None, "there is no event time"
     with pytest.raises(ConfigurationError, match="is not a duration"):
         replace(made, max_ahead="soon")
+
+
+def test_any_declaration_of_a_table_is_a_sink_and_nothing_else_is() -> None:
+    in_memory = MemoryDeclaration("out", MemoryStore())
+    assert declare(sink=in_memory).primary is in_memory
+    for sink, words in (
+        ("out", "write DeltaTable\\('out', ...\\)"),
+        (DeltaTable, "write a DeltaTable"),
+        (5, "a DeltaTable"),
+    ):
+        with pytest.raises(UsageError, match="stream identity: sink is .*, not a DeltaTable") as refused:
+            declare(sink={"out": sink})
+        assert re.search(words, refused.value.next_step)
+
+
+def test_declaring_a_stream_imports_nothing_that_opens_tables() -> None:
+    """The command line answers at once; deltalake takes longer to import than that."""
+    declaring = """
+import sys
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
+class Value:
+    class schema:
+        fieldNames = list
+made = Stream("s", lambda t: t, {"t": KafkaTopic("t", Value)}, {"out": DeltaTable("out", keys=["k"])})
+assert made.primary.mode == "upsert"
+print("deltalake" in sys.modules)
+"""
+    printed = subprocess.run([sys.executable, "-c", declaring], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "False"

@@ -12,10 +12,10 @@ import pytest
 
 from orchestration import cli
 from reprocessing import executor
-from reprocessing.plan import Checks, StreamPlan
-from reprocessing.plan_file import folder, load
-from reprocessing.snapshot import planning_snapshot
-from reprocessing.targets import Target
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.plan import Checks, StreamPlan
+from reprocessing.plans.plan_file import folder, load
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -102,7 +102,7 @@ def test_a_plan_whose_rows_were_refused_is_not_applied_again(
 def test_what_was_undone_is_listed_so_and_not_undone_again(
     life: Life, plan: StreamPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = savepoints.take(life.settings, life.record, 8, "recovery")
+    kept = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = executor.journal_of(life.settings, plan.id)
     journal.write("keep", "done", {"savepoint": kept.id})
     journal.write("finish", "done")

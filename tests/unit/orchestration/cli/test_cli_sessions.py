@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.cli.children import attend, end, kill, session_driver, stop_signals_interrupt, wait
-from orchestration.sessions.driver import BoundedLog, Driver
+from orchestration.cli.children import attend, end, kill, session_driver, stop_signals_interrupt
+from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.sessions.driver import Driver
 
 OBEDIENT = """
 import os, signal, sys, time
@@ -87,7 +88,7 @@ def test_it_is_out_of_reach_of_the_terminals_interrupt(session: Callable[[str], 
 
 
 def test_waiting_has_a_deadline(session: Callable[[str], Driver]) -> None:
-    assert wait(session(OBEDIENT), 0.1) is None
+    assert session(OBEDIENT).wait(0.1) is None
 
 
 def test_end_stops_it_in_order(session: Callable[[str], Driver], tmp_path: Path) -> None:

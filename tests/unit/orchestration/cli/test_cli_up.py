@@ -20,7 +20,8 @@ from orchestration.cli.invocation import Invocation
 from orchestration.cli.observed import Observed
 from orchestration.cli.screen import Feeding, Screen, lines
 from orchestration.cli.setup import sole_use
-from orchestration.sessions.driver import BoundedLog, Driver
+from orchestration.sessions.bounded_log import BoundedLog
+from orchestration.sessions.driver import Driver
 from streaming_jobs.errors import SetupError, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason

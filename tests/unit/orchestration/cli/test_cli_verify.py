@@ -240,7 +240,7 @@ def test_a_change_that_was_accepted_makes_no_comparison_wrong(home: Home, capsys
     home.truth(RIGHT)
     DeltaTable(home.life.table).delete("id = 3")
     assert home.verify() == 1
-    stream_record.accept(home.life.settings, "things", "things", BATCHES + 1, "removed on request")
+    stream_record.accept(home.life.settings, STREAM, "things", BATCHES + 1, "removed on request")
     capsys.readouterr()
     assert home.verify("-o", "json") == 0
     outcomes = told(capsys)["told"]

@@ -23,6 +23,7 @@ from orchestration.sessions.decisions import (
     presumed_dead,
 )
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG
+from streaming_jobs.failures import ErrorReport
 
 NOW = 1_000_000.0
 STREAMS = ("a", "b")
@@ -206,7 +207,7 @@ def test_a_session_that_lives_and_says_nothing_raises_an_alert() -> None:
 
 
 def test_a_stream_that_is_tried_again_every_ten_minutes_is_an_alert_and_one_that_failed_once_is_none() -> None:
-    error = {"code": "REC-012", "found": "no broker", "lasting": "true"}
+    error: ErrorReport = {"code": "REC-012", "found": "no broker", "lasting": True}
     alert = alert_of(replace(LIVE, state="failing", error=error))
     assert alert is not None and "REC-012 no broker" in alert.text
-    assert alert_of(replace(LIVE, state="failing", error={**error, "lasting": "false"})) is None
+    assert alert_of(replace(LIVE, state="failing", error={**error, "lasting": False})) is None

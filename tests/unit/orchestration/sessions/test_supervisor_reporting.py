@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from orchestration.sessions.driver import BoundedLog
+from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.reporting import Reporter, figures
 from streaming_jobs.settings import DagsterSettings
 from streaming_jobs.state.status import Status
@@ -183,12 +182,11 @@ def test_only_what_is_worth_a_plot_is_a_number() -> None:
 
 def test_a_log_keeps_its_newest_half_while_others_still_write_to_it(tmp_path: Path) -> None:
     log = BoundedLog(tmp_path / "logs" / "x.log", limit=1000)
-    writer = log.open()
-    for number in range(200):
-        os.write(writer, f"line {number}\n".encode())
-    log.trim()
-    os.write(writer, b"after\n")
-    os.close(writer)
+    with log.open() as writer:
+        for number in range(200):
+            writer.write(f"line {number}\n".encode())
+        log.trim()
+        writer.write(b"after\n")
     text = log.path.read_text()
     assert len(text) < 1000
     assert text.startswith("(older lines dropped)\nline ")

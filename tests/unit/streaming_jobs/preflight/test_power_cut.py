@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from reprocessing import executor, staging
-from reprocessing.context import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.journal import Journal, Line
-from reprocessing.plan import Checks, StreamPlan
-from reprocessing.plan_file import load
-from reprocessing.snapshot import planning_snapshot
-from reprocessing.targets import Target
+from reprocessing import executor
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.journal import Journal, Line
+from reprocessing.plans.plan import Checks, StreamPlan
+from reprocessing.plans.plan_file import load
+from reprocessing.rebuild import staging
+from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.preflight.rules import check_start, enforce
 from streaming_jobs.preflight.take_snapshot import take_snapshot
@@ -73,7 +73,7 @@ def topics() -> Any:
 
 
 def planned(life: Life) -> StreamPlan:
-    savepoints.take(life.settings, life.record, 2, "purpose")
+    savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
     return plan_one(planning_snapshot(life.settings, STREAM, topics()), Target("batch", "2"), Checks())
 
 
@@ -83,9 +83,9 @@ def whole(settings: Settings) -> None:
     assert not [f for f in check_start(take_snapshot(settings, STREAM, topics())) if "cannot be read" in f.found]
     life.rows()
     for savepoint in savepoints.savepoints(settings, STREAM.name):
-        for table, files in savepoints.files_of(settings, savepoint).items():
-            place = savepoints.links(settings, STREAM.name, table, savepoint.id)
-            assert [on_disk(place, f.path).stat().st_size for f in files] == [f.size for f in files], unquote(table)
+        for table, content in savepoints.contents_of(settings, STREAM, savepoint).items():
+            files = content.files.values()
+            assert [on_disk(content.root, f.path).stat().st_size for f in files] == [f.size for f in files], table
         Checkpoint(savepoints.checkpoint_of(settings, savepoint)).check()
 
 
@@ -157,7 +157,7 @@ def test_what_an_abort_has_journaled_as_done_survives_a_power_cut(
 
 
 def test_a_savepoint_that_was_taken_survives_a_power_cut(life: Life, power: Power, tmp_path: Path) -> None:
-    taken = savepoints.take(life.settings, life.record, 4, "purpose")
+    taken = savepoints.take(life.settings, STREAM, life.record, 4, "purpose")
     settings = Settings.load({"home": power.cut(tmp_path / "cut")})
     assert savepoints.savepoints(settings, STREAM.name) == [taken]
     whole(settings)
@@ -368,7 +368,9 @@ def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pyte
 def test_a_publish_that_was_cut_off_is_made_again(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(life).id
     with monkeypatch.context() as patched:
-        patched.setattr("reprocessing.publish._refuse_other_content", lambda sink, *_: 1 / (sink.name != "things"))
+        patched.setattr(
+            "reprocessing.rebuild.publish._refuse_other_content", lambda sink, *_: 1 / (sink.name != "things")
+        )
         with pytest.raises(ZeroDivisionError):
             act(life.settings, plan, "resume")
     log = life.table / "_delta_log"

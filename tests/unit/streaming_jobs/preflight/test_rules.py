@@ -16,7 +16,7 @@ from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.rules import Finding, check_start, enforce
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot
-from streaming_jobs.sinks.delta.log import Commit
+from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.state.stream_record import Accepted, BoundTable, Generation
 from tests.support.worlds import (
     DEAD_LETTERS,

@@ -15,8 +15,8 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.preflight.rules import Finding
-from streaming_jobs.preflight.take_snapshot import all_tables
-from streaming_jobs.sinks.delta.sink import ensure_sink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from tests.conftest import SettingsFactory
@@ -204,7 +204,7 @@ def test_files_compacted_and_removed_by_hand_are_no_harm(disk: Disk) -> None:
 def test_an_accepted_commit_lets_the_stream_start_and_the_next_one_does_not(disk: Disk) -> None:
     disk.open().run(0, 1)
     deleted_rows(disk)
-    stream_record.accept(disk.settings, STREAM, SECONDARY, 3, "a customer asked for it")
+    stream_record.accept(disk.settings, parity, SECONDARY, 3, "a customer asked for it")
     assert disk.findings() == []
     write_deltalake(disk.table(SECONDARY), ROW, mode="append")
     assert [f.found[:9] for f in disk.findings()] == ["version 4"]

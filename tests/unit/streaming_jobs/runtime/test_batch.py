@@ -22,7 +22,8 @@ from streaming_jobs.errors import CommitRefused, Fenced, LedgerConflict, Offsets
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.runtime import crash_points
-from streaming_jobs.runtime.batch import BatchFiles, BatchHooks, BatchPipeline, BatchReport, StopAtBorder
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, StopAtBorder
 from streaming_jobs.runtime.batch_path import DriverPathAttempts, choose_path
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
@@ -31,7 +32,8 @@ from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, SinkSet
 from streaming_jobs.sinks.delta import writers as staged
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ParquetAppend, _parquet
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -57,6 +59,7 @@ from tests.support.worlds import (
 PLAIN = PlanTraits(stateful=False, multiplies=False)
 STATE = PlanTraits(stateful=True, multiplies=False)
 MULTIPLYING = PlanTraits(stateful=False, multiplies=True)
+UNKNOWN = PlanTraits(stateful=False, multiplies=False, unknown=("RememberThings",))
 
 # which way
 
@@ -73,6 +76,7 @@ MULTIPLYING = PlanTraits(stateful=False, multiplies=True)
         (STATE, 10, 512, True, "executor"),
         (MULTIPLYING, 10_000, 512, False, "driver"),
         (MULTIPLYING, 10_001, 1, False, "executor"),
+        (UNKNOWN, 1, 1, False, "executor"),
     ],
 )
 def test_a_batch_goes_through_the_driver_when_it_surely_fits(
@@ -85,7 +89,7 @@ def test_a_batch_goes_through_the_driver_when_it_surely_fits(
 @pytest.mark.parametrize("path", ["driver", "executor"])
 def test_a_path_that_was_set_holds_whatever_the_batch_is(path: Any) -> None:
     own = StreamSettings(path=path)
-    for traits in (PLAIN, STATE, MULTIPLYING):
+    for traits in (PLAIN, STATE, MULTIPLYING, UNKNOWN):
         for died in (True, False):
             assert choose_path(own, traits, records=10**9, bytes_per_record=1e6, died_before=died) == path
 
@@ -548,10 +552,13 @@ def test_a_batch_that_is_in_the_tables_computes_nothing(start: Start) -> None:
     assert [(r.batch, r.skipped, r.rows) for r in again.reports] == [(0, True, 2)]
 
 
-def test_a_batch_that_is_in_the_tables_computes_its_state_again_since_the_checkpoint_may_lack_it(start: Start) -> None:
+@pytest.mark.parametrize("traits", [STATE, UNKNOWN])
+def test_a_batch_that_is_in_the_tables_computes_its_state_again_since_the_checkpoint_may_lack_it(
+    start: Start, traits: PlanTraits
+) -> None:
     start().run(0)
     again = start()
-    again.pipeline.traits = STATE
+    again.pipeline.traits = traits
     again.run(0)
     assert "write noop" in again.log
     assert not [said for said in again.log if said.startswith(("stage", "commit "))]
@@ -742,13 +749,14 @@ def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_exec
     assert large.reports[-1].path == "driver"
 
 
-def test_the_state_of_a_batch_on_the_executors_is_computed_once(start: Start) -> None:
+@pytest.mark.parametrize("traits", [STATE, UNKNOWN])
+def test_the_state_of_a_batch_on_the_executors_is_computed_once(start: Start, traits: PlanTraits) -> None:
     driver = start()
     driver.pipeline.stream, driver.pipeline.sinks = plain, driver.sink_set(secondary=())
     driver.pipeline.settings = StreamSettings(path="executor")
     driver.run(0)
     assert "persist" not in driver.log
-    driver.pipeline.traits = STATE
+    driver.pipeline.traits = traits
     driver.run(1)
     assert driver.log.index("persist") < driver.log.index(f"stage {PRIMARY}", driver.log.index("persist"))
     assert driver.log.count("persist") == driver.log.count("unpersist") == 1

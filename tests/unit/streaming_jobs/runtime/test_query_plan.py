@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from streaming_jobs.runtime.batch_path import choose_path
 from streaming_jobs.runtime.output_plans import output_of
 from streaming_jobs.runtime.query_plan import fingerprint_of, traits_of
 from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.settings import StreamSettings
 
 PLANS = {
     name: "\n".join(lines) for name, lines in json.loads(Path(__file__).with_name("plans.json").read_text()).items()
@@ -28,6 +30,30 @@ MULTIPLYING = ("join_static", "join_static_agg", "join_streams", "explode", "map
 def test_state_and_multiplying_are_read_off_the_plan(name: str) -> None:
     found = traits_of(PLANS[name])
     assert (found.stateful, found.multiplies) == (name in STATEFUL, name in MULTIPLYING)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_operator_of_the_recorded_plans_is_known(name: str) -> None:
+    assert traits_of(PLANS[name]).unknown == ()
+
+
+@pytest.mark.parametrize("name", ["select", "sum", "explode"])
+def test_an_operator_that_is_not_known_may_keep_state_and_takes_the_executors(name: str) -> None:
+    """Also one of a later Spark that merely begins like a plain one."""
+    plan = f"~RememberThings [k#1], 7\n+- ~ProjectTwice [k#1]\n   +- {PLANS[name]}"
+    traits = traits_of(plan)
+    assert traits.unknown == ("ProjectTwice", "RememberThings")
+    assert traits.may_keep_state
+    assert (traits.stateful, traits.multiplies) == (name in STATEFUL, name in MULTIPLYING)
+    path = choose_path(StreamSettings(), traits, records=1, bytes_per_record=1, died_before=False)
+    assert path == "executor"
+    static = plan.replace("~RememberThings", "RememberThings")
+    assert traits_of(static).unknown == ("ProjectTwice",), "what works on a static table keeps no state"
+
+
+@pytest.mark.parametrize("name", STATELESS)
+def test_a_plan_that_is_known_and_has_no_state_surely_has_none(name: str) -> None:
+    assert not traits_of(PLANS[name]).may_keep_state
 
 
 @pytest.mark.parametrize("name", STATELESS)

@@ -256,25 +256,21 @@ def test_a_process_that_cannot_be_started_ends_no_session(
 
 WITHOUT_SPARK = """
 import os, sys
-from types import SimpleNamespace
-from streaming_jobs import session
 from streaming_jobs.runtime.code_version import loaded_code
-from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.session import Session
+from streaming_jobs.session import Session, main
+from streaming_jobs.testing import MemoryQueries, MemoryQuery, MemoryRuntime
 
-def start(self, leases):
-    self.spark = SimpleNamespace(stop=lambda: None)
-    for running in self.running:
-        running.status.state = "running"
-    codes = {r.stream.name: loaded_code(r.stream, self.settings.flows).hash for r in self.running}
+class Running(MemoryQueries):
+    def query(self, stream):
+        self.batch_done(stream, 0)
+        return MemoryQuery()
+
+def make(settings, streams, **options):
+    codes = {stream.name: loaded_code(stream, settings.flows).hash for stream in streams}
     print(os.getpid(), "--again" in sys.argv, codes, flush=True)
+    return Session(settings, streams, runtime=MemoryRuntime(), queries=Running(settings), **options)
 
-def poll(self, spark):
-    if self.stop_requested.is_set() and not self.ended:
-        self._stopped()
-
-Session._start_spark, StreamRunner.poll, StreamRunner.preflight = start, poll, lambda self: None
-sys.exit(session.main())
+sys.exit(main(make=make))
 """
 
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import LongType, StructField, StructType
 
 from streaming_jobs.errors import (
@@ -29,7 +28,8 @@ from streaming_jobs.errors import (
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.runtime.batch import BatchReport, StopAtBorder
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchReport, StopAtBorder
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.query_builder import (
     Connection,
@@ -39,13 +39,16 @@ from streaming_jobs.runtime.query_builder import (
     resolve_start,
     triggered,
 )
+from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicCheck
 from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.runtime.stream_tables import make_tables
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.first_status import first_status
 from streaming_jobs.state.status import Status, late_rows, read_status, update, write_status
 from streaming_jobs.state.stream_record import BoundTopic
 from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.testing import MemoryLeases, MemoryQueries, MemoryQuery, MemoryRuntime
 from tests.conftest import SettingsFactory
 from tests.support.worlds import (
     OUTPUT,
@@ -79,41 +82,6 @@ def progress(batch: int = 7, *, ran: bool = True, dropped: int = 0, **changes: A
         "sources": [{"endOffset": {TOPIC: {"0": 40, "1": 20}}, "latestOffset": {TOPIC: {"0": 100, "1": 20}}}],
         **changes,
     }
-
-
-@dataclass
-class FakeQuery:
-    """A query as the session sees it."""
-
-    reports: list[dict[str, Any]] = field(default_factory=list)
-    isActive: bool = True
-    failure: Exception | None = None
-    stops: int = 0
-    thread_lives: bool = False
-
-    @property
-    def recentProgress(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(json=json.dumps(r), **r) for r in self.reports]
-
-    @property
-    def lastProgress(self) -> SimpleNamespace | None:
-        return self.recentProgress[-1] if self.reports else None
-
-    def exception(self) -> Exception | None:
-        return self.failure
-
-    def stop(self) -> None:
-        """As Spark: terminated at once, whatever its thread still does; an error when the thread does not end."""
-        self.stops += 1
-        self.isActive = False
-        if self.thread_lives:
-            raise RuntimeError("Stream Execution thread for stream parity failed to stop within 5000 milliseconds")
-
-    def awaitTermination(self, timeout: float) -> bool:
-        assert timeout > 0
-        if self.failure is not None:
-            raise StreamingQueryException(str(self.failure))
-        return not self.isActive and not self.thread_lives
 
 
 def updated(**changes: Any) -> Status:
@@ -240,7 +208,7 @@ def test_an_output_column_that_no_table_can_take_is_refused(settings: SettingsFa
     schema = StructType([*OUTPUT.fields, StructField(name, LongType())])
     output: Any = SimpleNamespace(schema=schema)
     with pytest.raises(UsageError, match="table evens: "):
-        assembly(settings())._schema("evens", {"evens": output})
+        make_tables(settings(), parity, {"evens": output}, 1)
 
 
 @pytest.mark.parametrize(
@@ -350,10 +318,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("streaming_jobs.runtime.stream_runner.time", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 WORKER = """
@@ -367,34 +333,55 @@ ValueError: {}
 """
 """As Spark passes on what a Python worker raised."""
 
+SPARK = MemoryRuntime().start("tests")
 Make = Callable[..., StreamRunner]
 
 
+@dataclass
+class Queries(MemoryQueries):
+    """Queries that run until the test ends them; `at_launch` is called before each start."""
+
+    at_launch: Callable[[], object] = lambda: None
+    seen: list[Ends] = field(default_factory=list)
+    """Looks at the ends of the topics, the newest last."""
+
+    def query(self, stream: Stream) -> MemoryQuery:
+        self.at_launch()
+        return MemoryQuery()
+
+    def ends(self, stream: Stream) -> Ends | None:
+        return self.seen[-1] if self.seen else None
+
+
 @pytest.fixture
-def make(settings: SettingsFactory) -> Make:
-    """A running stream with a query, without Spark."""
+def make(settings: SettingsFactory, clock: Clock) -> Make:
+    """A running stream with a query, without Spark; with `topics` its preflight is the real one."""
 
     def make(*, topics: Any = None, **flags: Any) -> StreamRunner:
-        topics = topics or FakeTopics()
-        made = StreamRunner(
-            parity,
-            settings({f"stream.{name}": value for name, value in flags.items()}),
-            Connection({}, topics, topics),
-            lease=None,  # type: ignore[arg-type]
-            trigger=None,
-            status=Status(STREAM, state="running"),
-        )
-        made.query = FakeQuery()  # type: ignore[assignment]
-        made.pipeline = quiet()
+        own = settings({f"stream.{name}": value for name, value in flags.items()})
+        queries = Queries(own) if topics is None else SparkQueries(own, connection=Connection({}, topics, topics))
+        lease = MemoryLeases().acquire(STREAM, purpose="session")
+        made = StreamRunner(parity, own, queries, lease, Status(STREAM, state="running"), clock=clock)
+        made.query = MemoryQuery()
+        made.pipeline = Queries(own).pipeline(parity, QueryHooks("continuous", made.stop.requested, made.batch_done))
         return made
 
     return make
 
 
-def quiet() -> Any:
-    """A pipeline between two batches."""
-    states = {"in_batch": False, "failure": None, "stopped_at_border": False, "replanned": False, "unfinished": None}
-    return SimpleNamespace(**states, upkeep=())
+def query_of(running: StreamRunner) -> MemoryQuery:
+    assert isinstance(running.query, MemoryQuery)
+    return running.query
+
+
+def pipeline_of(running: StreamRunner) -> BatchPipeline:
+    assert running.pipeline is not None
+    return running.pipeline
+
+
+def queries_of(running: StreamRunner) -> Queries:
+    assert isinstance(running.queries, Queries)
+    return running.queries
 
 
 def reported(batch: int, note: str | None = None, **changes: Any) -> BatchReport:
@@ -407,26 +394,25 @@ def reported(batch: int, note: str | None = None, **changes: Any) -> BatchReport
 
 def ended(running: StreamRunner, **state: Any) -> StreamRunner:
     """The query has ended, with the pipeline in this state."""
-    query: Any = running.query
-    query.isActive = False
+    query_of(running).active = False
     for name, value in state.items():
         setattr(running.pipeline, name, value)
-    running.poll(None)  # type: ignore[arg-type]
+    running.poll(SPARK)
     return running
 
 
-def restarts(running: StreamRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records the starts from now on."""
-    starts: list[int] = []
-    monkeypatch.setattr(running, "start", lambda _: starts.append(1))
-    return starts
+def again(running: StreamRunner) -> StreamRunner:
+    """The same stream with a query that runs, as after a start."""
+    hooks = QueryHooks("continuous", running.stop.requested, running.batch_done)
+    running.query, running.pipeline = MemoryQuery(), queries_of(running).pipeline(running.stream, hooks)
+    return running
 
 
 def test_late_rows_are_counted_once_a_batch_although_spark_reports_an_idle_moment_under_the_next_number(
     make: Make,
 ) -> None:
     running = make()
-    query: Any = running.query
+    query = query_of(running)
     seen = []
     for report in (
         progress(0, dropped=2),
@@ -443,7 +429,7 @@ def test_late_rows_are_counted_once_a_batch_although_spark_reports_an_idle_momen
 
 def test_late_rows_of_batches_between_two_looks_are_counted_too(make: Make) -> None:
     running = make()
-    query: Any = running.query
+    query = query_of(running)
     query.reports = [progress(0, dropped=1)]
     running.refresh_status()
     query.reports += [progress(1, dropped=1), progress(2, dropped=1), progress(3, ran=False), progress(3, dropped=1)]
@@ -453,13 +439,13 @@ def test_late_rows_of_batches_between_two_looks_are_counted_too(make: Make) -> N
 
 def test_late_rows_of_the_last_batches_are_counted_when_the_query_ends(make: Make) -> None:
     running = make()
-    running.query.reports = [progress(0, dropped=1), progress(1, dropped=1)]  # type: ignore[union-attr]
+    query_of(running).reports = [progress(0, dropped=1), progress(1, dropped=1)]
     assert ended(running).status.late_rows_dropped == 2
 
 
 def test_a_stream_is_idle_when_no_batch_came_for_a_while(make: Make, clock: Clock) -> None:
     running = make()
-    running._report(reported(0))
+    running.batch_done(reported(0))
     running.refresh_status()
     assert running.status.state == "running"
     clock.now += 60
@@ -472,10 +458,10 @@ def test_a_stream_in_a_long_batch_is_running_and_one_that_found_nothing_new_is_i
     running.status.state = "starting"
     running.refresh_status()
     before = running.status.state
-    running.query.reports = [progress(7, ran=False)]  # type: ignore[union-attr]
+    query_of(running).reports = [progress(7, ran=False)]
     running.refresh_status()
     assert (before, running.status.state) == ("starting", "idle")
-    running.pipeline.in_batch = True  # type: ignore[union-attr]
+    pipeline_of(running).in_batch = True
     clock.now += 60
     running.refresh_status()
     assert running.status.state == "running"
@@ -483,7 +469,7 @@ def test_a_stream_in_a_long_batch_is_running_and_one_that_found_nothing_new_is_i
 
 def test_a_stream_with_a_long_interval_is_not_idle_between_two_batches(make: Make, clock: Clock) -> None:
     running = make(trigger="every 10 minutes")
-    running._report(reported(0))
+    running.batch_done(reported(0))
     clock.now += 900
     running.refresh_status()
     assert running.status.state == "running"
@@ -491,8 +477,8 @@ def test_a_stream_with_a_long_interval_is_not_idle_between_two_batches(make: Mak
 
 def test_batches_are_summed_and_a_skipped_one_counts_no_rows_again(make: Make) -> None:
     running = make()
-    running._report(reported(0))
-    running._report(reported(1, milliseconds=90, version=None, skipped=True, note="mixed batch: odds"))
+    running.batch_done(reported(0))
+    running.batch_done(reported(1, milliseconds=90, version=None, skipped=True, note="mixed batch: odds"))
     status = running.status
     assert (status.batch, status.batch_ms, status.rows_written, status.dead_letters) == (1, 90, 10, 1)
     assert status.warnings == ["mixed batch: odds"]
@@ -511,21 +497,21 @@ def test_a_query_that_has_to_begin_again_is_no_stop_and_no_failure(make: Make) -
     again = ended(make(), stopped_at_border=True, replanned=True, failure=None)
     assert not again.ended and again.status.error is None and again.query is None
     again.request_stop()
-    again.poll(None)  # type: ignore[arg-type]
+    again.poll(SPARK)
     assert again.status.state == "stopped"
 
 
 @pytest.mark.parametrize(
     ("failure", "code", "permanent"),
     [
-        (Fenced("table evens is in generation 2", "let it end"), "REC-023", "true"),
-        (ConfigurationError("bad trigger", "correct it"), "REC-002", "true"),
-        (UsageError("the function returned too few frames", "return them"), "REC-001", "true"),
-        (SetupError("no Java", "install it"), "REC-003", "false"),
+        (Fenced("table evens is in generation 2", "let it end"), "REC-023", True),
+        (ConfigurationError("bad trigger", "correct it"), "REC-002", True),
+        (UsageError("the function returned too few frames", "return them"), "REC-001", True),
+        (SetupError("no Java", "install it"), "REC-003", False),
     ],
 )
 def test_what_a_retry_would_meet_again_ends_the_stream(
-    make: Make, failure: RecourseError, code: str, permanent: str
+    make: Make, failure: RecourseError, code: str, permanent: bool
 ) -> None:
     running = ended(make(), failure=failure)
     assert running.status.state == "failed"
@@ -533,39 +519,41 @@ def test_what_a_retry_would_meet_again_ends_the_stream(
     assert running.status.error == error
 
 
-def test_what_may_pass_is_tried_again_later_and_later_and_then_given_up(
-    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_may_pass_is_tried_again_later_and_later_and_then_given_up(make: Make, clock: Clock) -> None:
     running = make(max_restarts=3)
-    starts = restarts(running, monkeypatch)
+    starts = queries_of(running).launched
     waited = []
     for _ in range(3):
-        running.query, running.pipeline = FakeQuery(), quiet()
         ended(running, failure=TransientError("a passing fault"))
         assert not running.ended
         before, begun = clock.now, len(starts)
         while len(starts) == begun:
             clock.now += 0.5
-            running.poll(None)  # type: ignore[arg-type]
-        running._restart_at = None
+            running.poll(SPARK)
         waited.append(clock.now - before)
     assert waited == [1.0, 2.0, 4.0]
     assert running.status.restarts == 3
+    ended(running, failure=TransientError("a passing fault"))
     for _ in range(2):
-        running.fail(TransientError("a passing fault"))
         assert (running.status.state, running.gave_up, running.ended) == ("failing", True, False)
         assert running.status.next_try == clock.now + 600
-        assert running.status.error is not None and running.status.error["lasting"] == "true"
+        assert running.status.error is not None and running.status.error["lasting"] is True
+        running.fail(TransientError("a passing fault"))
     begun = len(starts)
     clock.now += 599
-    running.poll(None)  # type: ignore[arg-type]
+    running.poll(SPARK)
     assert len(starts) == begun
+
+    def away() -> None:
+        raise TransientError("a passing fault")
+
+    queries_of(running).at_launch = away
     clock.now += 1
-    running.poll(None)  # type: ignore[arg-type]
+    running.poll(SPARK)
     assert len(starts) == begun + 1
     running.give_up()
     assert (running.status.state, running.status.next_try, running.gave_up) == ("failed", None, False)
-    assert running.status.error["permanent"] == "false"
+    assert running.status.error is not None and running.status.error["permanent"] is False
 
 
 def test_between_two_tries_a_stream_is_failing_and_says_when_the_next_one_is(make: Make, clock: Clock) -> None:
@@ -587,34 +575,34 @@ def test_an_exception_of_the_streams_function_that_comes_back_in_the_same_batch_
         make(),
         LedgerEntry("batch", STREAM, "evens", 1, 7, (OffsetRange(TOPIC, TOPIC_ID, {0: 40}, {0: 50}),)),
     )
-    running.pipeline.unfinished = entry  # type: ignore[union-attr]
+    pipeline_of(running).unfinished = entry
     ended(running, failure=RuntimeError(WORKER.format("no place for 41")))
     assert running.status.state == "failing" and running.status.error is not None
     assert running.status.error["found"] == (
         "the stream's function raised ValueError: no place for 41 (/home/me/flows.py:12) "
         "(batch 7: things partition 0 offsets 40 to 49)"
     )
-    running.query, running.pipeline = FakeQuery(), quiet()  # type: ignore[assignment]
-    running.pipeline.unfinished = replace(entry, batch=8)
+    again(running)
+    pipeline_of(running).unfinished = replace(entry, batch=8)
     ended(running, failure=RuntimeError(WORKER.format("no place for 41")))
     assert running.status.state == "failing", "another batch"
-    running.query, running.pipeline = FakeQuery(), quiet()  # type: ignore[assignment]
-    running.pipeline.unfinished = replace(entry, batch=8)
+    again(running)
+    pipeline_of(running).unfinished = replace(entry, batch=8)
     ended(running, failure=RuntimeError(WORKER.format("no place for 43")))
     assert running.status.state == "failed"
-    assert (running.status.error["code"], running.status.error["permanent"]) == ("REC-027", "true")
+    assert (running.status.error["code"], running.status.error["permanent"]) == ("REC-027", True)
 
 
 def test_after_ten_good_minutes_the_retries_count_from_the_beginning(make: Make, clock: Clock) -> None:
     running = make(max_restarts=1)
     running.fail(BrokerUnreachable("no broker"))
-    running._restart_at = None
+    running.retries.none_planned()
     running.retries.started(clock.now)
     clock.now += 599
-    running.poll(None)  # type: ignore[arg-type]
+    running.poll(SPARK)
     assert running.retries.failures == 1
     clock.now += 2
-    running.poll(None)  # type: ignore[arg-type]
+    running.poll(SPARK)
     running.fail(BrokerUnreachable("no broker"))
     assert not running.ended
 
@@ -625,95 +613,89 @@ def test_after_ten_good_batches_the_retries_count_from_the_beginning(make: Make)
         running.retries.failures = 0
         running.fail(BrokerUnreachable("no broker"))
         for batch in range(good):
-            running._report(reported(batch))
+            running.batch_done(reported(batch))
         assert running.retries.failures == (1 if good == 9 else 0)
 
 
-def test_any_exception_at_start_becomes_an_error_of_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_exception_at_start_becomes_an_error_of_ours(make: Make) -> None:
     running = make(max_restarts=0)
 
-    def broken(_: object) -> None:
+    def broken() -> None:
         raise KeyError("things")
 
-    monkeypatch.setattr(running, "_start", broken)
-    running.start(None)  # type: ignore[arg-type]
+    queries_of(running).at_launch = broken
+    running.start(SPARK)
     assert running.status.state == "failed"
     assert running.status.error is not None and running.status.error["code"] == "REC-010"
 
 
-def test_a_stream_that_waits_for_its_retry_stops_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_waits_for_its_retry_stops_at_once(make: Make) -> None:
     running = make()
     ended(running, failure=TransientError("a passing fault"))
-    starts = restarts(running, monkeypatch)
     running.request_stop()
-    running.poll(None)  # type: ignore[arg-type]
-    assert (running.status.state, starts) == ("stopped", [])
+    running.poll(SPARK)
+    assert (running.status.state, queries_of(running).launched) == ("stopped", [])
 
 
 def test_a_busy_stream_is_left_to_end_itself_at_the_border(make: Make, clock: Clock) -> None:
     running = make()
-    assert running.pipeline is not None
-    running.pipeline.in_batch = True
+    pipeline_of(running).in_batch = True
     running.request_stop()
     assert running.status.state == "stopping"
     for _ in range(50):
         clock.now += 0.5
-        running.poll(None)  # type: ignore[arg-type]
-    assert running.query.stops == 0  # type: ignore[union-attr]
+        running.poll(SPARK)
+    assert query_of(running).stops == 0
 
 
 def test_a_batch_that_does_not_end_is_cut_off_at_the_deadline(make: Make, clock: Clock) -> None:
     running = make(stop_deadline="30 seconds")
-    assert running.pipeline is not None
-    running.pipeline.in_batch = True
+    pipeline_of(running).in_batch = True
     running.request_stop()
     clock.now += 31
-    running.poll(None)  # type: ignore[arg-type]
-    assert running.query.stops == 1  # type: ignore[union-attr]
+    running.poll(SPARK)
+    assert query_of(running).stops == 1
 
 
 def test_a_batch_that_runs_on_past_the_deadline_keeps_the_stream_until_it_is_over(make: Make, clock: Clock) -> None:
     running = make(stop_deadline="30 seconds")
-    query: Any = running.query
-    assert running.pipeline is not None
-    running.pipeline.in_batch = query.thread_lives = True
+    query = query_of(running)
+    pipeline_of(running).in_batch = query.thread_lives = True
     running.request_stop()
     for _ in range(200):
         clock.now += 1
-        running.poll(None)  # type: ignore[arg-type]
+        running.poll(SPARK)
     assert (running.status.state, running.stuck, query.stops) == ("stopping", False, 1)
-    running.pipeline.in_batch = False  # its rows are committed, Spark is about to write commits/N
-    running.poll(None)  # type: ignore[arg-type]
+    pipeline_of(running).in_batch = False  # its rows are committed, Spark is about to write commits/N
+    running.poll(SPARK)
     assert not running.ended
     query.thread_lives = False
-    running.poll(None)  # type: ignore[arg-type]
+    running.poll(SPARK)
     assert (running.status.state, running.stuck) == ("stopped", False)
 
 
 def test_a_failed_query_is_not_started_again_before_its_batch_is_over(make: Make, clock: Clock) -> None:
     running = make()
-    query: Any = running.query
-    assert running.pipeline is not None
-    running.pipeline.in_batch = True
-    query.isActive, query.failure = False, RuntimeError("the callback's connection broke")
+    query = query_of(running)
+    pipeline_of(running).in_batch = True
+    query.active, query.failure = False, RuntimeError("the callback's connection broke")
     for _ in range(100):
         clock.now += 1
-        running.poll(None)  # type: ignore[arg-type]
+        running.poll(SPARK)
     assert running.query is query and running.status.restarts == 0
-    running.pipeline.in_batch = False
-    running.poll(None)  # type: ignore[arg-type]
-    assert running.query is None and running._restart_at is not None
+    pipeline_of(running).in_batch = False
+    running.poll(SPARK)
+    assert running.query is None and running.retries.next_at is not None
 
 
 def test_a_batch_that_does_not_end_at_all_makes_the_stream_stuck(make: Make, clock: Clock) -> None:
     running = make(stop_deadline="30 seconds")
-    assert running.pipeline is not None
-    running.pipeline.in_batch = running.query.thread_lives = True  # type: ignore[union-attr]
+    pipeline_of(running).in_batch = query_of(running).thread_lives = True
     running.request_stop()
     clock.now += 31
-    running.poll(None)  # type: ignore[arg-type]
+    running.poll(SPARK)
     clock.now += 299
-    running.poll(None)  # type: ignore[arg-type]
+    running.poll(SPARK)
     assert not running.stuck
     clock.now += 2
     assert running.stuck and not running.ended
@@ -722,39 +704,40 @@ def test_a_batch_that_does_not_end_at_all_makes_the_stream_stuck(make: Make, clo
 def test_an_idle_stream_gets_no_batch_and_is_stopped_from_outside(make: Make, clock: Clock) -> None:
     running = make()
     running.request_stop()
-    running.poll(None)  # type: ignore[arg-type]
-    assert running.query.stops == 0  # type: ignore[union-attr]  # a batch may be about to begin
+    running.poll(SPARK)
+    assert query_of(running).stops == 0  # a batch may be about to begin
     clock.now += 1.5
-    running.poll(None)  # type: ignore[arg-type]
-    assert running.query.stops == 1  # type: ignore[union-attr]
-    running.poll(None)  # type: ignore[arg-type]
+    running.poll(SPARK)
+    assert query_of(running).stops == 1
+    running.poll(SPARK)
     assert running.status.state == "stopped"
 
 
-def test_a_query_that_does_not_stop_in_time_is_asked_again(
-    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running, asked = make(), []
+class Busy(MemoryQuery):
+    """A query that is active until its thread ends, which it does not."""
 
-    def busy() -> None:
-        asked.append(1)
+    def stop(self) -> None:
+        self.stops += 1
         raise RuntimeError("Stream Execution thread for stream parity failed to stop within 5000 milliseconds")
 
-    monkeypatch.setattr(running.query, "stop", busy)
+
+def test_a_query_that_does_not_stop_in_time_is_asked_again(make: Make, clock: Clock) -> None:
+    running, query = make(), Busy()
+    running.query = query
     running.request_stop()
     for _ in range(3):
-        running.poll(None)  # type: ignore[arg-type]
+        running.poll(SPARK)
         clock.now += 1.5
-    assert (len(asked), running.status.state) == (2, "stopping")
+    assert (query.stops, running.status.state) == (2, "stopping")
 
 
 def test_a_stop_that_is_asked_for_twice_or_too_late_changes_nothing(make: Make, clock: Clock) -> None:
     running = make()
     running.request_stop()
-    since = running._stop_since
+    since = running.stop.requested_at
     clock.now += 10
     running.request_stop()
-    assert running._stop_since == since
+    assert running.stop.requested_at == since
     done = ended(make())
     done.request_stop()
     assert done.status.state == "stopped"
@@ -786,29 +769,25 @@ def test_preflight_refuses_and_passes_warnings_on(make: Make, settings: Settings
 
 @pytest.mark.parametrize(("now", "said"), [(None, "was deleted while"), ("new", "was deleted and made anew while")])
 def test_a_topic_that_is_recreated_under_a_running_stream_stops_it_before_the_commit(
-    make: Make, now: str | None, said: str
+    settings: SettingsFactory, now: str | None, said: str
 ) -> None:
     topics = FakeTopics()
-    running = make(topics=topics)
-    running._check_topics(record())
+    TopicCheck(parity, settings(), topics)(record())
     assert topics.info is not None
     topics.info = replace(topics.info, id=now) if now else None
-    running._topics_checked = 0.0
     with pytest.raises(OffsetsLost, match=said):
-        running._check_topics(record())
+        TopicCheck(parity, settings(), topics)(record())
 
 
-def test_a_broker_that_is_away_does_not_stop_a_batch_that_was_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    topics = FakeTopics()
+def test_a_broker_that_is_away_does_not_stop_a_batch_that_was_read(settings: SettingsFactory) -> None:
+    class Away(FakeTopics):
+        def describe(self, name: str) -> Any:
+            raise BrokerUnreachable("no broker")
 
-    def away(_: str) -> None:
-        raise BrokerUnreachable("no broker")
-
-    monkeypatch.setattr(topics, "describe", away)
-    make(topics=topics)._check_topics(record())
+    TopicCheck(parity, settings(), Away())(record())
 
 
-def test_topics_are_asked_for_at_most_once_a_second(make: Make, clock: Clock) -> None:
+def test_topics_are_asked_for_at_most_once_a_second(settings: SettingsFactory, clock: Clock) -> None:
     asked: list[str] = []
 
     class Counting(FakeTopics):
@@ -816,26 +795,34 @@ def test_topics_are_asked_for_at_most_once_a_second(make: Make, clock: Clock) ->
             asked.append(name)
             return super().describe(name)
 
-    running = make(topics=Counting())
+    check = TopicCheck(parity, settings(), Counting(), clock.monotonic)
     for _ in range(10):
-        running._check_topics(record(topics=(BoundTopic(TOPIC, TOPIC_ID, {}),)))
+        check(record(topics=(BoundTopic(TOPIC, TOPIC_ID, {}),)))
     assert asked == [TOPIC]
     clock.now += 2
-    running._check_topics(record())
+    check(record())
     assert len(asked) == 2
+
+
+def test_a_query_over_kafka_checks_its_topics_before_each_commit(settings: SettingsFactory) -> None:
+    topics: Any = FakeTopics()
+    check = SparkQueries(settings(), connection=Connection({}, topics, topics)).before_commit(parity)
+    topics.info = None
+    with pytest.raises(OffsetsLost, match="was deleted while stream parity was reading it"):
+        check(record())
 
 
 def test_lag_is_the_one_of_now_while_a_batch_runs_and_before_the_first_one(make: Make, clock: Clock) -> None:
     """From the topic's end, not from Spark's last report: 47,000 records came, and no batch has ended since."""
     running = make()
-    looks = [Ends(clock.now, {TOPIC: {0: 100, 1: 50}})]
-    running.ends = SimpleNamespace(newest=lambda _: looks[-1])  # type: ignore[assignment]
-    running._position = {TOPIC: {0: 90, 1: 50}}
+    looks = queries_of(running).seen
+    looks.append(Ends(clock.now, {TOPIC: {0: 100, 1: 50}}))
+    running.live.position = {TOPIC: {0: 90, 1: 50}}
     running.refresh_status()
     assert (running.status.batch, running.status.lag_records, running.status.lag_at) == (None, 10, clock.now)
-    running._report(reported(6))
+    running.batch_done(reported(6))
     looks.append(Ends(clock.now + 2, {TOPIC: {0: 47_105, 1: 50}}))
-    running.pipeline.in_batch = True  # type: ignore[union-attr]
+    pipeline_of(running).in_batch = True
     running.refresh_status()
     assert running.status.lag_records == 47_050
     assert running.status.lag_partitions == {TOPIC: {"0": 47_000, "1": 50}}
@@ -843,9 +830,11 @@ def test_lag_is_the_one_of_now_while_a_batch_runs_and_before_the_first_one(make:
 
 def test_upkeep_that_was_put_off_is_a_warning_until_it_succeeds(make: Make) -> None:
     running = make()
-    running.query.reports.append(progress(7))  # type: ignore[union-attr]
-    upkeep = SimpleNamespace(sink=SimpleNamespace(name="evens"), put_off={"compaction": "compaction was put off: full"})
-    running.pipeline.upkeep = [upkeep]  # type: ignore[union-attr]
+    query_of(running).reports.append(progress(7))
+    upkeep: Any = SimpleNamespace(
+        sink=SimpleNamespace(name="evens"), put_off={"compaction": "compaction was put off: full"}
+    )
+    pipeline_of(running).upkeep = [upkeep]
     running.refresh_status()
     running.refresh_status()
     assert running.status.warnings == ["compaction was put off: full"]
@@ -857,13 +846,13 @@ def test_upkeep_that_was_put_off_is_a_warning_until_it_succeeds(make: Make) -> N
 def test_the_rate_of_a_batch_leaves_the_pause_after_it_out(make: Make) -> None:
     """Spark counts the two seconds that the stream waits at a trickle as part of the batch."""
     running = make()
-    reports = running.query.reports  # type: ignore[union-attr]
-    running._report(reported(7))  # 15 records in 120 ms
+    reports = query_of(running).reports
+    running.batch_done(reported(7))  # 15 records in 120 ms
     reports.append(progress(7, processedRowsPerSecond=7.1))
     running.refresh_status()
     assert running.status.processed_rows_per_s == 125.0
-    running._report(reported(8, milliseconds=1, skipped=True))
-    running._report(replace(reported(9), entry=replace(reported(9).entry, offsets=())))
+    running.batch_done(reported(8, milliseconds=1, skipped=True))
+    running.batch_done(replace(reported(9), entry=replace(reported(9).entry, offsets=())))
     running.refresh_status()
     assert running.status.processed_rows_per_s == 125.0, "neither a repetition nor a batch without records has one"
     reports.append(progress(10, ran=False, processedRowsPerSecond=0.0))
@@ -873,8 +862,8 @@ def test_the_rate_of_a_batch_leaves_the_pause_after_it_out(make: Make) -> None:
 
 def test_a_stream_between_two_tries_has_no_rates(make: Make) -> None:
     running = make()
-    running.query.reports.append(progress())  # type: ignore[union-attr]
-    running._report(reported(7))
+    query_of(running).reports.append(progress())
+    running.batch_done(reported(7))
     running.refresh_status()
     assert running.status.processed_rows_per_s == 125.0
     running.query = None
@@ -893,8 +882,8 @@ def test_totals_and_the_last_error_outlive_the_session(make: Make, settings: Set
     running.status.totals = before.totals
     running.status.generation = 1
     running.fail(TransientError("the broker went away", "wait"))
-    running._report(reported(3))
-    running._report(reported(3, skipped=True))
+    running.batch_done(reported(3))
+    running.batch_done(reported(3, skipped=True))
     assert running.status.rows_written == 10, "rows since this session began"
     write_status(disk.settings, running.status)
     disk.run(3)  # the ledger has the batch as well

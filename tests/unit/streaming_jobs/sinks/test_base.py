@@ -17,7 +17,8 @@ import pytest
 
 from streaming_jobs.errors import Fenced
 from streaming_jobs.ledger import Txn
-from streaming_jobs.runtime.batch import BatchFiles, BatchHooks, BatchPipeline
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings

@@ -29,7 +29,7 @@ WELL = Status(
     lag_records=10,
     lag_s=1.5,
 )
-ERROR = {"code": "REC-020", "found": "a bug in the function", "next": "", "permanent": "false"}
+ERROR = {"code": "REC-020", "found": "a bug in the function", "next": "", "permanent": False}
 BY_HAND = stop_request.Request("asked by recourse streams stop", NOW - 60)
 RECOVERY = stop_request.Request("stopped for recovery plan p-1", NOW - 60, plan="p-1")
 

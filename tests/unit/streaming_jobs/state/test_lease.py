@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from streaming_jobs.errors import LeaseBusy
-from streaming_jobs.platform.process_identity import mark
+from streaming_jobs.platform.processes.identity import mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import Owner, acquire, holder, take
 from tests.conftest import SettingsFactory

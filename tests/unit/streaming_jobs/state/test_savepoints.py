@@ -30,6 +30,7 @@ from streaming_jobs.state.savepoint_retention import expired
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.stream import DeltaTable as Declared
 from tests.support.life import PER_BATCH, STREAM, Life
 
 DAY = 86_400.0
@@ -122,32 +123,32 @@ def test_a_copy_shares_state_and_has_its_own_log(life: Life, tmp_path: Path) -> 
 
 
 def test_a_savepoint_is_the_stream_after_a_batch(life: Life) -> None:
-    taken = savepoints.take(life.settings, life.record, 3, "purpose", "for a test")
+    taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose", "for a test")
     assert taken.id == "g0001-b000000003" and taken.ends == {"things": {0: 40}} and taken.code == ("a", "1")
     assert savepoints.savepoints(life.settings, STREAM.name) == [taken]
-    files = savepoints.files_of(life.settings, taken)["things"]
+    files = savepoints.contents_of(life.settings, STREAM, taken)["things"].files.values()
     live = table_files(life.table, DeltaTable(life.table).version())
     assert {f.path for f in files} < set(live)
     assert sum(json.loads(f.stats or "")["numRecords"] for f in files) == 4 * PER_BATCH
-    links = savepoints.links(life.settings, STREAM.name, "things", taken.id)
+    links = life.links(taken.id)
     for file in files:
         assert on_disk(life.table, file.path).samefile(on_disk(links, file.path))
 
 
 def test_taking_it_twice_is_taking_it_once(life: Life) -> None:
-    first = savepoints.take(life.settings, life.record, 3, "time")
-    assert savepoints.take(life.settings, life.record, 3, "purpose") == first
+    first = savepoints.take(life.settings, STREAM, life.record, 3, "time")
+    assert savepoints.take(life.settings, STREAM, life.record, 3, "purpose") == first
 
 
 def test_a_batch_that_the_table_has_and_spark_has_not_is_not_in_the_savepoint_before_it(life: Life) -> None:
     life.batch(6, commit=False)
-    taken = savepoints.take(life.settings, life.record, 5, "code")
-    files = savepoints.files_of(life.settings, taken)["things"]
+    taken = savepoints.take(life.settings, STREAM, life.record, 5, "code")
+    files = savepoints.contents_of(life.settings, STREAM, taken)["things"].files.values()
     assert sum(json.loads(f.stats or "")["numRecords"] for f in files) == 6 * PER_BATCH
 
 
 def test_files_stay_when_compaction_and_clean_up_remove_them(life: Life) -> None:
-    taken = savepoints.take(life.settings, life.record, 5, "time")
+    taken = savepoints.take(life.settings, STREAM, life.record, 5, "time")
     keep_nothing = life.settings.table.model_copy(update={"deleted_file_retention": timedelta(0)})
     sink = life.sink()
     TableMaintenance(sink, keep_nothing, 1).compact()
@@ -156,10 +157,10 @@ def test_files_stay_when_compaction_and_clean_up_remove_them(life: Life) -> None
             os.utime(file, (time.time() - 3600,) * 2)
     sink.handle.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
     TableMaintenance(life.sink(), keep_nothing, 1).remove_unlisted()
-    links = savepoints.links(life.settings, STREAM.name, "things", taken.id)
-    files = savepoints.files_of(life.settings, taken)["things"]
+    links = life.links(taken.id)
+    files = savepoints.contents_of(life.settings, STREAM, taken)["things"].files.values()
     assert len(files) > 5 and all(on_disk(links, file.path).stat().st_nlink == 1 for file in files)
-    assert savepoints.cost(life.settings, taken).alone >= sum(file.size for file in files)
+    assert savepoints.cost(life.settings, STREAM, taken).alone >= sum(file.size for file in files)
     assert life.rows() == list(range(60))
 
 
@@ -169,24 +170,24 @@ def test_a_savepoint_of_an_older_batch_needs_the_tables_log(life: Life) -> None:
     for version in range(4):
         (log / f"{version:020d}.json").unlink()
     with pytest.raises(PreflightRefused, match="no longer shows g0001 batch 1"):
-        savepoints.version_after(life.table, STREAM.name, Txn(1, 1))
-    assert savepoints.version_after(life.table, STREAM.name, Txn(1, 5)) == 6
+        savepoints.version_after(life.stored(), STREAM.name, Txn(1, 1))
+    assert savepoints.version_after(life.stored(), STREAM.name, Txn(1, 5)) == 6
 
 
 def test_without_its_record_there_is_no_savepoint_and_prune_removes_the_rest(life: Life) -> None:
-    taken = savepoints.take(life.settings, life.record, 3, "purpose")
+    taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
     place = savepoints.folder(life.settings, STREAM.name) / taken.id
     (place / "savepoint.json").unlink()
     assert savepoints.savepoints(life.settings, STREAM.name) == []
-    assert savepoints.prune(life.settings, STREAM.name) == []  # perhaps somebody is making it now
+    assert savepoints.prune(life.settings, STREAM) == []  # perhaps somebody is making it now
     os.utime(place, (time.time() - 7200,) * 2)
-    assert savepoints.prune(life.settings, STREAM.name) == [taken.id]
-    assert not place.exists() and not savepoints.links(life.settings, STREAM.name, "things", taken.id).exists()
+    assert savepoints.prune(life.settings, STREAM) == [taken.id]
+    assert not place.exists() and not life.links(taken.id).exists()
 
 
 def test_drop_removes_record_and_links(life: Life) -> None:
-    taken = savepoints.take(life.settings, life.record, 3, "purpose")
-    savepoints.drop(life.settings, STREAM.name, taken.id)
+    taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
+    savepoints.drop(life.settings, STREAM, taken.id)
     assert savepoints.savepoints(life.settings, STREAM.name) == []
     assert not list(life.table.glob("_savepoints/*")) and life.rows() == list(range(60))
 
@@ -214,7 +215,7 @@ def test_the_newest_one_stays_however_old() -> None:
 
 def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: Life) -> None:
     settings = life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(seconds=0.05))})
-    keeper = savepoints.PeriodicSavepoints(settings, life.record)
+    keeper = savepoints.PeriodicSavepoints(settings, STREAM, life.record)
     keeper.after(5)
     assert savepoints.savepoints(settings, STREAM.name) == []
     time.sleep(0.06)
@@ -223,7 +224,7 @@ def test_the_keeper_takes_one_when_it_is_time_and_never_stops_the_stream(life: L
     time.sleep(0.06)
     keeper.after(77)  # a batch that cannot be cut at
     off = savepoints.PeriodicSavepoints(
-        life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(0))}), life.record
+        life.settings.model_copy(update={"savepoint": SavepointSettings(every=timedelta(0))}), STREAM, life.record
     )
     off.after(4)
     assert len(savepoints.savepoints(settings, STREAM.name)) == 1
@@ -244,7 +245,7 @@ def test_the_log_replayed_by_hand_is_deltalakes_list_through_checkpoint_and_comp
 
 
 def test_a_record_of_a_newer_format_is_refused(life: Life) -> None:
-    taken = savepoints.take(life.settings, life.record, 3, "purpose")
+    taken = savepoints.take(life.settings, STREAM, life.record, 3, "purpose")
     path = savepoints.folder(life.settings, STREAM.name) / taken.id / "savepoint.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(UsageError, match="newer version"):
@@ -258,8 +259,8 @@ def test_code_is_the_one_that_ran_then(life: Life) -> None:
     from streaming_jobs.state.stream_record import CodeSince
 
     life.save(replace(life.record, code=(*life.record.code, CodeSince("b", "1", 1, 5, 0.0))))
-    assert savepoints.take(life.settings, life.record, 4, "code").code == ("a", "1")
-    assert savepoints.take(life.settings, life.record, 5, "code").code == ("b", "1")
+    assert savepoints.take(life.settings, STREAM, life.record, 4, "code").code == ("a", "1")
+    assert savepoints.take(life.settings, STREAM, life.record, 5, "code").code == ("b", "1")
 
 
 def rewritten(life: Life) -> None:
@@ -280,41 +281,41 @@ def held(life: Life) -> int:
 
 def test_savepoints_are_bounded_by_the_bytes_that_only_they_hold(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch is followed by a rewrite of the whole table, so that each savepoint is a copy of its own."""
-    taken = [savepoints.take(life.settings, life.record, 5, "recovery")]
+    taken = [savepoints.take(life.settings, STREAM, life.record, 5, "recovery")]
     for number in range(6, 12):
         life.batch(number)
-        taken.append(savepoints.take(life.settings, life.record, number, "time"))
+        taken.append(savepoints.take(life.settings, STREAM, life.record, number, "time"))
         rewritten(life)
     one = held(life) // 7
     found = savepoints.savepoints(life.settings, STREAM.name)
-    gone = [s.id for s in savepoints.beyond(life.settings, found, one * 4)]
+    gone = [s.id for s in savepoints.beyond(life.settings, STREAM, found, one * 4)]
     assert gone == [s.id for s in taken[1 : 1 + len(gone)]] and 2 <= len(gone) <= 5, "the oldest go first"
     for name in gone:
-        savepoints.drop(life.settings, STREAM.name, name)
+        savepoints.drop(life.settings, STREAM, name)
     assert held(life) <= one * 4
     bounded = life.settings.model_copy(update={"savepoint": SavepointSettings(max_mb=1)})
-    assert savepoints.prune(bounded, STREAM.name) == []
+    assert savepoints.prune(bounded, STREAM) == []
     monkeypatch.setattr(savepoints, "_MB", 1)
-    savepoints.prune(bounded, STREAM.name)
+    savepoints.prune(bounded, STREAM)
     left = [s.id for s in savepoints.savepoints(bounded, STREAM.name)]
     assert left == [taken[0].id, taken[-1].id], "those of recoveries and the newest stay in any case"
     unbounded = life.settings.model_copy(update={"savepoint": SavepointSettings(max_mb=0)})
-    assert savepoints.prune(unbounded, STREAM.name) == []
+    assert savepoints.prune(unbounded, STREAM) == []
 
 
 def test_what_the_table_still_holds_costs_no_savepoint_its_life(life: Life) -> None:
-    taken = [savepoints.take(life.settings, life.record, number, "time") for number in (3, 4, 5)]
+    taken = [savepoints.take(life.settings, STREAM, life.record, number, "time") for number in (3, 4, 5)]
     places = savepoints.folder(life.settings, STREAM.name).rglob("*")
     own = sum(path.stat().st_size for path in places if path.is_file())
-    assert savepoints.beyond(life.settings, taken, own) == []
-    assert savepoints.beyond(life.settings, taken, own - 1) == taken[:1]
+    assert savepoints.beyond(life.settings, STREAM, taken, own) == []
+    assert savepoints.beyond(life.settings, STREAM, taken, own - 1) == taken[:1]
 
 
 def test_files_with_the_same_number_on_two_file_systems_are_two_files(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """State and tables may lie on two, and each numbers its files by itself."""
-    taken = [savepoints.take(life.settings, life.record, number, "time") for number in (3, 4)]
+    taken = [savepoints.take(life.settings, STREAM, life.record, number, "time") for number in (3, 4)]
     numbers: dict[Path, int] = {}
     stat = Path.stat
 
@@ -327,14 +328,14 @@ def test_files_with_the_same_number_on_two_file_systems_are_two_files(
         return os.stat_result((found.st_mode, place, 1 if state else 2, 1, 0, 0, 1000, 0, 0, 0))
 
     monkeypatch.setattr(Path, "stat", numbered)
-    files = sum(savepoints.cost(life.settings, savepoint).files for savepoint in taken)
-    assert savepoints.beyond(life.settings, taken, files * 1000 - 1) == taken[:1]
+    files = sum(savepoints.cost(life.settings, STREAM, savepoint).files for savepoint in taken)
+    assert savepoints.beyond(life.settings, STREAM, taken, files * 1000 - 1) == taken[:1]
 
 
 def test_what_goes_while_it_is_measured_costs_no_savepoint(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     """`recourse savepoints drop` by hand."""
-    old = savepoints.take(life.settings, life.record, 3, "time")
-    links = savepoints.links(life.settings, STREAM.name, "things", old.id)
+    old = savepoints.take(life.settings, STREAM, life.record, 3, "time")
+    links = life.links(old.id)
     stat = Path.stat
 
     def dropped(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -351,7 +352,7 @@ def test_what_goes_while_it_is_measured_costs_no_savepoint(life: Life, monkeypat
         return taken
 
     monkeypatch.setattr(savepoints, "take", taking)
-    taken = savepoints.try_take(life.settings, life.record, 5, "time")
+    taken = savepoints.try_take(life.settings, STREAM, life.record, 5, "time")
     assert not links.exists() and taken is not None
     assert taken in savepoints.savepoints(life.settings, STREAM.name)
 
@@ -363,12 +364,12 @@ def test_a_savepoint_that_was_taken_is_told_even_if_no_old_one_could_go(
         raise OSError("read-only")
 
     monkeypatch.setattr(savepoints, "prune", fails)
-    taken = savepoints.try_take(life.settings, life.record, 5, "time")
+    taken = savepoints.try_take(life.settings, STREAM, life.record, 5, "time")
     assert taken is not None and taken.batch == 5
 
 
 def test_with_a_savepoint_old_checkpoints_go_and_an_undo_still_has_what_it_needs(life: Life) -> None:
-    kept = savepoints.take(life.settings, life.record, 5, "recovery")
+    kept = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
     lives = tuple(Generation(n, float(n), "recovery") for n in range(1, 5))
     life.save(replace(life.record, generations=lives))
     here = StreamFolder.of(life.settings, STREAM.name).checkpoint(4).folder
@@ -376,7 +377,26 @@ def test_with_a_savepoint_old_checkpoints_go_and_an_undo_still_has_what_it_needs
     for number in (2, 3):
         StreamFolder.of(life.settings, STREAM.name).checkpoint(number).folder.mkdir()
     first = StreamFolder.of(life.settings, STREAM.name).checkpoint(1).folder
-    assert savepoints.try_take(life.settings, life.record, 5, "time") is not None
+    assert savepoints.try_take(life.settings, STREAM, life.record, 5, "time") is not None
     assert not first.exists() and here.exists()
     assert len(list(here.parent.glob("g000?"))) == 3
     Checkpoint(savepoints.checkpoint_of(life.settings, kept)).check()
+
+
+def test_a_savepoint_outlives_the_declaration_of_its_tables(tmp_path: Path) -> None:
+    """Such a stream does not start; what it has kept can still be looked at and dropped, and nothing new is kept."""
+    both = replace(STREAM, sinks={**STREAM.sinks, "copies": Declared("copies")})
+
+    class OfTwo(Life):
+        stream = both
+
+    life = OfTwo(tmp_path)
+    for number in range(3):
+        life.batch(number)
+    taken = savepoints.take(life.settings, both, life.record, 1, "purpose")
+    assert set(savepoints.contents_of(life.settings, STREAM, taken)) == {"things", "copies", "things_dead_letters"}
+    assert savepoints.cost(life.settings, STREAM, taken) == savepoints.cost(life.settings, both, taken)
+    with pytest.raises(PreflightRefused, match="no longer writes table copies"):
+        savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
+    savepoints.drop(life.settings, STREAM, taken.id)
+    assert not list(life.settings.tables.glob(f"*/_savepoints/*{taken.id}"))

@@ -17,7 +17,7 @@ from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from tests.conftest import SettingsFactory
-from tests.support.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, entry, record
+from tests.support.worlds import PRIMARY, SECONDARY, STREAM, TOPIC, entry, parity, record
 
 FULL = record(
     generations=(Generation(1, 1.0, "first start"), Generation(2, 2.0, "recovery r1")),
@@ -156,20 +156,20 @@ def test_only_a_commit_of_others_that_is_there_and_changed_rows_can_be_accepted(
     stream_record.save(home, FULL)
     commit(home, **made)
     with pytest.raises(UsageError, match=f"version 7 of table {PRIMARY} {said}"):
-        stream_record.accept(home, STREAM, PRIMARY, 7, "why")
+        stream_record.accept(home, parity, PRIMARY, 7, "why")
     assert stream_record.load(home, STREAM) == FULL
 
 
 def test_a_commit_of_another_stream_can_be_accepted(home: Settings) -> None:
     stream_record.save(home, FULL)
     commit(home, 7, by="orders")
-    stream_record.accept(home, STREAM, PRIMARY, 7, "why")
+    stream_record.accept(home, parity, PRIMARY, 7, "why")
 
 
 def test_an_accepted_commit_is_recorded_with_its_reason(home: Settings) -> None:
     stream_record.save(home, replace(FULL, accepted=()))
     commit(home, 7)
-    stream_record.accept(home, STREAM, PRIMARY, 7, "  a customer asked for it ")
+    stream_record.accept(home, parity, PRIMARY, 7, "  a customer asked for it ")
     found = stream_record.load(home, STREAM)
     assert found is not None
     assert [(a.table, a.version, a.why) for a in found.accepted] == [(PRIMARY, 7, "a customer asked for it")]
@@ -180,23 +180,23 @@ def test_an_accepted_commit_is_recorded_with_its_reason(home: Settings) -> None:
 def test_a_commit_is_not_accepted_without_a_reason(home: Settings, why: str) -> None:
     stream_record.save(home, FULL)
     with pytest.raises(UsageError, match="needs a reason"):
-        stream_record.accept(home, STREAM, PRIMARY, 7, why)
+        stream_record.accept(home, parity, PRIMARY, 7, why)
     assert stream_record.load(home, STREAM) == FULL
 
 
 def test_only_a_table_of_the_stream_can_be_accepted(home: Settings) -> None:
     with pytest.raises(UsageError, match="has no table"):
-        stream_record.accept(home, STREAM, PRIMARY, 7, "why")
+        stream_record.accept(home, parity, PRIMARY, 7, "why")
     stream_record.save(home, FULL)
     with pytest.raises(UsageError, match="has no table nothing"):
-        stream_record.accept(home, STREAM, "nothing", 7, "why")
+        stream_record.accept(home, parity, "nothing", 7, "why")
 
 
 def test_nothing_is_accepted_while_a_driver_holds_the_stream(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     stream_record.save(home, FULL)
     monkeypatch.setattr(stream_record, "take", lambda *names, purpose, wait: take(*names, purpose=purpose, wait=0))
     with take(home, STREAM, purpose="session"), pytest.raises(LeaseBusy):
-        stream_record.accept(home, STREAM, PRIMARY, 7, "why")
+        stream_record.accept(home, parity, PRIMARY, 7, "why")
     assert stream_record.load(home, STREAM) == FULL
 
 
@@ -204,7 +204,7 @@ def test_the_lease_is_free_after_an_exception_was_recorded(home: Settings) -> No
     stream_record.save(home, FULL)
     commit(home, 7)
     commit(home, 8)
-    accept = functools.partial(stream_record.accept, home, STREAM, PRIMARY)
+    accept = functools.partial(stream_record.accept, home, parity, PRIMARY)
     accept(7, "why")
     accept(8, "why")
 

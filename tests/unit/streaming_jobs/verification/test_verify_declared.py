@@ -274,7 +274,7 @@ def test_the_rows_of_an_accepted_change_are_not_counted(life: Life) -> None:
 
     DeltaTable(life.table).delete("id = 3")
     assert not judged(life).ok
-    stream_record.accept(life.settings, STREAM.name, "things", BATCHES + 1, "asked for")
+    stream_record.accept(life.settings, STREAM, "things", BATCHES + 1, "asked for")
     verdict = judged(life)
     assert outcomes(verdict)["things: row counts"] == outcomes(verdict)["things: records"] == "not compared"
     assert verdict.ok, verdict.comparisons

@@ -140,7 +140,7 @@ def test_nothing_is_recomputed_after_an_accepted_change(life: Life) -> None:
     from streaming_jobs.state import stream_record
 
     DeltaTable(life.table).delete("id = 3")
-    stream_record.accept(life.settings, STREAM.name, "things", BATCHES, "asked for")
+    stream_record.accept(life.settings, STREAM, "things", BATCHES, "asked for")
     frame, written = cast("Any", SimpleNamespace()), recompute._Written([])
     comparison = recompute._table(life.settings, STREAM, "things", frame, judged(life), written)
     assert comparison[2:] == ("not compared", "a change of somebody else was accepted")

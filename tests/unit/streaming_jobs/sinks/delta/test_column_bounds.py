@@ -13,14 +13,17 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 from pyspark.sql.types import DecimalType, LongType, StringType, StructField, StructType
 
-from reprocessing.publish import Content, _publish, content_of
+from reprocessing.rebuild.publish import _publish
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import column_bounds
+from streaming_jobs.sinks.delta.content import DeltaContent, content_of
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.parquet import add_actions
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.delta.table_files import table_files
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
@@ -35,9 +38,9 @@ def make(settings: Settings, name: str = "odd", keys: tuple[str, ...] = ()) -> D
     return ensure_sink(settings, Declared(name, keys=keys), STREAM, values.SCHEMA, generation=1)
 
 
-def published(sink: DeltaSink, content: Content, generation: int) -> DeltaSink:
+def published(sink: DeltaSink, content: DeltaContent, generation: int) -> DeltaSink:
     said = LedgerEntry("publish", STREAM, sink.name, generation, 0, plan="p")
-    _publish(sink, content, said, f"r-{generation}")
+    _publish(DeltaStoredTable(sink), content, said, f"r-{generation}")
     return sink
 
 
@@ -85,8 +88,8 @@ def recovered(settings: Settings) -> DeltaSink:
 
 def undone(settings: Settings) -> DeltaSink:
     sink = appended(settings)
-    before = Content(table_files(sink.path, sink.handle.version()), sink.path, sink.handle.schema().to_json())
-    empty = Content({}, sink.path, sink.handle.schema().to_json())
+    before = content_of(sink.path)
+    empty = replace(before, files={})
     return published(published(sink, empty, 2), before, 3)
 
 
@@ -154,7 +157,7 @@ def test_a_column_loses_its_bounds_when_older_files_without_them_are_published(s
     sink = ensure_sink(home, Declared("new"), STREAM, NUMBERS, generation=1)
     ArrowAppend(sink, pa.table({"id": [2], "n": [8]})).commit(entry(0))
     assert sink.bounded == ("id", "n")
-    published(sink, Content({bare.path: bare}, home.tables / "old", NUMBERS.json()), 2)
+    published(sink, DeltaContent({bare.path: bare}, home.tables / "old", NUMBERS.json(), ()), 2)
     assert sink.bounded == ("id",)
     assert DeltaTable(sink.path).to_pyarrow_table(filters=[("n", "=", 7)])["id"].to_pylist() == [1]
 

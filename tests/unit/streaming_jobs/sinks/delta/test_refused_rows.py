@@ -32,7 +32,8 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import dead_letters, refused_rows
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
-from streaming_jobs.sinks.delta.sink import DeltaSink, ensure_sink
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, merged
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory

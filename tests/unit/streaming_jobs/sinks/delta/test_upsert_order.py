@@ -15,16 +15,18 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
+from streaming_jobs.columns import POSITION_COLUMN
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks import schemas
 from streaming_jobs.sinks.delta import maintenance, remembered_deletes
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.sink import ensure_sink
-from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, POSITION_FIELD, is_position
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.writers import ArrowMerge, merged
-from streaming_jobs.stream import POSITION_COLUMN
+from streaming_jobs.sinks.schemas import POSITION_FIELD, is_position
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support.orders import COLUMNS, HOSTILE, NAN, STREAM, Event, Tables, arrow, expected, pairs, read
@@ -248,7 +250,7 @@ def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFa
     )
     sink = ensure_sink(settings(), declared, STREAM, output, generation=1)
     assert declared.deletes is not None
-    kept = ensure_sink(settings(), declared.deletes, STREAM, remembered_deletes.schema(declared, output), generation=1)
+    kept = ensure_sink(settings(), declared.deletes, STREAM, schemas.remembered_deletes(declared, output), generation=1)
     tables = Tables(sink, kept)
 
     def events(*rows: tuple[int, str, int, bool]) -> pa.Table:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from streaming_jobs.platform.processes.child import ChildProcess
 from streaming_jobs.settings import Settings
 from streaming_jobs.verification.chaos import feeding
 from streaming_jobs.verification.chaos.drivers import DriverProcess
@@ -206,7 +207,7 @@ def test_a_driver_process_is_ended_with_all_it_started(tmp_path: Path) -> None:
             stdout=output,
             start_new_session=True,
         )
-    driver = DriverProcess(("x",), process, tmp_path / "log", time.monotonic())
+    driver = DriverProcess(("x",), ChildProcess(process), tmp_path / "log", time.monotonic())
     deadline = time.monotonic() + 10
     while "level=error" not in driver.words() and time.monotonic() < deadline:
         time.sleep(0.02)

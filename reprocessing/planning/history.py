@@ -1,0 +1,236 @@
+"""The history of a stream: its batches in order, over all generations.
+
+A recovery opens a generation that goes on after a batch of an older one. The history is therefore a path:
+the batches of the current generation, before them those of the generation it came from up to that batch, and so on.
+What was left behind is not on the path. Lines come from the ledger beside the state; the newest may be missing there
+after a crash, so the last batch is the table's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from streaming_jobs.ledger import CodeVersion, Txn
+from streaming_jobs.positions import TopicOffsets, ends_of, starts_of
+from streaming_jobs.state.ledger_file import LedgerLine, RawLine
+from streaming_jobs.state.stream_record import Generation
+
+_PACE_OF = 2_000
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch on the path: where it ended by topic and partition, when, with which code; tables' versions then.
+
+    `seconds` is how long it took; None where that is not known.
+    """
+
+    txn: Txn
+    at: float
+    starts: TopicOffsets
+    ends: TopicOffsets
+    code: CodeVersion
+    versions: Mapping[str, int]
+    records: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The time that batches take: one per batch, and one per record, both in seconds."""
+
+    per_batch: float
+    per_record: float
+
+    def rate(self, records: int, largest: int) -> float:
+        """Records per second over that many, in batches of `largest`."""
+        return records / (math.ceil(records / largest) * self.per_batch + records * self.per_record)
+
+
+class History:
+    """The path: the newest batches are known, older ones are read from the ledger, by days, as a question needs them.
+
+    Where records were skipped, the path has a batch without records that ends after them.
+    """
+
+    def __init__(self, batches: Iterable[Batch] = (), older: Iterator[Sequence[RawLine]] | None = None) -> None:
+        self._known: list[Batch | RawLine] = list(batches)  # oldest first; a line is read when it is asked for
+        self._older = older if older is not None else iter(())
+
+    @property
+    def last(self) -> Batch | None:
+        """The newest batch."""
+        while not self._known and self._load():
+            pass
+        return self._batch(len(self._known) - 1) if self._known else None
+
+    @property
+    def position(self) -> TopicOffsets:
+        """The offsets at which the next batch begins; empty before the first one."""
+        return self.last.ends if self.last else {}
+
+    def append(self, batch: Batch) -> None:
+        """Add what the ledger's file does not know yet."""
+        self._known.append(batch)
+
+    def newest_first(self) -> Iterator[Batch]:
+        """Every batch, back to the oldest that the ledger keeps."""
+        seen = 0
+        while seen < len(self._known) or self._load():
+            if seen < len(self._known):
+                seen += 1
+                yield self._batch(len(self._known) - seen)
+
+    def last_within(self, wanted: TopicOffsets) -> Batch | None:
+        """The last batch that read nothing from `wanted` on; None when already the first one did."""
+        return self._last(lambda at: within(self._batch(at).ends, wanted))
+
+    def at_version(self, table: str, version: int) -> Batch | None:
+        """The last batch after which the table had at most that version; replayed ones have none of their own."""
+        return next((b for b in self.newest_first() if b.versions.get(table, 1 << 62) <= version), None)
+
+    def up_to(self, txn: Txn) -> Batch | None:
+        """The last batch at or before a position."""
+        return self._last(lambda at: self._known[at].txn <= txn)
+
+    def find(self, txn: Txn) -> Batch | None:
+        """The batch at a position, if it is on the path."""
+        batch = self.up_to(txn)
+        return batch if batch is not None and batch.txn == txn else None
+
+    def before(self, txn: Txn) -> Batch | None:
+        """The last batch before a position."""
+        return self._last(lambda at: self._known[at].txn < txn)
+
+    def between(self, after: Txn | None, up_to: Txn) -> list[Batch]:
+        """The batches after one position and up to another, oldest first."""
+        batches = []
+        for batch in self.newest_first():
+            if after is not None and batch.txn <= after:
+                break
+            if batch.txn <= up_to:
+                batches.append(batch)
+        return batches[::-1]
+
+    def numbered(self, number: int) -> Batch | None:
+        """The newest batch of that number; the border behind a skip, which reads nothing, if there is no other."""
+        border = None
+        for batch in self.newest_first():
+            if batch.txn.batch == number:
+                if batch.versions or batch.starts != batch.ends:
+                    return batch
+                border = border or batch
+        return border
+
+    def pace(self) -> Pace | None:
+        """The pace of its newest batches: a line laid through their sizes and times; None where that is not known.
+
+        A batch that began right after the one before it took all the time since, Spark's own part included.
+        """
+        newest: list[Batch] = []
+        for batch in self.newest_first():
+            newest.append(batch)
+            if len(newest) > _PACE_OF:
+                break
+        points = []
+        for batch, earlier in zip(newest, [*newest[1:], None], strict=True):
+            if batch.seconds is None or not batch.records:
+                continue
+            since = batch.at - earlier.at if earlier else math.inf
+            points.append((batch.records, since if 0 < since <= batch.seconds + 0.5 else batch.seconds))
+        if not points:
+            return None
+        size = sum(n for n, _ in points) / len(points)
+        time = sum(t for _, t in points) / len(points)
+        spread = sum((n - size) ** 2 for n, _ in points)
+        per_record = max(sum((n - size) * (t - time) for n, t in points) / spread, 0.0) if spread else 0.0
+        per_record = min(per_record, time / size)
+        return Pace(max(time - per_record * size, 0.001), per_record)
+
+    def _last(self, holds: Callable[[int], bool]) -> Batch | None:
+        """The last batch for which something holds that holds for all before it."""
+        while not (self._known and holds(0)):
+            if not self._load():
+                break
+        low, high = 0, len(self._known)
+        while low < high:
+            middle = (low + high) // 2
+            if holds(middle):
+                low = middle + 1
+            else:
+                high = middle
+        return self._batch(low - 1) if low else None
+
+    def _load(self) -> bool:
+        """Know one day more; False when there is none."""
+        day = next(self._older, None)
+        if day is None:
+            return False
+        first = self._known[0].txn if self._known else None
+        self._known[:0] = day if first is None else [line for line in day if line.txn < first]
+        return True
+
+    def _batch(self, at: int) -> Batch:
+        known = self._known[at]
+        if isinstance(known, RawLine):
+            known = self._known[at] = _from(known.read())
+        return known
+
+
+def lineage(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]) -> History:
+    """The path from a ledger's days, newest day first; of a batch that was repeated, the newest line counts."""
+    spans = generation_spans(generations)
+    batches = {number: (first - 1, last) for number, first, last in spans}  # a skip's border is before the first
+
+    def on_the_path() -> Iterator[Sequence[RawLine]]:
+        for day in days:
+            by_txn: dict[Txn, RawLine] = {}
+            for line in day:
+                first, last = batches.get(line.txn.generation, (1, 0))
+                if first <= line.txn.batch <= last:
+                    by_txn[line.txn] = line
+            yield [by_txn[txn] for txn in sorted(by_txn)]
+
+    return History(older=on_the_path())
+
+
+def _from(line: LedgerLine) -> Batch:
+    entry = line.entry
+    return Batch(
+        txn=entry.txn,
+        at=line.at,
+        starts=starts_of(entry.offsets),
+        ends=ends_of(entry.offsets),
+        code=entry.code,
+        versions=line.versions,
+        records=sum(r.records for r in entry.offsets),
+        seconds=line.seconds,
+    )
+
+
+def generation_spans(generations: Sequence[Generation]) -> Iterator[tuple[int, int, int]]:
+    """(generation, first batch, last batch) along the path, oldest first; the current one has no last batch."""
+    known = {g.number: g for g in generations}
+    spans: list[tuple[int, int, int]] = []
+    number: int | None = generations[-1].number
+    last = 1 << 32
+    while number is not None and number in known:
+        generation = known[number]
+        spans.append((number, generation.first_batch, last))
+        number, last = generation.from_generation, generation.from_batch
+    return iter(reversed(spans))
+
+
+def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
+    """True if a position is on the path; the end of one generation's span counts, where the next one goes on."""
+    return any(
+        number == txn.generation and first - 1 <= txn.batch <= last
+        for number, first, last in generation_spans(generations)
+    )
+
+
+def within(ends: TopicOffsets, wanted: TopicOffsets) -> bool:
+    """True if what ended there has read nothing from `wanted` on."""
+    return all(end <= wanted[topic].get(p, end) for topic, offsets in ends.items() for p, end in offsets.items())

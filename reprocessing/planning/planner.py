@@ -1,0 +1,232 @@
+"""From what is asked of one or more streams to a plan: look at each, choose where its replay starts, write it all down.
+
+A target that is ahead of the stream replays nothing: what lies between is skipped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from reprocessing.planning.conditions import UnknownColumn, broken
+from reprocessing.planning.first_bad_row import refuse_same_code
+from reprocessing.planning.history import generation_spans
+from reprocessing.planning.offline import OF_THE_STREAM, only_the_broker
+from reprocessing.planning.replay_start import replay_start
+from reprocessing.planning.snapshot import PlanningSnapshot, refuse_fenced
+from reprocessing.planning.targets import Resolved, Target, named_code, resolve
+from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan
+from reprocessing.plans.plan_file import next_id, save, sealed
+from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.tables import existing_table, open_tables
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.savepoints import Savepoint
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a recovery for one stream.
+
+    `resolved` and `base`, if given, are taken instead of being worked out. With `same_code` the code that a target
+    names as wrong may be the one that runs the replay.
+    """
+
+    snapshot: PlanningSnapshot
+    target: Target
+    checks: Checks = NO_CHECKS
+    resolved: Resolved | None = None
+    base: Savepoint | None = None
+    discard_state: bool = False
+    same_code: bool = False
+
+
+def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | None = None) -> RecoveryPlan:
+    """The plan for these requests, each of another stream, in the order in which they are to be put right.
+
+    It is written to disk, and named for the first stream. Raises UsageError or PreflightRefused with the ways out.
+    """
+    drafts = [_draft(request, undoes) for request in requests]
+    name = next_id(settings, drafts[0].stream)
+    streams = tuple(
+        replace(draft, id=name, staging=name if number == 0 else f"{name}.{draft.stream}")
+        for number, draft in enumerate(drafts)
+    )
+    plan = sealed(RecoveryPlan(id=name, made_at=time.time(), streams=streams, undoes=undoes))
+    save(settings, plan)
+    return plan
+
+
+def _draft(request: Request, undoes: str | None) -> StreamPlan:
+    """The plan of one stream, without the name of the recovery."""
+    snapshot, target, checks = request.snapshot, request.target, request.checks
+    refuse_fenced(snapshot)
+    saw = snapshot.world
+    if snapshot.unreachable is not None and target.kind not in OF_THE_STREAM:
+        raise only_the_broker(snapshot.unreachable, "where the topics begin and end")
+    _refuse_other_topics(snapshot)
+    stateful = bool(snapshot.record.state_fingerprint)
+    if request.discard_state and not stateful:
+        raise UsageError(f"stream {snapshot.stream.name} keeps no state", "leave out --discard-state")
+    remarks: list[str] = []
+    if target.kind == "code":
+        code = named_code(target.value, snapshot.record)
+        did = f"is what {target} goes back before,"
+        remarks = refuse_same_code(snapshot, code.version, did, same_code=request.same_code)
+    resolved = request.resolved or resolve(target, snapshot.view())
+    if resolved.ahead and (request.discard_state or checks != NO_CHECKS):
+        raise UsageError(
+            "the target is ahead of the stream: nothing is replayed, so there is no state to discard and nothing to "
+            "check",
+            "leave --discard-state, --require and --max-changed out",
+        )
+    if not resolved.ahead:
+        _refuse_append_only(snapshot)
+    remarks += _unknown_yet(snapshot, checks)
+    start, notes, discards = _start(request, resolved)
+    if start.savepoint is not None and not discards:
+        _refuse_other_state(snapshot, start.savepoint, undoes)
+    plan = StreamPlan(
+        id="",
+        stream=snapshot.stream.name,
+        kind="skip" if resolved.ahead else "rewind",
+        target=_words(target, resolved),
+        wanted=resolved.wanted,
+        notes=(*resolved.notes, *notes, *remarks, *snapshot.notes, *_reminders(snapshot, resolved, start)),
+        saw=saw,
+        base=start,
+        stateful=stateful,
+        rate=_rate(snapshot, start),
+        record_bytes=None if resolved.ahead else _mean_size(snapshot, start),
+        checks=checks,
+        staging="",
+        discards_state=discards,
+    )
+    if plan.discards_state and not plan.records:
+        raise UsageError("the target is the topic's end: there is nothing to replay", "choose an earlier one")
+    return plan
+
+
+def _start(request: Request, resolved: Resolved) -> tuple[Base, list[str], bool]:
+    """The replay's start, what is to be said about it, and whether state is discarded."""
+    snapshot = request.snapshot
+    if resolved.ahead:
+        here = Base(None, snapshot.record.generation, snapshot.world.batch, snapshot.history.position)
+        return here, [], False
+    base = request.base
+    if request.target.kind == "savepoint" and base is None:
+        base = next(s for s in snapshot.savepoints if s.txn == resolved.batch)
+    return replay_start(snapshot, resolved, base, discard_state=request.discard_state)
+
+
+def _words(target: Target, resolved: Resolved) -> str:
+    """The target for people; one that names code also names the batch."""
+    if target.kind != "code":
+        return str(target)
+    return f"batch {resolved.batch.batch if resolved.batch else -1}, before code {target.value}"
+
+
+def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
+    """Report an invalid rule now, not after the replay; note a column that only the new code may add.
+
+    Raises UsageError for any other rule that the table cannot answer.
+    """
+    notes = []
+    last = snapshot.history.last
+    changed = last is None or last.code != snapshot.world.code
+    table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
+    for rule in checks.rules:
+        try:
+            broken(table.readable(), [rule])
+        except UnknownColumn as error:
+            if not changed:
+                raise
+            notes.append(
+                f"the table has no column {error.column} yet: {rule} is asked of the rebuilt rows, and the replay ends "
+                "at once if they have none either"
+            )
+    return notes
+
+
+def _refuse_append_only(snapshot: PlanningSnapshot) -> None:
+    for table in open_tables(snapshot.settings, snapshot.stream).values():
+        table.check_removable()
+
+
+def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str | None) -> None:
+    """Raise UsageError where the savepoint's state does not fit the code of today, as far as that is known.
+
+    It is known for the code that the stream ran last. For any other code the replay finds out, before it publishes.
+    """
+    record = snapshot.record
+    kept = next((s for s in savepoints.savepoints(snapshot.settings, record.stream) if s.id == savepoint), None)
+    ran = record.code[-1] if record.code else None
+    if kept is None or ran is None or ran.version != snapshot.world.code or kept.code == snapshot.world.code:
+        return
+    if words := differences(kept.state_fingerprint, record.state_fingerprint):
+        ways = (
+            f"deploy code {kept.code.hash} again, then: recourse recover undo {undoes}"
+            if undoes
+            else "rebuild the state: --to-batch -1; or begin with empty state: --discard-state"
+        )
+        raise UsageError(f"the state of savepoint {savepoint} was made by another aggregation: {words}", ways)
+
+
+def _refuse_other_topics(snapshot: PlanningSnapshot) -> None:
+    for topic in snapshot.around.topics:
+        bound = snapshot.record.topic(topic.name)
+        if topic.topic_id is None or (bound is not None and bound.topic_id != topic.topic_id):
+            raise PreflightRefused(
+                f"topic {topic.name} was deleted{' and made anew' if topic.topic_id else ''}: what it held before "
+                "cannot be read again",
+                "nothing can be replayed from it; start the stream over",
+            )
+    if {topic.name for topic in snapshot.record.topics} != {topic.name for topic in snapshot.around.topics}:
+        raise PreflightRefused(
+            f"stream {snapshot.stream.name} reads other topics than it did", "declare the topics it began with again"
+        )
+
+
+def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base) -> list[str]:
+    """What people have decided since, which the replay does not know of."""
+    if resolved.ahead:
+        return []
+    lives = {number for number, _, _ in generation_spans(snapshot.record.generations)}
+    read_now = [
+        {**void, "from": max(void["from"], begin)}
+        for void in snapshot.record.void_ranges
+        if (begin := start.ends.get(void["topic"], {}).get(void["partition"], void["from"])) < void["to"]
+        and void.get("generation", snapshot.record.generation) in lives
+    ]
+    return [
+        *(
+            f"{v['topic']} partition {v['partition']}: {v['from']} to {v['to'] - 1} are read; {v['plan']} skipped them"
+            for v in read_now
+        ),
+        *(
+            f"version {a.version} of table {a.table} was accepted ({a.why}): the replay does not repeat it"
+            for a in snapshot.record.accepted
+        ),
+    ]
+
+
+def _rate(snapshot: PlanningSnapshot, base: Base) -> float | None:
+    """Records a second that a replay from there can be expected to make; None when the ledger does not say."""
+    pace = snapshot.history.pace()
+    latest = {(t.name, p): end for t in snapshot.around.topics for p, end in t.latest.items()}
+    records = sum(max(end - base.ends.get(t, {}).get(p, 0), 0) for (t, p), end in latest.items())
+    largest = snapshot.settings.for_stream(snapshot.stream.name).max_offsets_per_trigger
+    return round(pace.rate(records, largest), 1) if pace is not None and records else None
+
+
+def _mean_size(snapshot: PlanningSnapshot, base: Base) -> float | None:
+    """Bytes of an average record at the replay's beginning, over the topics."""
+    sizes = []
+    for topic in snapshot.around.topics:
+        begins = {p: max(base.ends.get(topic.name, {}).get(p, 0), first) for p, first in topic.earliest.items()}
+        begins = {p: offset for p, offset in begins.items() if offset < topic.latest.get(p, 0)}
+        if begins and (size := snapshot.topics.mean_size(topic.name, begins)) is not None:
+            sizes.append(size)
+    return round(sum(sizes) / len(sizes), 1) if sizes else None

@@ -1,0 +1,115 @@
+"""Where a replay starts.
+
+It is the latest of: a savepoint at or before the target; the target's own batch, while Spark's log and the table's log
+still reach it (a savepoint of it is then taken at once, so that it is there when the plan is applied); the very start
+of the stream, if the topics still have every record since. None of these: the plan is refused, unless it may discard
+the state.
+"""
+
+from __future__ import annotations
+
+from reprocessing.planning.history import in_lineage
+from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.planning.targets import Resolved
+from reprocessing.plans.plan import Base
+from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.ledger import Txn
+from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.checkpoint_cut import cuttable
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_folder import StreamFolder
+
+Start = tuple[Base, list[str], bool]
+"""The base, what is to be said about it, and whether state is discarded."""
+
+
+def replay_start(
+    snapshot: PlanningSnapshot, resolved: Resolved, base: Savepoint | None, *, discard_state: bool
+) -> Start:
+    """The start of a replay to `resolved`, from `base` if that is given; raises UsageError with the ways out."""
+    if base is None:
+        return _base(snapshot, resolved, discard_state=discard_state)
+    if gone := _lost(base.ends, snapshot):
+        raise UsageError(f"savepoint {base.id} cannot be replayed from: {gone}", _ways_back(snapshot))
+    return *_from_savepoint(base, base.txn), discard_state
+
+
+def _base(snapshot: PlanningSnapshot, resolved: Resolved, *, discard_state: bool) -> Start:
+    name, record = snapshot.stream.name, snapshot.record
+    wanted = resolved.batch
+    if wanted is not None:
+        kept = [s for s in snapshot.savepoints if in_lineage(record.generations, s.txn) and s.txn <= wanted]
+        kept = [s for s in kept if not _lost(s.ends, snapshot)]
+        if (not kept or kept[-1].txn < wanted) and (taken := _take(snapshot, wanted)) is not None:
+            kept += [taken] if not _lost(taken.ends, snapshot) else []
+        if kept:
+            return *_from_savepoint(kept[-1], wanted), discard_state
+    starts = record.starts
+    gone = _lost(starts, snapshot)
+    if not gone:
+        notes = ["no savepoint is that old: everything is replayed from the stream's start"] if wanted else []
+        return Base(None, record.generation, -1, starts), notes, False
+    if discard_state:
+        first = {topic.name: topic.earliest for topic in snapshot.around.topics}
+        begin = {
+            topic: {p: max(offset, first[topic].get(p, 0)) for p, offset in each.items()}
+            for topic, each in resolved.wanted.items()
+        }
+        notes = [f"no savepoint is that old, and {gone}: the tables begin empty at the target"]
+        if begin != resolved.wanted:
+            notes.append("the target's own records are gone: it begins with the first that the topic still has")
+        return Base(None, record.generation, -1, begin), notes, True
+    raise UsageError(
+        f"stream {name} cannot go back that far: no savepoint is as old as {wanted or 'its start'}, and {gone}",
+        _ways_back(snapshot),
+    )
+
+
+def _ways_back(snapshot: PlanningSnapshot) -> str:
+    """The oldest moments that can still be gone back to, in words."""
+    ways = []
+    generations, current = snapshot.record.generations, snapshot.record.generation
+    for savepoint in snapshot.savepoints:
+        if in_lineage(generations, savepoint.txn) and not _lost(savepoint.ends, snapshot):
+            ways.append(f"--savepoint {savepoint.id}")
+            break
+    cuts = cuttable(StreamFolder.of(snapshot.settings, snapshot.stream.name).checkpoint(current))
+    for batch in snapshot.history.between(Txn(current, cuts.start - 1), Txn(current, cuts.stop - 2)):
+        here = batch.txn.generation == current and batch.txn.batch in cuts
+        if here and batch.versions and not _lost(batch.ends, snapshot):
+            ways.append(f"--to-batch {batch.txn.batch}")
+            break
+    way = f"the oldest way back is {' or '.join(ways)}" if ways else "no way back is left"
+    return way + (", or begin with empty state: --discard-state" if snapshot.record.state_fingerprint else "")
+
+
+def _from_savepoint(savepoint: Savepoint, wanted: Txn) -> tuple[Base, list[str]]:
+    notes = []
+    if savepoint.txn < wanted:
+        notes.append(f"the nearest savepoint before {wanted} is {savepoint.id}: the replay starts there")
+    return Base(savepoint.id, savepoint.generation, savepoint.batch, savepoint.ends), notes
+
+
+def _take(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
+    """A savepoint of the target's own batch, if the logs still show that moment."""
+    checkpoint = StreamFolder.of(snapshot.settings, snapshot.stream.name).checkpoint(wanted.generation)
+    if wanted.generation != snapshot.record.generation or wanted.batch not in cuttable(checkpoint):
+        return None
+    try:
+        return savepoints.take(
+            snapshot.settings, snapshot.stream, snapshot.record, wanted.batch, "recovery", "for a plan"
+        )
+    except PreflightRefused:  # a table's log no longer reaches back to it
+        savepoints.drop(snapshot.settings, snapshot.stream, savepoints.name_of(wanted))
+        return None
+
+
+def _lost(ends: TopicOffsets, snapshot: PlanningSnapshot) -> str:
+    """What a replay from these offsets would miss, in words; empty if nothing."""
+    for topic in snapshot.around.topics:
+        for partition, first in topic.earliest.items():
+            begin = ends.get(topic.name, {}).get(partition)
+            if begin is not None and begin < first:
+                return f"offsets {begin} to {first - 1} of topic {topic.name}, partition {partition}, are gone"
+    return ""

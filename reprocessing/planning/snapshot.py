@@ -1,0 +1,135 @@
+"""A stream as planning finds it: its record, its tables and topics, its history, its savepoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from reprocessing.planning.history import Batch, History, lineage
+from reprocessing.planning.targets import View
+from reprocessing.plans.journal import next_step
+from reprocessing.plans.plan import PlannedAgainst, SawTable, SawTopic
+from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.positions import ends_of, starts_of
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
+from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
+from streaming_jobs.runtime.code_version import code_version
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.tables import all_tables, open_table
+from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.stream import Stream
+
+
+@dataclass(frozen=True)
+class PlanningSnapshot:
+    """A stream as planning finds it; `unreachable` where no broker answered (`offline.py`)."""
+
+    settings: Settings
+    stream: Stream
+    topics: TopicReader
+    record: StreamRecord
+    around: StreamSnapshot
+    history: History
+    savepoints: Sequence[Savepoint]
+    notes: Sequence[str] = ()
+    unreachable: BrokerUnreachable | None = None
+
+    @cached_property
+    def world(self) -> PlannedAgainst:
+        """What a plan keeps of it; raises UsageError where there is nothing to put right."""
+        if self.history.last is None:
+            raise UsageError(f"stream {self.stream.name} has not run a batch yet", "there is nothing to put right")
+        last = self.history.last.txn
+        code = code_version(self.stream, self.settings.flows)
+        return PlannedAgainst(
+            generation=self.record.generation,
+            batch=last.batch,
+            code=code,
+            tables=tuple(self._tables()),
+            topics=tuple(_saw(topic) for topic in self.around.topics),
+        )
+
+    def view(self) -> View:
+        """What resolving a target looks at."""
+        return View(
+            record=self.record,
+            history=self.history,
+            topics=self.around.topics,
+            savepoints=self.savepoints,
+            for_time=self.topics.offsets_for_time,
+            now=time.time(),
+        )
+
+    def _tables(self) -> list[SawTable]:
+        found = []
+        for declared, role in all_tables(self.stream):
+            table = open_table(self.settings, declared, self.stream.name)
+            if table is None and role == "deletes":  # the stream has not run since it remembers deletes
+                continue
+            if table is None:
+                raise PreflightRefused(f"table {declared.name} is gone", "put it back from a copy")
+            table.check_one_commit()
+            files, size = table.size()
+            found.append(
+                SawTable(
+                    name=declared.name,
+                    role=role,
+                    table_id=table.table_id,
+                    version=table.version,
+                    files=files,
+                    size=size,
+                    mode=declared.mode,
+                )
+            )
+        return found
+
+
+def planning_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> PlanningSnapshot:
+    """Gather everything; raises UsageError for a stream that has never run. Takes no lease and changes nothing."""
+    record = stream_record.load(settings, stream.name)
+    if record is None:
+        raise UsageError(f"stream {stream.name} has never run", "there is nothing to put right")
+    around = take_snapshot(settings, stream, topics)
+    history = lineage(record.generations, ledger_file(settings, stream.name).days(stream.name))
+    entry = next(t.entry for t in around.tables if t.role == "primary")
+    ours = entry is not None and entry.kind in ("batch", "publish") and entry.generation == record.generation
+    if entry is not None and ours and entry.batch >= 0 and history.find(entry.txn) is None:
+        history.append(_batch(entry))
+    return PlanningSnapshot(
+        settings, stream, topics, record, around, history, savepoints.savepoints(settings, stream.name)
+    )
+
+
+def refuse_fenced(found: PlanningSnapshot) -> None:
+    """Raise PreflightRefused when another recovery has fenced a table and is not over."""
+    for table in found.around.tables:
+        if table.entry is not None and (
+            table.entry.kind == "fence"
+            or (table.entry.kind == "publish" and table.entry.generation > found.record.generation)
+        ):
+            raise PreflightRefused(
+                f"the recovery plan {table.entry.plan} of table {table.name} is under way",
+                next_step(table.entry.plan or "PLAN", "applying"),
+            )
+
+
+def _saw(topic: TopicSnapshot) -> SawTopic:
+    return SawTopic(topic.name, topic.topic_id or "", dict(topic.earliest), dict(topic.latest))
+
+
+def _batch(entry: LedgerEntry) -> Batch:
+    return Batch(
+        txn=entry.txn,
+        at=time.time(),
+        starts=starts_of(entry.offsets),
+        ends=ends_of(entry.offsets),
+        code=entry.code,
+        versions={},
+        records=sum(r.records for r in entry.offsets),
+    )

@@ -1,0 +1,330 @@
+"""Targets of a recovery. Every one becomes exact offsets per partition and the end of one batch at or before them.
+
+    earliest, latest            the topic's first record that is left; its end
+    offsets, file               per partition; the file is the CSV of Kafka's own tool: topic,partition,offset
+    shift-by N                  N records from the stream's position, in each partition; back is negative
+    duration, datetime          the first record at or after a time; a datetime names its zone; a partition that has
+                                no such record stays where the stream is
+    batch N, table-version V    the end of a batch, or of the batch that made a version of the primary table
+    savepoint, code             a savepoint; before the first batch of a version of the code
+
+Offsets outside of what the topic holds are moved to its edge, and the plan says so. If every partition
+of a target is at or ahead of the stream, and at least one ahead, the plan skips the records between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, get_args
+
+from reprocessing.planning.history import Batch, History, generation_spans, in_lineage, within
+from reprocessing.planning.offsets_text import parse_offsets, read_offsets
+from streaming_jobs.durations import parse_duration
+from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger import Txn
+from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.preflight.snapshot import TopicSnapshot
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import CodeSince, StreamRecord
+
+Kind = Literal[
+    "earliest",
+    "latest",
+    "offsets",
+    "file",
+    "shift-by",
+    "duration",
+    "datetime",
+    "batch",
+    "table-version",
+    "savepoint",
+    "code",
+]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target as text; raises UsageError for a kind that there is not."""
+
+    kind: Kind
+    value: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise UsageError(f"there is no target '{self.kind}'", f"choose one of {', '.join(get_args(Kind))}")
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value}".strip()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A target in the stream's own terms: the batch after which all is replayed (None: from the very start).
+
+    `wanted` are the offsets asked for, `notes` say in words what was moved and why. With `ahead` it goes forward to
+    `wanted`, and there is no batch.
+    """
+
+    batch: Txn | None
+    wanted: TopicOffsets
+    notes: tuple[str, ...] = ()
+    ahead: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """The stream as resolving a target sees it.
+
+    `now` in seconds since 1970; `for_time` gives the offsets for a topic and a time in ms.
+    """
+
+    record: StreamRecord
+    history: History
+    topics: Sequence[TopicSnapshot]
+    savepoints: Sequence[Savepoint]
+    for_time: Callable[[str, int], Mapping[int, int]]
+    now: float
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def position(self) -> TopicOffsets:
+        """Where the stream's last batch ended."""
+        if self.history.last is None:
+            raise UsageError(f"stream {self.record.stream} has not run a batch yet", "there is nothing to put right")
+        return self.history.position
+
+    @property
+    def starts(self) -> TopicOffsets:
+        """Where the stream began."""
+        return self.record.starts
+
+
+def resolve(target: Target, view: View) -> Resolved:
+    """The batch that the stream goes back to; raises UsageError for a target that cannot be."""
+    if target.kind == "savepoint":
+        return _savepoint(target.value, view)
+    if target.kind in ("batch", "table-version", "code"):
+        return _batch(target, view)
+    wanted = _clamped(_wanted(target, view), view)
+    if not _behind(wanted, view):
+        return Resolved(None, wanted, tuple(view.notes), ahead=True)
+    return at_or_before(wanted, view)
+
+
+def at_or_before(wanted: TopicOffsets, view: View) -> Resolved:
+    """The last batch that read nothing from these offsets on."""
+    border: Batch | Savepoint | None = view.history.last_within(wanted)
+    notes = list(view.notes)
+    if border is None:  # the ledger may not reach back that far
+        earlier = [s for s in view.savepoints if in_lineage(view.record.generations, s.txn) and within(s.ends, wanted)]
+        border = earlier[-1] if earlier else None
+    if border is not None and any(
+        border.ends.get(topic, {}).get(p) != offset for topic, each in wanted.items() for p, offset in each.items()
+    ):
+        notes.append(f"moved back to the border of {border.txn}, which ended at {_words(border.ends)}")
+    if border is None:
+        notes.append(f"moved back to the stream's very start, {_words(view.starts)}")
+    return Resolved(border.txn if border else None, wanted, tuple(notes))
+
+
+def _wanted(target: Target, view: View) -> dict[str, dict[int, int]]:
+    names = [topic.name for topic in view.topics]
+    if target.kind == "earliest":
+        return {topic.name: dict(topic.earliest) for topic in view.topics}
+    if target.kind == "latest":
+        return {topic.name: dict(topic.latest) for topic in view.topics}
+    if target.kind == "offsets":
+        return _complete(parse_offsets(target.value, names), view)
+    if target.kind == "file":
+        return _complete(read_offsets(Path(target.value)), view)
+    if target.kind == "shift-by":
+        shift = _integer(target, "a number of records, such as -1000")
+        return {topic: {p: max(o + shift, 0) for p, o in each.items()} for topic, each in view.position.items()}
+    return _at_time(_instant(target, view.now), view)
+
+
+def _at_time(at: float, view: View) -> dict[str, dict[int, int]]:
+    """The first records at or after a time; a partition without one stays where the stream is, which is noted."""
+    wanted: dict[str, dict[int, int]] = {}
+    dated = False
+    for topic in view.topics:
+        offsets = wanted[topic.name] = dict(view.for_time(topic.name, int(at * 1000)))
+        late = [p for p, offset in offsets.items() if offset >= topic.latest.get(p, 0)]
+        dated = dated or len(late) < len(offsets)
+        for partition in late:  # a time that no record answers to says nothing about what was not read yet
+            here = view.position.get(topic.name, {}).get(partition, topic.earliest.get(partition, 0))
+            offsets[partition] = min(offsets[partition], here)
+        if late:
+            view.notes.append(
+                f"no record of {topic.name} at or after that time in partitions {_list(late)}: they stay where the "
+                "stream is"
+            )
+    if not dated:
+        raise UsageError(
+            f"no record of {_list(topic.name for topic in view.topics)} at or after {instant_words(at)}",
+            "choose an earlier time; to skip what was not read yet: --to-latest",
+        )
+    return wanted
+
+
+def _instant(target: Target, now: float) -> float:
+    if target.kind == "duration":
+        return now - parse_duration(target.value).total_seconds()
+    try:
+        at = datetime.fromisoformat(target.value)
+    except ValueError as error:
+        raise UsageError(f"'{target.value}' is not a time", "write 2026-11-21T08:00:00+00:00") from error
+    if at.tzinfo is None:
+        raise UsageError(
+            f"the time {target.value} names no zone", f"write {at.isoformat()}+00:00 for UTC, or the zone that you mean"
+        )
+    return at.timestamp()
+
+
+def _complete(offsets: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
+    """Every partition that the stream reads has to be named, and nothing else."""
+    for topic, position in view.position.items():
+        missing = sorted(set(position) - set(offsets.get(topic, {})))
+        if missing:
+            raise UsageError(
+                f"the offsets leave out partition {_list(missing)} of topic {topic}", "name every partition"
+            )
+        unknown = sorted(set(offsets[topic]) - set(position))
+        if unknown:
+            raise UsageError(f"topic {topic} has no partition {_list(unknown)}", "leave it out")
+    if others := sorted(set(offsets) - set(view.position)):
+        raise UsageError(f"stream {view.record.stream} does not read topic {_list(others)}", "leave it out")
+    return offsets
+
+
+def _clamped(wanted: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
+    """Within what the topic holds; each move is noted."""
+    known = {topic.name: topic for topic in view.topics}
+    for topic, each in wanted.items():
+        for partition, offset in each.items():
+            first, end = known[topic].earliest.get(partition, 0), known[topic].latest.get(partition, 0)
+            inside = min(max(offset, first), end)
+            if inside != offset:
+                edge = "first record left" if inside == first else "end"
+                view.notes.append(f"{topic} partition {partition}: {offset} moved to the topic's {edge}, {inside}")
+            each[partition] = inside
+    return wanted
+
+
+def _behind(wanted: dict[str, dict[int, int]], view: View) -> bool:
+    """True if this goes back; a partition that is ahead of the stream then stays where the stream is, which is noted.
+
+    Raises UsageError for the stream's own position.
+    """
+    known = {topic.name: topic for topic in view.topics}
+    at = {topic: dict(view.position.get(topic, {})) for topic in wanted}
+    for topic, each in wanted.items():
+        for partition in each:
+            if partition not in at[topic]:
+                view.notes.append(f"partition {partition} of {topic} is new: the stream has read nothing of it yet")
+                at[topic][partition] = known[topic].earliest.get(partition, 0)
+    pairs = [(topic, partition, offset) for topic, each in wanted.items() for partition, offset in each.items()]
+    back = any(offset < at[topic][partition] for topic, partition, offset in pairs)
+    if not back and all(offset == at[topic][partition] for topic, partition, offset in pairs):
+        raise UsageError(f"stream {view.record.stream} is at {_words(view.position)} already", "choose another target")
+    for topic, partition, offset in pairs:
+        if back and offset > at[topic][partition]:
+            wanted[topic][partition] = at[topic][partition]
+            view.notes.append(
+                f"{topic} partition {partition}: {offset} is ahead of the stream, which is at {at[topic][partition]}; "
+                "nothing is skipped in a plan that goes back"
+            )
+    return back
+
+
+def _batch(target: Target, view: View) -> Resolved:
+    history = view.history
+    position = view.position  # raises where there is no batch
+    if target.kind == "code":
+        since = named_code(target.value, view.record)
+        first = Txn(since.generation, since.batch)
+        return Resolved(*before(first, view))
+    if target.kind == "table-version":
+        version = _integer(target, "a version of the table")
+        table = next(t.name for t in view.record.tables if t.role == "primary")
+        batch = history.at_version(table, version)
+        if batch is None:
+            raise UsageError(f"no batch in the ledger is as old as version {version} of {table}", "choose a savepoint")
+    else:
+        number = _integer(target, "the number of a batch")
+        if number == -1:
+            return Resolved(None, view.starts)
+        batch = history.numbered(number)
+        if batch is None:
+            known = sorted(batch.txn.batch for batch in history.newest_first())
+            raise UsageError(
+                f"batch {number} is not in the ledger ({known[0]} to {known[-1]} are)", "choose one of those"
+            )
+    assert batch is not None
+    if batch.ends == position:
+        raise UsageError(f"{batch.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
+    return Resolved(batch.txn, batch.ends)
+
+
+def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
+    """The end of the last batch before a position, and its offsets; None and the start where there was none.
+
+    Raises UsageError when neither ledger nor savepoints reach back to it.
+    """
+    batch = view.history.before(txn)
+    if batch is not None:
+        return batch.txn, batch.ends
+    generations = view.record.generations
+    earlier = [s for s in view.savepoints if in_lineage(generations, s.txn) and s.txn < txn]
+    if earlier:
+        return earlier[-1].txn, earlier[-1].ends
+    number, first, _ = next(generation_spans(generations))
+    if txn > Txn(number, first):
+        raise UsageError(f"what came before {txn} is no longer in the ledger", "choose a savepoint, or --to-batch -1")
+    return None, view.starts
+
+
+def named_code(text: str, record: StreamRecord) -> CodeSince:
+    """The newest code of that hash, or of one that begins so, and since when it ran without a break; raises UsageError.
+
+    Another version of the package is no break: the function is the same.
+    """
+    codes = record.code
+    at = max((i for i, code in enumerate(codes) if text and code.hash.startswith(text)), default=None)
+    if at is None:
+        known = _list([c.hash for c in record.code])
+        raise UsageError(f"stream {record.stream} has never run code '{text}'", f"it ran {known}")
+    while at and codes[at - 1].hash == codes[at].hash:
+        at -= 1
+    return codes[at]
+
+
+def _savepoint(name: str, view: View) -> Resolved:
+    savepoint = next((s for s in view.savepoints if s.id == name), None)
+    if savepoint is None:
+        known = _list([s.id for s in view.savepoints]) or "there are none"
+        raise UsageError(f"stream {view.record.stream} has no savepoint '{name}'", f"choose one: {known}")
+    return Resolved(savepoint.txn, savepoint.ends)
+
+
+def _integer(target: Target, what: str) -> int:
+    try:
+        return int(target.value)
+    except ValueError as error:
+        raise UsageError(f"--{target.kind} {target.value}: not {what}", f"give {what}") from error
+
+
+def _list(items: Iterable[object]) -> str:
+    return ", ".join(str(item) for item in items)
+
+
+def _words(offsets: TopicOffsets) -> str:
+    return "; ".join(f"{t} " + ", ".join(f"{p}:{o}" for p, o in sorted(each.items())) for t, each in offsets.items())
+
+
+def instant_words(at: float) -> str:
+    """A time as the plan shows it, UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,153 @@
+"""Plans on disk: `<state>/recoveries/<plan>/plan.json`, and where a plan's other files lie.
+
+The fingerprint is checked when a plan is read, so a file that was edited by hand is refused. Format 1 is that of plans
+that were of one stream each; they are read as such.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from streaming_jobs.errors import UsageError
+from streaming_jobs.files import private_folder, sync, write_json
+from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.positions import decode, decode_partitions
+from streaming_jobs.settings import Settings
+from streaming_jobs.stream import checked_name
+
+_FORMAT = 2
+_ONE_STREAM = 1
+_ID = re.compile(r"[a-z][a-z0-9_]*-\d{4,}")
+
+
+def folder(settings: Settings, plan: str) -> Path:
+    """A plan's folder; raises UsageError for a name that no plan has."""
+    if not _ID.fullmatch(plan):
+        raise UsageError(f"'{plan}' is not the name of a plan", "see `recourse recover list`")
+    return settings.state / "recoveries" / plan
+
+
+def staging(settings: Settings, plan: StreamPlan) -> Path:
+    """Where the staging tables of a plan's stream lie: beside the tables, on the same file system."""
+    return settings.tables / "_staging" / plan.staging
+
+
+def next_id(settings: Settings, stream: str) -> str:
+    """A name that no plan has yet; its folder is made, so that two planners never get the same."""
+    place = private_folder(settings.state / "recoveries")
+    checked_name("stream", stream)
+    taken = [int(p.name.rpartition("-")[2]) for p in place.glob(f"{stream}-*") if _ID.fullmatch(p.name)]
+    number = max(taken, default=0) + 1
+    while True:
+        try:
+            (place / f"{stream}-{number:04d}").mkdir(mode=0o700)
+            return f"{stream}-{number:04d}"
+        except FileExistsError:
+            number += 1
+
+
+def save(settings: Settings, plan: RecoveryPlan) -> Path:
+    """Write the plan; it is on disk when this returns."""
+    path = private_folder(folder(settings, plan.id)) / "plan.json"
+    write_json(path, {"format": _FORMAT, **asdict(plan)})
+    sync(path.parent.parent)
+    return path
+
+
+def load(settings: Settings, name: str) -> RecoveryPlan:
+    """The plan of that name; raises UsageError if there is none or its file was changed by hand."""
+    path = folder(settings, name) / "plan.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        written = value.pop("format")
+        if written not in (_ONE_STREAM, _FORMAT):
+            raise UsageError(f"{path} was written by a newer version", "use the newer recourse-streams")
+        plan = _of_one_stream(value) if written == _ONE_STREAM else _decoded(value)
+    except FileNotFoundError:
+        raise UsageError(f"there is no plan {name}", "see `recourse recover list`") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"plan {name} cannot be read: {error}", "make a new plan") from error
+    sealed = _fingerprint(_as_of_one_stream(plan) if written == _ONE_STREAM else asdict(plan))
+    if plan.fingerprint != sealed or plan.id != name:
+        raise UsageError(f"plan {name} was changed by hand after it was made", "make a new plan")
+    return plan
+
+
+def names(settings: Settings) -> list[str]:
+    """All plans, oldest first."""
+    place = settings.state / "recoveries"
+    paths = [p for p in place.glob("*/plan.json") if _ID.fullmatch(p.parent.name)] if place.is_dir() else []
+    return [path.parent.name for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
+
+
+def names_of(settings: Settings, stream: str) -> list[str]:
+    """The plans that a stream is in, oldest first; one that cannot be read counts for the stream in its name."""
+    return [name for name in names(settings) if stream in _streams(settings, name)]
+
+
+def sealed(plan: RecoveryPlan) -> RecoveryPlan:
+    """The plan with its fingerprint."""
+    return replace(plan, fingerprint=_fingerprint(asdict(plan)))
+
+
+def _streams(settings: Settings, name: str) -> list[str]:
+    by_name = [name.rpartition("-")[0]]
+    try:
+        value = json.loads((folder(settings, name) / "plan.json").read_text(encoding="utf-8"))
+        return [each["stream"] for each in value["streams"]] if value["format"] == _FORMAT else by_name
+    except (OSError, ValueError, KeyError, TypeError):
+        return by_name
+
+
+def _fingerprint(value: dict[str, Any]) -> str:
+    text = json.dumps({**value, "fingerprint": ""}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _decoded(value: dict[str, Any]) -> RecoveryPlan:
+    return RecoveryPlan(**{**value, "streams": tuple(_stream_plan(each) for each in value["streams"])})
+
+
+def _of_one_stream(value: dict[str, Any]) -> RecoveryPlan:
+    """A plan of format 1, whose stream's fields stand beside its own."""
+    its_own = {key: value.pop(key) for key in ("made_at", "undoes", "fingerprint")}
+    kind = "skip" if value.pop("skips") else "rewind"
+    only = _stream_plan({**value, "kind": kind, "staging": value["id"]})
+    return RecoveryPlan(id=value["id"], streams=(only,), **its_own)
+
+
+def _as_of_one_stream(plan: RecoveryPlan) -> dict[str, Any]:
+    """The fields as format 1 has them, over which its fingerprint goes."""
+    (only,) = plan.streams
+    fields = {key: field for key, field in asdict(only).items() if key not in ("kind", "staging")}
+    return {**fields, "skips": only.skips, "made_at": plan.made_at, "undoes": plan.undoes}
+
+
+def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
+    saw, base, checks = value["saw"], value["base"], value["checks"]
+    return StreamPlan(
+        **{
+            **value,
+            "notes": tuple(value["notes"]),
+            "wanted": decode(value["wanted"]),
+            "saw": PlannedAgainst(
+                generation=saw["generation"],
+                batch=saw["batch"],
+                code=CodeVersion(*saw["code"]),
+                tables=tuple(SawTable(**table) for table in saw["tables"]),
+                topics=tuple(
+                    SawTopic(t["name"], t["topic_id"], decode_partitions(t["earliest"]), decode_partitions(t["latest"]))
+                    for t in saw["topics"]
+                ),
+            ),
+            "base": Base(**{**base, "ends": decode(base["ends"])}),
+            "checks": Checks(tuple(checks["rules"]), checks["max_changed"]),
+        }
+    )

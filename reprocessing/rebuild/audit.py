@@ -1,0 +1,291 @@
+"""Before publishing: how do the rebuilt rows differ from the published ones?
+
+DataFusion reads both tables through deltalake, without Spark (`StoredTable.readable`). A table with keys is compared
+key by key, any other as a bag of rows. What differs is counted by time too, where the table has a column of times. Of
+the rows that differ those are shown whose numbers differ most, each column measured by its own largest difference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql.types import StructField
+
+from reprocessing.planning.conditions import quoted
+from streaming_jobs.errors import UsageError
+from streaming_jobs.sinks.schemas import is_position
+
+_SAMPLE = 5
+_PERIODS = 10
+_FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that holds it may begin before
+_NOTHING = "CAST(0 AS DOUBLE)"
+_TIMES = {"timestamp", "timestamp_ntz", "date"}
+_NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a rebuilt table differs from the published one. `totals` by numeric column: (published, rebuilt).
+
+    `by_time`: from when on (text), rows that go, come and change; the periods are equally long, in order, and only
+    those with differences are named. Rows are `keyed` where the table has keys.
+    """
+
+    table: str
+    old_rows: int
+    new_rows: int
+    only_old: int
+    only_new: int
+    changed: int
+    totals: Mapping[str, tuple[Any, Any]]
+    sample: Sequence[Mapping[str, Any]]
+    time_column: str = ""
+    by_time: Sequence[tuple[str, int, int, int]] = ()
+    keyed: bool = False
+
+    @property
+    def corrected(self) -> int:
+        """Rows that have other values; of rows without keys as many as go and come."""
+        return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[0]
+
+    @property
+    def new(self) -> int:
+        """Rows that are only in the rebuilt table."""
+        return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[1]
+
+    @property
+    def gone(self) -> int:
+        """Rows that are only in the published table."""
+        return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[2]
+
+    @property
+    def share(self) -> float:
+        """Rows that change, go or come, by the published rows."""
+        return (self.only_old + self.only_new + self.changed) / max(self.old_rows, 1)
+
+
+def paired(gone: int, came: int, changed: int, *, keyed: bool) -> tuple[int, int, int]:
+    """(corrected, new, gone): without keys, a row that goes and one that comes are taken for one that was corrected."""
+    both = 0 if keyed else min(gone, came)
+    return changed + both, came - both, gone - both
+
+
+def compare(table: str, old: DeltaTable, new: DeltaTable, keys: Sequence[str]) -> Difference:
+    """The difference of two tables with the same name; columns that only one has are left out.
+
+    So is the position that Recourse adds: rows of an earlier version have none.
+    """
+    shared = {field["name"] for field in _fields(old)}
+    columns = [f for f in _fields(new) if f["name"] in shared and not _is_position(f)]
+    names = [field["name"] for field in columns]
+    data = _query({"old": old, "new": new})
+    counted = _one(data, 'SELECT (SELECT count(*) FROM "old") AS o, (SELECT count(*) FROM "new") AS n', table)
+    numbers = {str(f["name"]): str(f["type"]) for f in columns if _is_number(f["type"]) and f["name"] not in keys}
+    totals = {name: _totals(data, table, name, kind) for name, kind in numbers.items()}
+    gone, came, changed, sample = (_by_key if keys else _by_row)(data, table, names, keys, list(numbers))
+    found = Difference(table, counted["o"], counted["n"], gone, came, changed, totals, sample, keyed=bool(keys))
+    when = next((str(f["name"]) for f in columns if str(f["type"]) in _TIMES), None)
+    if when is None or not (gone or came or changed):
+        return found
+    return replace(found, time_column=when, by_time=_by_time(data, table, names, keys, when))
+
+
+def _is_number(kind: object) -> bool:
+    return isinstance(kind, str) and (kind in _NUMBERS or kind.startswith("decimal("))
+
+
+def _totals(data: QueryBuilder, table: str, name: str, kind: str) -> tuple[Any, Any]:
+    """The sums of a column in both tables: exact but for floating point, wider than the column; decimals as text."""
+    q = quoted(name)
+    if kind not in ("float", "double"):
+        scale = kind.rstrip(")").rpartition(",")[2].strip() if kind.startswith("decimal(") else "0"
+        q = f"arrow_cast({q}, 'Decimal256(76, {scale})')"
+    found = _one(data, f'SELECT (SELECT sum({q}) FROM "old") AS o, (SELECT sum({q}) FROM "new") AS n', table)
+    return _plain(found["o"], kind), _plain(found["n"], kind)
+
+
+def _plain(total: Any, kind: str) -> Any:
+    """A sum as the plan's journal can hold it."""
+    if total is None or kind in ("float", "double"):
+        return total
+    return f"{total:f}" if kind.startswith("decimal(") else int(total)
+
+
+def _score(data: QueryBuilder, table: str, sizes: Mapping[str, str], source: str) -> str:
+    """SQL for how much a row differs: each size as a share of the column's largest one."""
+    if not sizes:
+        return _NOTHING
+    largest = ", ".join(f"max({size}) AS {quoted(name)}" for name, size in sizes.items())
+    found = _one(data, f"SELECT {largest} {source}", table)
+    shares = [f"coalesce({size} / {found[name]!r}, 0)" for name, size in sizes.items() if found[name]]
+    return " + ".join(shares) or _NOTHING
+
+
+def _finite(value: str) -> str:
+    """A number as a double; null for one that is none, or too large to be compared."""
+    number = f"CAST({value} AS DOUBLE)"
+    return f"CASE WHEN abs({number}) < 1e300 THEN {number} END"
+
+
+def _by_time(
+    data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], when: str
+) -> list[tuple[str, int, int, int]]:
+    """What differs in at most `_PERIODS` periods; a changed row counts where it was published."""
+    differing = _differing_by_key(names, keys, when) if keys else _differing_by_row(names, when)
+    # In seconds from the start: DataFusion's TIMESTAMP counts nanoseconds and ends in the year 2262.
+    epoch = "CAST(arrow_cast(at, 'Timestamp(Second, None)') AS BIGINT)"
+    seconds = f"SELECT {epoch} AS s, gone, came, changed {differing}"
+    ends = _one(data, f"SELECT min(s) AS a, max(s) AS b FROM ({seconds}) x WHERE s IS NOT NULL", table)
+    if ends["a"] is None:
+        return []
+    width = _width(ends["b"] - ends["a"])
+    period = f"s - ((s % {width}) + {width}) % {width}"  # % keeps the sign, and times may lie before 1970
+    rows = _rows(
+        data,
+        f"SELECT {period} AS p, sum(gone) AS gone, sum(came) AS came, sum(changed) AS changed "
+        f"FROM ({seconds}) x WHERE s IS NOT NULL GROUP BY {period} ORDER BY p",
+        table,
+    )
+    return [
+        (
+            datetime.fromtimestamp(max(r["p"], _FIRST_SECOND), UTC).isoformat(" ", "minutes")[:16],
+            int(r["gone"]),
+            int(r["came"]),
+            int(r["changed"]),
+        )
+        for r in rows
+    ]
+
+
+def _width(seconds: int) -> int:
+    """The shortest period, in seconds, of which not too many cover that long."""
+    for width in (60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 28 * 86_400, 364 * 86_400):
+        if seconds <= width * (_PERIODS - 1):
+            return width
+    decade = 3_640 * 86_400
+    return decade * -(-seconds // (decade * (_PERIODS - 1)))
+
+
+def _differing_by_key(names: Sequence[str], keys: Sequence[str], when: str) -> str:
+    on, first, differs = _joined(names, keys)
+    at = f"coalesce(o.{quoted(when)}, n.{quoted(when)})"
+    gone, came = f"n.{first} IS NULL", f"o.{first} IS NULL"
+    return (
+        f"FROM (SELECT {at} AS at, CASE WHEN {gone} THEN 1 ELSE 0 END AS gone, "
+        f"CASE WHEN {came} THEN 1 ELSE 0 END AS came, "
+        f"CASE WHEN {gone} OR {came} THEN 0 ELSE 1 END AS changed "
+        f'FROM "old" o FULL JOIN "new" n ON {on} WHERE {gone} OR {came} OR {differs}) d'
+    )
+
+
+def _differing_by_row(names: Sequence[str], when: str) -> str:
+    return (
+        f'FROM (SELECT {quoted(when)} AS at, CASE WHEN "__net" < 0 THEN -"__net" ELSE 0 END AS gone, '
+        f'CASE WHEN "__net" > 0 THEN "__net" ELSE 0 END AS came, 0 AS changed FROM ({_net(names)}) n) d'
+    )
+
+
+def _joined(names: Sequence[str], keys: Sequence[str]) -> tuple[str, str, str]:
+    """For a join of both tables by their keys: its condition, the first key, and whether two rows differ."""
+    on = " AND ".join(f"o.{quoted(k)} = n.{quoted(k)}" for k in keys)
+    rest = [n for n in names if n not in keys]
+    return (
+        on,
+        quoted(keys[0]),
+        " OR ".join(f"(o.{quoted(n)} IS DISTINCT FROM n.{quoted(n)})" for n in rest) or "FALSE",
+    )
+
+
+def _net(names: Sequence[str]) -> str:
+    """Each row that one table has more often, and how much more often the rebuilt one has it."""
+    columns = ", ".join(quoted(n) for n in names)
+    return (
+        f'SELECT {columns}, sum("__w") AS "__net" FROM (SELECT {columns}, 1 AS "__w" FROM "new" UNION ALL '
+        f'SELECT {columns}, -1 AS "__w" FROM "old") u GROUP BY {columns} HAVING sum("__w") <> 0'
+    )
+
+
+def _by_key(
+    data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], numbers: Sequence[str]
+) -> tuple[int, int, int, list[dict[str, Any]]]:
+    on, first, differs = _joined(names, keys)
+    rest = [n for n in names if n not in keys]
+    joined = f'FROM "old" o FULL JOIN "new" n ON {on}'
+    both = f"o.{first} IS NOT NULL AND n.{first} IS NOT NULL"
+    found = _one(
+        data,
+        f"SELECT count(*) FILTER (WHERE n.{first} IS NULL) AS gone, count(*) FILTER (WHERE o.{first} IS NULL) AS came, "
+        f"count(*) FILTER (WHERE {both} AND ({differs})) AS changed {joined}",
+        table,
+    )
+    shown = ", ".join(
+        [f"coalesce(o.{quoted(k)}, n.{quoted(k)}) AS {quoted(k)}" for k in keys]
+        + [f"o.{quoted(n)} AS {quoted(n + ' published')}, n.{quoted(n)} AS {quoted(n + ' rebuilt')}" for n in rest]
+    )
+    differing = f"{joined} WHERE o.{first} IS NULL OR n.{first} IS NULL OR {differs}"
+    sizes = {
+        name: f"abs(coalesce({_finite(f'n.{quoted(name)}')}, 0) - coalesce({_finite(f'o.{quoted(name)}')}, 0))"
+        for name in numbers
+    }
+    order = ", ".join(quoted(k) for k in keys)
+    score = _score(data, table, sizes, differing)
+    rows = _rows(
+        data,
+        f'SELECT {shown}, {score} AS "__score" {differing} ORDER BY "__score" DESC, {order} LIMIT {_SAMPLE}',
+        table,
+    )
+    for row in rows:
+        row.pop("__score")
+    return found["gone"], found["came"], found["changed"], rows
+
+
+def _by_row(
+    data: QueryBuilder, table: str, names: Sequence[str], _: Sequence[str], numbers: Sequence[str]
+) -> tuple[int, int, int, list[dict[str, Any]]]:
+    columns = ", ".join(quoted(n) for n in names)
+    net = _net(names)
+    found = _one(
+        data,
+        'SELECT coalesce(-sum("__net") FILTER (WHERE "__net" < 0), 0) AS gone, '
+        f'coalesce(sum("__net") FILTER (WHERE "__net" > 0), 0) AS came FROM ({net}) d',
+        table,
+    )
+    score = _score(data, table, {name: f"abs({_finite(quoted(name))})" for name in numbers}, f"FROM ({net}) d")
+    rows = _rows(data, f"SELECT * FROM ({net}) d ORDER BY {score} DESC, {columns} LIMIT {_SAMPLE}", table)
+    shown = [{("rebuilt" if r["__net"] > 0 else "published"): {n: r[n] for n in names}} for r in rows]
+    return int(found["gone"]), int(found["came"]), 0, shown
+
+
+def _query(tables: Mapping[str, DeltaTable]) -> QueryBuilder:
+    data = QueryBuilder()
+    for name, table in tables.items():
+        data = data.register(name, table)
+    return data
+
+
+def _one(data: QueryBuilder, sql: str, table: str) -> dict[str, Any]:
+    return _rows(data, sql, table)[0]
+
+
+def _rows(data: QueryBuilder, sql: str, table: str) -> list[dict[str, Any]]:
+    try:
+        return list(pa.table(data.execute(sql).read_all()).to_pylist())
+    except Exception as error:  # what a condition meets while it runs, deltalake raises as a plain Exception
+        raise UsageError(
+            f"table {table} cannot be asked that: {str(error).splitlines()[-1][:300]}",
+            "write a SQL condition on the table's columns",
+        ) from error
+
+
+def _fields(table: DeltaTable) -> list[dict[str, Any]]:
+    return list(json.loads(table.schema().to_json())["fields"])
+
+
+def _is_position(field: Mapping[str, Any]) -> bool:
+    return is_position(StructField.fromJson(dict(field)))

@@ -1,0 +1,86 @@
+"""Checks that rebuilt rows have to pass before they are published; the audit walks the list of them.
+
+A further kind of check is a further class here, and a line in `checks_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from reprocessing.planning.conditions import broken
+from reprocessing.plans.plan import StreamPlan
+from reprocessing.rebuild.audit import Difference
+from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.rebuild.publish import misfit
+
+
+class AuditCheck(Protocol):
+    """One check of one stream's rebuilt rows."""
+
+    def words(self) -> str:
+        """The check as a part of the plan's text; empty for one that every plan has."""
+
+    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:
+        """The reasons why the rows may not be published, in words; none if they pass."""
+
+
+@dataclass(frozen=True)
+class EveryRow:
+    """A condition in SQL holds for every row of the primary table."""
+
+    rule: str
+
+    def words(self) -> str:
+        """The rule."""
+        return f"every row: {self.rule}"
+
+    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
+        """How many rows break it, and some of them."""
+        staged = context.staged()[context.stream.primary.name]
+        for rule, rows in broken(staged.readable(), [self.rule]).items():
+            if rows.rows:
+                yield rows.words(rule)
+
+
+@dataclass(frozen=True)
+class FitsTheTable:
+    """The rebuilt files can become those of the published tables: columns, types and partitions are the same."""
+
+    def words(self) -> str:
+        """Nothing: it goes without saying."""
+        return ""
+
+    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
+        """The columns and partitions that differ."""
+        staged = context.staged()
+        for name, table in context.published().items():
+            yield from misfit(table, staged[name])
+
+
+@dataclass(frozen=True)
+class AtMostChanged:
+    """No more than a share of the rows of any published table changes, comes or goes."""
+
+    share: float
+
+    def words(self) -> str:
+        """The bound."""
+        return f"at most {self.share:.1%} of the rows change"
+
+    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
+        """The tables that change by more."""
+        for difference in differences:
+            if difference.share > self.share:
+                yield f"{difference.share:.1%} of the rows of {difference.table} change, at most {self.share:.1%} may"
+
+
+def checks_of(plan: StreamPlan) -> tuple[AuditCheck, ...]:
+    """The checks of a stream's plan, in the order in which they are made."""
+    bound = plan.checks.max_changed
+    return (
+        *(EveryRow(rule) for rule in plan.checks.rules),
+        FitsTheTable(),
+        *(AtMostChanged(share) for share in ([] if bound is None else [bound])),
+    )

@@ -1,0 +1,124 @@
+"""What a recovery works with, and how it speaks: all of it, and one of its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reprocessing.plans.journal import Journal, StreamJournal
+from reprocessing.plans.plan import RecoveryPlan, StreamPlan
+from reprocessing.rebuild import staging
+from reprocessing.rebuild.audit import Difference
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.runtime.crash_points import crash_point
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, existing_table
+from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.stream import Stream
+
+
+@dataclass(frozen=True)
+class RecoveryEvents:
+    """How a recovery speaks: lines, a replay's progress (records done, of how many), the question before publishing."""
+
+    tell: Callable[[str], None] = lambda _: None
+    progress: Callable[[int, int], None] = lambda *_: None
+    confirm: Callable[[Recovery], bool] = lambda _: True
+
+
+@dataclass
+class Recovery:
+    """A recovery that is carried out; `differences` are there once the audit has compared."""
+
+    settings: Settings
+    streams: Mapping[str, Stream]
+    plan: RecoveryPlan
+    topics: TopicReader
+    journal: Journal
+    events: RecoveryEvents
+    replay: Callable[[RecoveryContext], Mapping[str, Any]]
+    """Runs a stream on its staging tables to its topics' ends; returns the findings of the stage."""
+    patience: float = 30.0
+    """Seconds that a stream is given to stop, beyond its own deadline for that."""
+    differences: list[Difference] = field(default_factory=list)
+
+    def of(self, stream: str) -> RecoveryContext:
+        """One of its streams."""
+        return RecoveryContext(
+            self.settings,
+            self.streams[stream],
+            self.plan.of(stream),
+            self.topics,
+            self.journal.of(stream),
+            self.events,
+        )
+
+    def each(self) -> list[RecoveryContext]:
+        """Its streams, in the plan's order."""
+        return [self.of(name) for name in self.plan.names]
+
+
+@dataclass(frozen=True)
+class RecoveryContext:
+    """One stream of a recovery: what its stages work with."""
+
+    settings: Settings
+    stream: Stream
+    plan: StreamPlan
+    topics: TopicReader
+    journal: StreamJournal
+    events: RecoveryEvents
+
+    @property
+    def record(self) -> StreamRecord:
+        """The stream's record as it is now."""
+        record = stream_record.load(self.settings, self.stream.name)
+        assert record is not None
+        return record
+
+    @property
+    def own(self) -> Settings:
+        """The settings of the replay."""
+        return staging.settings_of(self.settings, self.plan)
+
+    def published(self) -> dict[str, StoredTable]:
+        """The stream's tables by name; raises PreflightRefused if one is gone."""
+        return self._tables(self.settings)
+
+    def staged(self) -> dict[str, StoredTable]:
+        """The staging tables by name; raises PreflightRefused if one is gone."""
+        return self._tables(self.own)
+
+    def _tables(self, settings: Settings) -> dict[str, StoredTable]:
+        name = self.stream.name
+        return {each.name: existing_table(settings, each, name) for each, _ in all_tables(self.stream)}
+
+    def base(self) -> Savepoint | None:
+        """The savepoint that the replay starts from; raises PreflightRefused if it was dropped."""
+        return None if self.plan.base.savepoint is None else self.savepoint(self.plan.base.savepoint)
+
+    def kept(self) -> Savepoint:
+        """The savepoint of the stream from before the recovery."""
+        return self.savepoint(self.found("keep")["savepoint"])
+
+    def found(self, stage: str) -> Mapping[str, Any]:
+        """The findings of a stage that is done."""
+        findings = self.journal.done(stage)
+        assert findings is not None
+        return findings
+
+    def savepoint(self, name: str) -> Savepoint:
+        """A savepoint that is there."""
+        savepoint = savepoints.find(self.settings, self.stream.name, name)
+        if savepoint is None:
+            raise PreflightRefused(f"savepoint {name} of stream {self.stream.name} is gone", "make a new plan")
+        return savepoint
+
+    def crash_point(self, point: str) -> None:
+        """A place where a test may kill this process."""
+        crash_point(point, self.stream.name, 0)

@@ -1,0 +1,174 @@
+"""The commits of a recovery on the stream's own tables: the fence, and the one commit that replaces the rows.
+
+Each is there once however often it is tried, and refused when somebody else has changed the table. Pieces that a table
+has already stay where they are; others come to the place `r-<plan>`. Secondary tables go first and the primary last;
+its entry names where the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reprocessing.plans.journal import next_step
+from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import Content, StoredTable, newest
+from streaming_jobs.sinks.tables import all_tables, open_table, store_of
+from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.stream import Stream
+
+
+@dataclass(frozen=True)
+class Published:
+    """One table's publish: its version, pieces that came, went and stayed, and how long the commit took."""
+
+    table: str
+    version: int
+    came: int
+    went: int
+    stayed: int
+    seconds: float
+
+
+def tables_to_publish(settings: Settings, stream: Stream) -> list[StoredTable]:
+    """The stream's tables in the order in which they are published: the primary last."""
+    primary, *secondary = [open_table(settings, declared, stream.name) for declared, _ in all_tables(stream)]
+    return [table for table in (*secondary, primary) if table is not None]
+
+
+def fence(settings: Settings, stream: Stream, plan: str, generation: int, *, passed: bool = False) -> None:
+    """Open the generation on every table for this plan alone: nobody else starts the stream, no old driver writes.
+
+    With `passed`, a table that is in a later generation is left alone: an abort that was killed has come further there.
+    Raises PreflightRefused for a table that another plan has fenced.
+    """
+    for table in tables_to_publish(settings, stream):
+        if passed and (at := table.position) is not None and at.generation > generation:
+            continue
+        table.mark(LedgerEntry("fence", stream.name, table.name, generation, -1, plan=plan))
+        commit, _ = newest(table.commits(), stream.name)
+        if commit is not None and commit.entry is not None and commit.entry.plan != plan:
+            other = commit.entry.plan
+            raise PreflightRefused(
+                f"table {table.name} is fenced by plan {other}", next_step(other or "PLAN", "applying")
+            )
+
+
+def fenced_by(settings: Settings, stream: Stream, plan: str) -> bool:
+    """True if the plan has fenced a table, or come further there."""
+    marks = (newest(table.commits(), stream.name)[0] for table in tables_to_publish(settings, stream))
+    return any(commit is not None and commit.entry is not None and commit.entry.plan == plan for commit in marks)
+
+
+def publish(
+    settings: Settings,
+    stream: Stream,
+    contents: Mapping[str, Content],
+    *,
+    record: StreamRecord,
+    plan: str,
+    at: Txn,
+    offsets: Sequence[OffsetRange],
+    code: CodeVersion,
+    between: Callable[[str], None] = lambda _: None,
+) -> list[Published]:
+    """Make each table hold what `contents` says, at the position `at`; a table that does already is passed over.
+
+    `between` is called with a table's name after its commit. Raises LedgerConflict when a table holds something else
+    afterwards, ForeignWrite when somebody else has changed one since the stream's newest commit and it is not accepted.
+    """
+    done = []
+    # Opened before the look at who has changed them: what comes later, the commit notices.
+    tables = tables_to_publish(settings, stream)
+    _refuse_foreign(tables, stream, record)
+    began_later = {table.name for table in stream.deletes}
+    for table in tables:
+        primary = table.name == stream.primary.name
+        entry = LedgerEntry(
+            kind="publish",
+            stream=stream.name,
+            table=table.name,
+            generation=at.generation,
+            batch=at.batch,
+            offsets=tuple(offsets),
+            txns={other.name: at.version for other in tables if other is not table} if primary else {},
+            code=code,
+            plan=plan,
+        )
+        # A table of remembered deletes may be younger than the savepoint: then nothing was remembered.
+        nothing = table.name in began_later and table.name not in contents
+        content = table.no_rows() if nothing else contents[table.name]
+        done.append(_publish(table, content, entry, f"r-{plan}"))
+        between(table.name)
+    return done
+
+
+def refuse_foreign(settings: Settings, stream: Stream, record: StreamRecord) -> None:
+    """Raise ForeignWrite when somebody else has changed a table since the stream's newest commit, unaccepted."""
+    _refuse_foreign(tables_to_publish(settings, stream), stream, record)
+
+
+def _refuse_foreign(tables: Iterable[StoredTable], stream: Stream, record: StreamRecord) -> None:
+    for table in tables:
+        _, foreign = newest(table.commits(), stream.name)
+        for commit in foreign:
+            if commit.version not in record.accepts(table.name):
+                raise ForeignWrite(
+                    f"version {commit.version} of table {table.name} ({commit.operation}) changed rows and was not "
+                    f"written by stream {stream.name}",
+                    "a recovery would drop that change: undo it, or accept it with `recourse streams accept`",
+                )
+
+
+def misfit(table: StoredTable, staged: StoredTable) -> list[str]:
+    """Reasons why staged rows cannot become the table's: a column that is gone or of another type, partitions."""
+    here = {field.name: field.dataType.jsonValue() for field in table.schema.fields}
+    there = {field.name: field.dataType.jsonValue() for field in staged.schema.fields}
+    reasons = [
+        f"column {name} of table {table.name} is {kind}, in the rebuilt one {there.get(name, 'gone')}"
+        for name, kind in here.items()
+        if there.get(name) != kind
+    ]
+    if tuple(table.partition_by) != tuple(staged.partition_by):
+        reasons.append(f"table {table.name} is partitioned by other columns than the rebuilt one")
+    return reasons
+
+
+def _publish(table: StoredTable, content: Content, entry: LedgerEntry, place: str) -> Published:
+    if table.holds(entry):  # a kill may have come between the commit and the look at what it made
+        version = _published_in(table, entry)
+        _refuse_other_content(table, content, version)
+        return Published(table.name, version or table.version, 0, 0, content.pieces, 0.0)
+    made = table.replace_rows(content, entry, place)
+    _refuse_other_content(table, content, made.version)
+    assert made.version is not None
+    return Published(table.name, made.version, made.came, made.went, made.stayed, made.seconds)
+
+
+def _published_in(table: StoredTable, entry: LedgerEntry) -> int | None:
+    """The version whose commit carries the entry; None where the log does not show it any more."""
+    wanted = (entry.kind, entry.plan, entry.txn)
+    for commit in table.commits():
+        if commit.entry is not None and (commit.entry.kind, commit.entry.plan, commit.entry.txn) == wanted:
+            return commit.version
+    return None
+
+
+def _refuse_other_content(table: StoredTable, content: Content, version: int | None) -> None:
+    if version is None or not table.has_content(content, version):
+        raise LedgerConflict(
+            f"table {table.name} does not hold the files that were published to it",
+            "its rows are not those of the plan: compare "
+            f"{'the table' if version is None else f'version {version}'} with the plan's staging table before "
+            "anything else is done",
+        )
+
+
+def has_published(settings: Settings, stream: Stream, plan: str) -> bool:
+    """True if the plan's commit is in the primary table, which is the last one: from there on there is no way back."""
+    commit, _ = newest(store_of(stream.primary).commits(settings, stream.primary), stream.name)
+    entry = commit.entry if commit else None
+    return entry is not None and entry.kind == "publish" and entry.plan == plan

@@ -1,0 +1,106 @@
+"""The replay: an ordinary session of the stream on the workshop's folders, from where its checkpoint is to the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from reprocessing.planning.conditions import refuse_unaskable
+from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.rebuild.replay_end import at_the_border, border_of
+from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.positions import ends_of
+from streaming_jobs.session import Session
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import entries
+from streaming_jobs.sinks.tables import existing_table, store_of
+from streaming_jobs.stream import Stream
+
+
+def replay(context: RecoveryContext) -> Mapping[str, Any]:
+    """Run to the topic's end, and look whether that is as far as the stream had come.
+
+    Raises PermanentError or TransientError as the session's own failure was.
+    """
+    began = time.monotonic()
+    session = Session(context.own, [context.stream], trigger="available-now", replan=border_of(context))
+    over = threading.Event()
+    refused: list[UsageError] = []
+    watcher = threading.Thread(target=_watch, args=(session, context, over, refused), daemon=True)
+    watcher.start()
+    try:
+        code = session.run()
+    finally:
+        over.set()
+        watcher.join()
+    if refused:
+        raise refused[0]
+    if code != 0:
+        error = (session.running[0].status.error or {}) if session.running else {}
+        permanent = error.get("permanent", False)
+        raise (PermanentError if permanent else TransientError)(
+            f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
+            f"recourse recover abort {context.plan.id}, correct it, and plan again"
+            if permanent
+            else f"go on with it: recourse recover resume {context.plan.id}",
+        )
+    last = last_entry(context.own, context.stream)
+    kept = context.kept().ends
+    reached = ends_of(last.offsets)
+    for topic, ends in kept.items():
+        for partition, end in ends.items():
+            if reached.get(topic, {}).get(partition, 0) < end:
+                raise PermanentError(
+                    f"the replay ended at {reached}, before where the stream was, {kept}",
+                    f"records are missing from topic {topic}; abort: recourse recover abort {context.plan.id}",
+                )
+    return {
+        "batch": last.batch,
+        "seconds": round(time.monotonic() - began, 1),
+        "records": _replayed(context, reached),
+        "since": at_the_border(context, reached),
+    }
+
+
+def _watch(session: Session, context: RecoveryContext, over: threading.Event, refused: list[UsageError]) -> None:
+    """Tell how far the replay is, once a second; end it when a rule cannot be asked of the table that it writes."""
+    asked = False
+    ends = {(topic, p): (begin, end) for topic, p, begin, end in context.plan.ranges()}
+    total = sum(end - begin for begin, end in ends.values())
+    while not over.wait(1.0):
+        for running in list(session.running):
+            pipeline = running.pipeline
+            if pipeline is not None and not asked:
+                asked = True
+                try:
+                    table = existing_table(running.settings, running.stream.primary, running.stream.name)
+                    refuse_unaskable(table.readable(), context.plan.checks.rules)
+                except UsageError as error:
+                    refused.append(error)
+                    session.stop_all.set()
+            if pipeline is None or running.status.batch is None:
+                continue
+            try:
+                reached = pipeline.files.checkpoint.end(running.status.batch)
+            except RecourseError:  # Spark is writing it
+                continue
+            done = sum(
+                offset - ends.get((t, p), (offset, 0))[0] for t, each in reached.items() for p, offset in each.items()
+            )
+            context.events.progress(done, max(total, done))
+
+
+def _replayed(context: RecoveryContext, reached: Mapping[str, Mapping[int, int]]) -> int:
+    begins = {(topic, p): begin for topic, p, begin, _ in context.plan.ranges()}
+    return sum(end - begins.get((t, p), 0) for t, each in reached.items() for p, end in each.items())
+
+
+def last_entry(own: Settings, stream: Stream) -> LedgerEntry:
+    """What the replay's last batch says of itself; raises PermanentError when there was none."""
+    found = entries(store_of(stream.primary).commits(own, stream.primary), 1)
+    if not found or found[0][1].batch < 0:
+        raise PermanentError("the replay wrote no batch", "the topic holds no records; abort the plan")
+    return found[0][1]

@@ -1,0 +1,80 @@
+"""The declaration of a table that a stream writes, whatever store keeps it: the options of one sink.
+
+`DeltaTable` in `stream.py` is one, `MemoryDeclaration` in `streaming_jobs.testing` another. The store that it names
+opens the table (`sinks/stored.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+Mode = Literal["append", "upsert"]
+
+
+class DeclaredTable(Protocol):
+    """A sink as it was declared. The options mean what they mean for `DeltaTable`."""
+
+    @property
+    def name(self) -> str:
+        """The table's name, also in ledger entries."""
+
+    @property
+    def schema(self) -> StructType | None:
+        """The columns that the table must have; None: those of what the function returns."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The columns of which a row is the only one with its values."""
+
+    @property
+    def order_by(self) -> Sequence[str]:
+        """The columns that say which row of a key is the newest."""
+
+    @property
+    def delete_when(self) -> str | None:
+        """The SQL condition of rows that delete their key."""
+
+    @property
+    def deletes_kept(self) -> str:
+        """The time for which a delete is remembered."""
+
+    @property
+    def partition_by(self) -> Sequence[str]:
+        """The columns by which its files are partitioned."""
+
+    @property
+    def description(self) -> str:
+        """A text for people."""
+
+    @property
+    def owners(self) -> Sequence[str]:
+        """The people or teams that answer for it."""
+
+    @property
+    def mode(self) -> Mode:
+        """`upsert` when the table has keys."""
+
+    @property
+    def deletes(self) -> DeclaredTable | None:
+        """The table that remembers this one's deletes; it lies in the same store."""
+
+    @property
+    def store(self) -> Any:
+        """The store that keeps the table, a `TableStore` of `sinks/stored.py`; use `sinks.tables.store_of`.
+
+        A declaration imports nothing that opens tables: its store is imported when somebody asks for it.
+        """
+
+
+_OPTIONS = tuple(name for name, value in vars(DeclaredTable).items() if isinstance(value, property))
+_MISSING = object()
+
+
+def is_declared_table(part: object) -> bool:
+    """True if it has every option of a declaration. None is read: reading the store would import it."""
+    return all(inspect.getattr_static(part, name, _MISSING) is not _MISSING for name in _OPTIONS)

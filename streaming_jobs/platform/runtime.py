@@ -1,0 +1,178 @@
+"""The Spark under a session: started for it, or there already. A runtime ends only what it has started.
+
+    LocalSpark      starts a JVM and a session in it, and ends both; under spark-submit the JVM is there, and stays
+    ExistingSpark   makes a session beside one that is there, with the SQL properties of `spark.py`; ends its queries
+
+`streaming_jobs.testing` has one without a JVM.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from streaming_jobs.errors import SetupError, TransientError
+from streaming_jobs.platform import spark
+from streaming_jobs.platform.class_data import RECORD_SECONDS
+from streaming_jobs.platform.processes.exit_status import jvm_gone
+from streaming_jobs.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = structlog.get_logger()
+
+JVM_END = 60.0
+"""Seconds that a JVM has to end in good order, before it is killed."""
+
+
+class Runtime(Protocol):
+    """One Spark session for one driver: `start` once, then `stop` or `kill` once."""
+
+    @property
+    def jvm(self) -> int | None:
+        """The process in which queries of this session may be at work; None before `start` and after a good end."""
+
+    def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
+        """Give the session. A JVM that is started for it inherits the descriptors (the leases).
+
+        Raises SetupError if there can be none.
+        """
+
+    def failure(self, patience: float = 0.0) -> TransientError | None:
+        """The error that says how the session came to its end, if it has, or does within `patience` seconds."""
+
+    def stop(self) -> None:
+        """End what was started, in good order."""
+
+    def kill(self) -> None:
+        """End what was started without waiting for a batch that is at work in it."""
+
+
+Start = Callable[..., "SparkSession"]
+
+
+@dataclass
+class LocalSpark:
+    """Spark on this machine, in a JVM that ends with the session.
+
+    `record_classes` is a file for the class-data archive that the JVM writes when it ends.
+    """
+
+    settings: Settings
+    record_classes: Path | None = None
+    launch: Start = spark.start
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    """The JVM, once it was started; None where it was there first (spark-submit)."""
+    _session: SparkSession | None = field(default=None, init=False)
+
+    @property
+    def jvm(self) -> int | None:
+        """The pid of the JVM, while it runs."""
+        return self.process.pid if self.process is not None and self.process.returncode is None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The JVM's exit code, negative for a signal; None while it runs."""
+        return self.process.returncode if self.process is not None else None
+
+    def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
+        """Start the JVM and the session in it."""
+        self._session = self.launch(self.settings, name=name, keep_open=inherited, record_classes=self.record_classes)
+        self.process = spark.jvm(self._session)
+        return self._session
+
+    def failure(self, patience: float = 0.0) -> TransientError | None:
+        """The error that says how the JVM ended."""
+        return jvm_gone(self.process, patience)
+
+    def stop(self) -> None:
+        """Stop the session, then its JVM; kill that one when it does not end in time."""
+        if self._session is None:
+            return
+        try:
+            self._session.stop()
+        except Exception as error:  # noqa: BLE001 - the JVM may be gone already, which is what is wanted here
+            log.info("the Spark session did not stop by itself", reason=str(error)[:200])
+        if self.process is None:
+            return
+        if self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.close()
+        try:
+            self.process.wait(JVM_END if self.record_classes is None else RECORD_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._end_at_once(self.process)
+
+    def kill(self) -> None:
+        """Kill the JVM: an orderly stop would wait for the batch. A JVM that was there first is left."""
+        if self.process is not None:
+            self._end_at_once(self.process)
+        else:
+            self.stop()
+
+    @staticmethod
+    def _end_at_once(process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait(5)
+
+
+@dataclass
+class ExistingSpark:
+    """Spark that is there already: the given session's, or the one that is active. It runs on afterwards."""
+
+    settings: Settings
+    session: SparkSession | None = None
+    jvm: int | None = field(default=None, init=False)
+    """Its process, from `start` to a good end: whoever runs the streams next waits for it, should this driver die."""
+    _ours: SparkSession | None = field(default=None, init=False)
+
+    def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:  # noqa: ARG002 - it runs already
+        """Make a session beside the one that is there; nobody else sees its properties and its queries."""
+        from pyspark.sql import SparkSession
+
+        there = self.session or SparkSession.getActiveSession()
+        if there is None:
+            raise SetupError("no Spark session is active", "make one first, or let the session start its own Spark")
+        self._ours = there.newSession()
+        for key, value in spark.profile(self.settings).items():
+            if self._ours.conf.isModifiable(key):
+                self._ours.conf.set(key, value)
+        java = self._ours._jvm
+        assert java is not None
+        self.jvm = int(java.java.lang.ProcessHandle.current().pid())
+        return self._ours
+
+    def failure(self, patience: float = 0.0) -> TransientError | None:  # noqa: ARG002 - it answers, or it does not
+        """The error for a Spark that was stopped, or that does not answer."""
+        if self._ours is None:
+            return None
+        try:
+            if not self._ours._jsc.sc().isStopped():
+                return None
+        except Exception as error:  # noqa: BLE001 - a Spark that cannot be asked runs nothing
+            gone = TransientError(f"Spark does not answer: {str(error)[:200]}", "the next session repeats its batches")
+            gone.__cause__ = error
+            return gone
+        return TransientError("Spark was stopped from outside", "the next session repeats its batches")
+
+    def stop(self) -> None:
+        """Stop the queries of this session that still run; `jvm` stays as it is if one of them does not end."""
+        if self._ours is None:
+            return
+        try:
+            for query in self._ours.streams.active:
+                query.stop()
+        except Exception as error:  # noqa: BLE001 - its thread is at work yet, or Spark is gone
+            log.warning("a query of this session did not stop by itself", reason=str(error)[:200])
+        else:
+            self.jvm = None
+
+    def kill(self) -> None:
+        """Leave a batch that is at work to end with this process: its Spark is not ours to end."""

@@ -1,0 +1,105 @@
+"""Around one batch: what it leaves beside the tables, what a session adds to it, and what it reports.
+
+`batch.py` is the batch itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.runtime.batch_path import DriverPathAttempts, Route
+from streaming_jobs.runtime.crash_points import crash_point
+from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.ledger_file import LedgerFile
+
+if TYPE_CHECKING:
+    from streaming_jobs.sources.base import Observed
+
+
+class StopAtBorder(Exception):
+    """Raised at the top of a batch when a stop is asked for: the one graceful way to end a query."""
+
+
+class Replan(Protocol):
+    """Asked before each batch, once Spark has planned it and nothing of it is done."""
+
+    def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
+        """True if the batch's entry was written anew: the query then begins again, with the batch as it says now."""
+
+
+class Query(Protocol):
+    """The running query, as the pipeline sees it: figures of the batch whose plan has just run."""
+
+    def observed(self, observation: str) -> Observed:
+        """What was counted of one source, ahead of the stream's function."""
+
+    def dropped_behind(self) -> int | None:
+        """The watermark (ms since 1970) behind which state operators dropped rows; None if they dropped none."""
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """The outcome of one batch: its ledger `entry`, and figures beside it; times in ms."""
+
+    entry: LedgerEntry
+    path: Route
+    committer: str
+    milliseconds: int
+    version: int | None
+    skipped: bool = False
+    newest_record: int | None = None
+    """The largest record timestamp of sources with an event time, in microseconds since 1970."""
+
+    @property
+    def batch(self) -> int:
+        """Its number."""
+        return self.entry.batch
+
+    @property
+    def records(self) -> int:
+        """Offsets it read."""
+        return sum(r.records for r in self.entry.offsets)
+
+    @property
+    def rows(self) -> int:
+        """Rows it wrote to the primary table."""
+        return self.entry.rows.get("written", 0)
+
+    @property
+    def dead_letters(self) -> int:
+        """Dead letters it wrote."""
+        return self.entry.rows.get("dead_letters", 0)
+
+    @property
+    def late(self) -> int:
+        """Records behind the watermark, if the stream's function dropped any of them."""
+        return self.entry.rows.get("late", 0)
+
+
+@dataclass(frozen=True)
+class BatchFiles:
+    """Files of a stream's batches in its state folder, beside their tables."""
+
+    checkpoint: Checkpoint
+    ledger: LedgerFile
+    attempts: DriverPathAttempts
+
+
+@dataclass(frozen=True)
+class BatchHooks:
+    """Functions of the session around each batch.
+
+    `stop` ends the query at the next border. `between` is called with the batch that is done, `before_commit` when the
+    rows of one are ready, `report` when it is in the tables. `at` names the points at which a test can kill.
+    """
+
+    stop: threading.Event
+    before_commit: Callable[[], None]
+    report: Callable[[BatchReport], None]
+    between: Callable[[int], None]
+    replan: Replan | None = None
+    at: Callable[[str, str, int], None] = crash_point

@@ -1,0 +1,146 @@
+"""The status of a stream at work: figures of its batches, of Spark's progress reports and of its topics' ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchReport
+from streaming_jobs.runtime.lag import Ends, LagClock
+from streaming_jobs.runtime.stream_queries import RunningQuery
+from streaming_jobs.spelling import counted
+from streaming_jobs.state.status import Status, late_rows, moment, update
+from streaming_jobs.state.totals import Totals
+
+log = structlog.get_logger()
+
+_RECENT = 5.0
+
+
+class Clock(Protocol):
+    """The two clocks of a process; the module `time` is one."""
+
+    def time(self) -> float:
+        """Seconds since 1970, which may be set back."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+
+
+@dataclass
+class LiveStatus:
+    """Keeps one stream's status up to date; `position` is where the stream goes on."""
+
+    status: Status
+    clock: Clock
+    position: TopicOffsets | None = None
+    has_run: bool = False
+    """True if a batch was done in this session; the status knows of batches before it too."""
+    _lag: LagClock = field(init=False)
+    _seen_batch: int = field(default=-1, init=False)
+    _newest_record: int | None = field(default=None, init=False)
+    _warned: dict[str, str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._lag = LagClock(self.status.read_up_to)
+
+    def beat(self, ends: Ends | None, failures: int) -> None:
+        """A sign of life, with the lag of now: it changes while a batch runs, and before the first one."""
+        status = self.status
+        status.heartbeat = self.clock.time()
+        status.not_ahead(status.heartbeat)
+        status.failures = failures
+        if ends is None or self.position is None:
+            return
+        lag = self._lag.measure(self.position, ends)
+        status.lag_at, status.lag_records, status.lag_s = lag.at, lag.records, lag.seconds
+        status.lag_partitions = {t: {str(p): n for p, n in each.items()} for t, each in lag.partitions.items()}
+        status.read_up_to = lag.read_up_to
+
+    def refresh(self, query: RunningQuery, pipeline: BatchPipeline | None) -> None:
+        """Take over Spark's newest progress, and see whether the stream is idle."""
+        reported = self.take_progress(query, pipeline)
+        if self.status.state in ("running", "idle", "starting"):
+            patience = max(_RECENT, 3 * self.status.batch_every_s)
+            recent = self.clock.time() - (self.status.committed_at or 0) < patience
+            if recent or (pipeline is not None and pipeline.in_batch):
+                self.status.state = "running"
+            elif reported or self.has_run:
+                self.status.state = "idle"
+
+    def take_progress(self, query: RunningQuery, pipeline: BatchPipeline | None) -> bool:
+        """Every report since the last look: the newest for the figures, all of them for what is summed up.
+
+        False if there was no report yet; a stream without new records makes its first after ten seconds.
+        """
+        newest = query.lastProgress
+        if newest is None:
+            return False
+        fresh = [newest] if newest.batchId <= self._seen_batch + 1 else query.recentProgress
+        for report in fresh:
+            # A report of an idle moment carries the number of the batch that is still to come.
+            if report.batchId > self._seen_batch and "addBatch" in report.durationMs:
+                self._seen_batch = report.batchId
+                self.status.late_rows_dropped += late_rows(json.loads(report.json))
+        update(self.status, json.loads(newest.json))
+        self._take_warnings(pipeline)
+        return True
+
+    def batch_done(self, done: BatchReport) -> None:
+        """Take over what a batch reports."""
+        self.has_run = True
+        status = self.status
+        status.batch, status.batch_ms, status.batch_records = done.batch, done.milliseconds, done.records
+        status.path, status.committer = done.path, done.committer
+        status.committed_at = self.clock.time()
+        self.position = {r.topic: r.end for r in done.entry.offsets}
+        status.totals = (status.totals or Totals(status.started_at)).plus(done.entry)
+        self._newest_record = done.newest_record if done.newest_record is not None else self._newest_record
+        if not done.skipped:
+            if done.records:
+                status.processed_rows_per_s = round(done.records * 1000 / max(done.milliseconds, 1), 1)
+            status.rows_written += done.rows
+            status.dead_letters += done.dead_letters
+            status.late_rows += done.late
+        if done.entry.note:
+            status.warnings = [*status.warnings, done.entry.note][-10:]
+        log.info(
+            "batch",
+            stream=status.stream,
+            batch=done.batch,
+            records=done.records,
+            rows=done.rows,
+            dead_letters=done.dead_letters,
+            ms=done.milliseconds,
+            path=done.path,
+            committer=done.committer,
+        )
+
+    def _take_warnings(self, pipeline: BatchPipeline | None) -> None:
+        """Warn of a watermark ahead of the records' own timestamps, of rows dropped behind it, of upkeep put off."""
+        status = self.status
+        at = moment(status.watermark) if status.watermark else None
+        status.watermark_ahead_s = max(at - self._newest_record / 1e6, 0.0) if at and self._newest_record else 0.0
+        warnings: dict[str, str] = {}
+        if status.watermark_ahead_s:
+            warnings["ahead"] = (
+                f"the watermark, {status.watermark}, lies {status.watermark_ahead_s:,.0f} s after the newest record's "
+                "own timestamp, so records on time are late: event times lie in the future (see max_ahead of the topic)"
+            )
+        if status.late_rows:
+            warnings["late"] = (
+                f"behind the watermark, in batches that dropped such rows: {counted(status.late_rows, 'record')} since "
+                "this session began; a longer lateness keeps them"
+            )
+        for kind, text in warnings.items():
+            if kind not in self._warned:
+                log.warning(text, stream=status.stream)
+        for upkeep in pipeline.upkeep if pipeline is not None else ():
+            warnings |= {f"{upkeep.sink.name}: {what}": text for what, text in upkeep.put_off.items()}
+        status.warnings = [w for w in status.warnings if w not in self._warned.values()] + list(warnings.values())
+        self._warned = warnings

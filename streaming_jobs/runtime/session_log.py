@@ -1,0 +1,25 @@
+"""The log of a driver process: one line per event on standard error, in logfmt, or coloured on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def log_to_stderr() -> None:
+    """Set structlog up for this process; py4j is heard for errors only."""
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
+            if not sys.stderr.isatty()
+            else structlog.dev.ConsoleRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,245 @@
+"""The queries of a session's streams: how one is checked and started, and where its topics end.
+
+`Queries` is the seam between a session and Spark with Kafka: `SparkQueries` is the one that runs,
+`streaming_jobs.testing` has queries without Spark.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from streaming_jobs.errors import OffsetsLost, TransientError
+from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.preflight.rules import check_start, enforce
+from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
+from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
+from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
+from streaming_jobs.runtime.lag import EndOffsets, Ends
+from streaming_jobs.runtime.query_builder import Connection, QueryBuilder
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.connection import client_config, spark_options
+from streaming_jobs.sources.topics import TopicInfo, Topics
+from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.stream import Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = structlog.get_logger()
+
+_QUICK = timedelta(seconds=2)
+_TOPIC_CHECK_EVERY = 1.0
+
+
+class RunningQuery(Protocol):
+    """Spark's `StreamingQuery`, as far as a session looks at it; the names are Spark's."""
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        """False once a stop was asked for, or the query has failed or come to its end."""
+
+    @property
+    def lastProgress(self) -> Any:  # noqa: N802
+        """The newest report (`StreamingQueryProgress`), or None."""
+
+    @property
+    def recentProgress(self) -> Sequence[Any]:  # noqa: N802
+        """The last reports, the oldest first."""
+
+    @property
+    def ended(self) -> bool:
+        """True once nothing of it is at work in Spark any more; `isActive` is False before that."""
+
+    def exception(self) -> BaseException | None:
+        """The failure that ended it, or None."""
+
+    def stop(self) -> None:
+        """End it; raises if its thread does not end in time."""
+
+
+@dataclass(frozen=True)
+class SparkQuery:
+    """Spark's query."""
+
+    query: StreamingQuery
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        """As Spark says; False as soon as a stop was asked for (MicroBatchExecution.stop)."""
+        return self.query.isActive
+
+    @property
+    def lastProgress(self) -> Any:  # noqa: N802
+        """As Spark says."""
+        return self.query.lastProgress
+
+    @property
+    def recentProgress(self) -> Sequence[Any]:  # noqa: N802
+        """As Spark says."""
+        return self.query.recentProgress
+
+    @property
+    def ended(self) -> bool:
+        """True if the query's thread has ended; `awaitTermination` merely says the opposite of `isActive`."""
+        return not self.query._jsq.streamingQuery().queryExecutionThread().isAlive()
+
+    def exception(self) -> BaseException | None:
+        """As Spark says."""
+        return self.query.exception()
+
+    def stop(self) -> None:
+        """As Spark does: it waits for the thread for `spark.sql.streaming.stopTimeout`, and raises after it."""
+        self.query.stop()
+
+
+@dataclass(frozen=True)
+class QueryHooks:
+    """A stream's part in its query: when batches come, when they end, and who hears of each one."""
+
+    trigger: str
+    stop: threading.Event
+    report: Callable[[BatchReport], None]
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The stream's files, tables and topics as they were when they let it start, and warnings about them."""
+
+    snapshot: StreamSnapshot
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class LaunchedQuery:
+    """A query that runs, with the pipeline that it calls; `starts`: where its generation begins."""
+
+    query: RunningQuery
+    pipeline: BatchPipeline
+    generation: int
+    starts: TopicOffsets
+
+
+class Queries(Protocol):
+    """The queries of one session."""
+
+    def open(self, streams: Iterable[Stream]) -> None:
+        """Get ready for these streams; called once, before anything else."""
+
+    def preflight(self, stream: Stream) -> Preflight:
+        """Look at checkpoint, tables and topics; raises PreflightRefused or OffsetsLost."""
+
+    def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
+        """Start the stream's query from where the snapshot says."""
+
+    def ends(self, stream: Stream) -> Ends | None:
+        """The newest known ends of the stream's topics; None before they were seen."""
+
+    def close(self) -> None:
+        """Let go of what `open` has taken."""
+
+
+@dataclass
+class SparkQueries:
+    """Queries of Spark over Kafka topics. A `connection` that is not given is made by `open`, from the settings."""
+
+    settings: Settings
+    replan: Replan | None = None
+    connection: Connection | None = None
+    _ends: EndOffsets | None = field(default=None, init=False)
+
+    def open(self, streams: Iterable[Stream]) -> None:
+        """Find the cluster, and look at the ends of the streams' topics from now on."""
+        bootstrap, kafka = bootstrap_servers(self.settings), self.settings.kafka
+        self.connection = Connection(
+            spark_options=spark_options(kafka, bootstrap),
+            topics=Topics.of(kafka, bootstrap),
+            quick=Topics(client_config(kafka, bootstrap), _QUICK),
+        )
+        names = [topic.name for stream in streams for topic in stream.sources.values()]
+        self._ends = EndOffsets(self.connection.quick, names).start()
+
+    def preflight(self, stream: Stream) -> Preflight:
+        """Put files right that a power cut has torn, take the snapshot, and judge it."""
+        mend(self.settings, stream)
+        snapshot = take_snapshot(self.settings, stream, self._reach.topics)
+        return Preflight(snapshot, enforce(check_start(snapshot)))
+
+    def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
+        """Build the query and start it in a scheduler pool of its own."""
+        built = QueryBuilder(
+            stream=stream,
+            settings=self.settings,
+            connection=self._reach,
+            trigger=hooks.trigger,
+            stop=hooks.stop,
+            before_commit=self.before_commit(stream),
+            report=hooks.report,
+            replan=self.replan,
+        ).assemble(spark, snapshot)
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
+        return LaunchedQuery(SparkQuery(built.start()), built.pipeline, built.record.generation, built.record.starts)
+
+    def before_commit(self, stream: Stream) -> Callable[[StreamRecord], None]:
+        """The check that runs when the rows of a batch are ready: the topics are still the ones it was read from."""
+        return TopicCheck(stream, self.settings, self._reach.quick)
+
+    def ends(self, stream: Stream) -> Ends | None:
+        """As the thread that looks has seen them last."""
+        return self._ends.newest(t.name for t in stream.sources.values()) if self._ends is not None else None
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._ends is not None:
+            self._ends.close()
+
+    @property
+    def _reach(self) -> Connection:
+        assert self.connection is not None
+        return self.connection
+
+
+class DescribesTopics(Protocol):
+    """The cluster's answer to which topic has a name now."""
+
+    def describe(self, name: str) -> TopicInfo | None:
+        """The topic, or None if there is none; raises BrokerUnreachable."""
+
+
+@dataclass
+class TopicCheck:
+    """Before a commit, at most once a second: the topics are still the ones the stream began with."""
+
+    stream: Stream
+    settings: Settings
+    topics: DescribesTopics
+    monotonic: Callable[[], float] = time.monotonic
+    _checked: float | None = field(default=None, init=False)
+
+    def __call__(self, record: StreamRecord) -> None:
+        """Raises OffsetsLost for a topic that was deleted, or made anew, while the stream was reading it."""
+        if self._checked is not None and self.monotonic() - self._checked < _TOPIC_CHECK_EVERY:
+            return
+        for topic in record.topics:
+            try:
+                info = self.topics.describe(topic.name)
+            except TransientError:  # the broker is away; the records were read while it was there
+                log.info("topic could not be checked: no broker", topic=topic.name)
+                return
+            if info is None or info.id != topic.topic_id:
+                raise OffsetsLost(
+                    f"topic {topic.name} was deleted{'' if info is None else ' and made anew'} while stream "
+                    f"{self.stream.name} was reading it",
+                    start_over(self.stream.name, folders(self.settings, self.stream)),
+                )
+        self._checked = self.monotonic()

@@ -1,0 +1,86 @@
+"""The tables of a stream for its batches: made or widened to what its function returns, then seen as sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from streaming_jobs.columns import SOURCE_COLUMN, checked_columns, checked_order
+from streaming_jobs.durations import parse_duration
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.settings import Settings, StreamSettings, TableSettings
+from streaming_jobs.sinks.base import SinkSet, Upkeep
+from streaming_jobs.sinks.schemas import DEAD_LETTERS, POSITION_FIELD, TOPICS, remembered_deletes
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, store_of
+from streaming_jobs.stream import Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+def make_tables(
+    settings: Settings, stream: Stream, outputs: Mapping[str, DataFrame], generation: int
+) -> dict[str, StoredTable]:
+    """Every table of the stream by its name, made or widened; `outputs` are the function's frames by sink.
+
+    Raises OutputMismatch, ConfigurationError and UsageError for an output that its table cannot hold.
+    """
+    return {
+        declared.name: store_of(declared).ensure(
+            settings, declared, stream.name, _schema(stream, declared.name, outputs), generation=generation
+        )
+        for declared, _ in all_tables(stream)
+    }
+
+
+def sinks_of(stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings) -> SinkSet:
+    """The tables as the stream's batches see them."""
+    outputs, deletes = [], {}
+    for declared in stream.sinks.values():
+        store, remembered = store_of(declared), tables[declared.deletes.name] if declared.deletes else None
+        outputs.append(store.sink(tables[declared.name], settings, remembered))
+        if remembered is not None:
+            deletes[declared.name] = store.sink(remembered, settings)
+    letters = store_of(stream.primary).dead_letter_sink(tables[stream.dead_letters], settings)
+    primary, *secondary = outputs
+    return SinkSet(primary, secondary, letters, deletes)
+
+
+def upkeep_of(
+    stream: Stream, tables: Mapping[str, StoredTable], settings: TableSettings, generation: int
+) -> list[Upkeep]:
+    """The upkeep of every table."""
+    forgets = {table.name: parse_duration(table.deletes_kept) for table in stream.deletes}
+    return [
+        store_of(declared).upkeep(
+            tables[declared.name], settings, generation=generation, forgets=forgets.get(declared.name)
+        )
+        for declared, _ in all_tables(stream)
+    ]
+
+
+def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> StructType:
+    """The columns of a table: what the function returns for it, and those that are Recourse's own."""
+    from pyspark.sql.types import StructType
+
+    if table == stream.dead_letters:
+        return DEAD_LETTERS
+    for sink in stream.sinks.values():
+        if sink.deletes is not None and sink.deletes.name == table:
+            output = _schema(stream, sink.name, outputs)
+            checked_order(sink.name, sink.order_by, output)
+            return remembered_deletes(sink, output)
+    sink, frame = next((stream.sinks[name], f) for name, f in outputs.items() if stream.sinks[name].name == table)
+    output = StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
+    checked_columns(table, output.fieldNames())
+    if sink.order_by and SOURCE_COLUMN in frame.columns:
+        if len(stream.sources) > TOPICS:
+            raise ConfigurationError(
+                f"stream {stream.name} orders table {table} by the positions of {len(stream.sources)} topics, and "
+                f"{TOPICS} can be told apart",
+                "leave _source out of the output, so that rows of equal order replace each other as they arrive",
+            )
+        output = StructType([*output.fields, POSITION_FIELD])
+    return output

@@ -1,0 +1,22 @@
+"""Properties of our Delta commits: the ledger entry, and the transaction where a commit moves the table."""
+
+from __future__ import annotations
+
+import time
+
+from deltalake import CommitProperties, Transaction
+
+from streaming_jobs.ledger import LedgerEntry
+
+
+def noted(entry: LedgerEntry, *, retries: int | None = None) -> CommitProperties:
+    """Of a commit that leaves the stream's position as it is; deltalake's own number of retries, if none is given."""
+    return CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=retries)
+
+
+def moving(entry: LedgerEntry, app: str) -> CommitProperties:
+    """Of a commit that brings the table to the entry's position; it allows no retry, so that nothing comes between."""
+    transaction = Transaction(app, entry.txn.version, int(time.time() * 1000))
+    return CommitProperties(
+        custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0, app_transactions=[transaction]
+    )

@@ -1,0 +1,76 @@
+"""The content of one version of a Delta table as a value: its files. Two contents are the same if their files are.
+
+A file is told by what it is on disk: a hard link is the same file. So a content costs nothing to stage, to retain and
+to publish on the file system of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltalake import CommitProperties, DeltaTable, Schema
+
+from streaming_jobs.files import hard_link
+from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY
+from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
+
+
+@dataclass(frozen=True)
+class DeltaContent:
+    """Files by their paths in the log, the folder that these start from, and the columns (Delta's JSON)."""
+
+    files: Mapping[str, TableFile]
+    root: Path
+    schema: str
+    partition_by: tuple[str, ...]
+
+    @property
+    def pieces(self) -> int:
+        """The number of its files."""
+        return len(self.files)
+
+    def inodes(self) -> list[tuple[int, int]]:
+        """Device and number of each file on disk, in order."""
+        return inodes(self.root, self.files)
+
+
+def inodes(root: Path, files: Iterable[str]) -> list[tuple[int, int]]:
+    """Device and number of each file below a folder, in order."""
+    return [((status := on_disk(root, path).stat()).st_dev, status.st_ino) for path in files]
+
+
+def content_of(table: Path, version: int | None = None) -> DeltaContent:
+    """The content of a version of a table (None: the newest)."""
+    handle = DeltaTable(table, version=version)
+    files = table_files(table, handle.version())
+    return DeltaContent(files, table, handle.schema().to_json(), tuple(handle.metadata().partition_columns))
+
+
+def has_content(table: Path, content: DeltaContent, version: int | None = None) -> bool:
+    """True if a version of a table (None: the newest) holds just these files."""
+    number = DeltaTable(table).version() if version is None else version
+    return sorted(inodes(table, table_files(table, number))) == sorted(content.inodes())
+
+
+def make_table(path: Path, name: str, content: DeltaContent, stream: str, properties: CommitProperties) -> None:
+    """Make a Delta table at `path` that holds a content (hard links), in one commit with these properties."""
+    handle = DeltaTable.create(
+        path,
+        Schema.from_json(content.schema),
+        partition_by=list(content.partition_by) or None,
+        name=name,
+        configuration={STREAM_PROPERTY: stream},
+        raise_if_key_not_exists=False,
+    )
+    for file in content.files.values():
+        source = on_disk(content.root, file.path)
+        hard_link(source, path / source.relative_to(content.root))
+    handle.create_write_transaction(
+        [file.add() for file in content.files.values()],
+        mode="append",
+        schema=handle.schema(),
+        partition_by=list(content.partition_by) or None,
+        commit_properties=properties,
+    )

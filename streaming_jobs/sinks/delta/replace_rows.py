@@ -1,0 +1,69 @@
+"""The one commit that replaces the rows of a Delta table: files that the table has stay, others come as hard links.
+
+It is made through `DeltaSink.commit`, so it is there once however often it is tried, and refused when somebody else has
+changed the table.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from deltalake import CommitProperties, DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql.types import StructType
+
+from streaming_jobs.files import hard_link
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
+from streaming_jobs.sinks.delta.content import DeltaContent, inodes
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_files import on_disk, table_files
+from streaming_jobs.sinks.stored import Replaced
+
+_ANY_GENERATION = 0
+"""Of the entries of changes that come before the commit itself, and are the same for every generation."""
+
+
+def replace_rows(sink: DeltaSink, content: DeltaContent, entry: LedgerEntry, place: str) -> Replaced:
+    """Make the table hold the content; files that it has not come into its folder `place`."""
+    _widen(sink, content)
+    _narrow(sink, content)
+    unencoded_paths.rename(sink, entry.generation)
+    live = table_files(sink.path, sink.handle.version())
+    here = dict(zip(inodes(sink.path, live), live, strict=True))
+    adds: list[AddAction | RemoveAction] = []
+    stayed = set()
+    for inode, (path, file) in zip(content.inodes(), content.files.items(), strict=True):
+        if inode in here:
+            stayed.add(here[inode])
+            continue
+        source = on_disk(content.root, path)
+        name = f"{place}/{source.relative_to(content.root).as_posix()}"
+        hard_link(source, sink.path / name)
+        adds.append(file.add(name))
+    at = int(time.time() * 1000)
+    removes = [file.remove(at) for path, file in live.items() if path not in stayed]
+    began = time.monotonic()
+
+    def write(_: DeltaTable, properties: CommitProperties) -> None:
+        sink.commit_actions([*removes, *adds], properties)
+
+    version = sink.commit(entry, write)
+    return Replaced(version, len(adds), len(removes), len(stayed), round(time.monotonic() - began, 3))
+
+
+def _widen(sink: DeltaSink, content: DeltaContent) -> None:
+    """Add the columns that the content has and the table has not; columns are never taken away."""
+    wanted = StructType.fromJson(json.loads(content.schema))
+    here = {field.name for field in sink.handle.schema().fields}
+    if added := [field for field in wanted.fields if field.name not in here]:
+        sink.add_columns(added, _ANY_GENERATION)
+
+
+def _narrow(sink: DeltaSink, content: DeltaContent) -> None:
+    """Take columns whose bounds a file has not got off the table's list: older files may lack them."""
+    statistics = (json.loads(file.stats or "{}") for file in content.files.values())
+    bounded = column_bounds.bounded_in(statistics, sink.bounded)
+    if bounded != sink.bounded:
+        sink.set_properties({column_bounds.PROPERTY: column_bounds.encode(bounded)}, _ANY_GENERATION)

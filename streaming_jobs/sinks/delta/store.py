@@ -1,0 +1,174 @@
+"""The store of Delta tables: opens them, makes them, retains their files for savepoints (`sinks/stored.py`).
+
+    <tables>/<table>/_delta_log/...                               the table's own log
+    <tables>/<table>/_savepoints/<stream>-g0001-b000000041/...    hard links of the files that a savepoint retains
+    <the savepoint's folder>/files.json.gz                        these files, as the table's log adds them
+
+Links keep a file's bytes whoever removes its name: compaction, clean-up, or a VACUUM by hand.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import DeltaError
+from pyspark.sql.types import StructType
+
+from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.files import hard_link, sync, sync_files
+from streaming_jobs.ledger import LedgerEntry, app_id
+from streaming_jobs.settings import Settings, StreamSettings, TableSettings
+from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
+from streaming_jobs.sinks.delta import torn_commits
+from streaming_jobs.sinks.delta.commit_properties import moving
+from streaming_jobs.sinks.delta.content import DeltaContent, make_table
+from streaming_jobs.sinks.delta.dead_letters import DeadLetterTable, declared_dead_letters
+from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.output import DeltaOutput
+from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable, delta_content
+from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.stored import Commit, Content, ReliedOn, SavedAs, SavedTable, StoredTable, TornEnd
+
+_FILES = "files.json.gz"
+
+
+class DeltaStore:
+    """Delta tables on a local file system."""
+
+    kind = "deltalake"
+    faults: tuple[type[Exception], ...] = (DeltaError,)
+
+    def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> DeltaStoredTable | None:
+        """The table if it exists."""
+        sink = open_sink(settings, declared, stream)
+        return None if sink is None else DeltaStoredTable(sink)
+
+    def commits(self, settings: Settings, declared: DeclaredTable, *, up_to: int | None = None) -> Iterator[Commit]:
+        """The commits of the table's log."""
+        return walk(settings.tables / declared.name, up_to)
+
+    def ensure(
+        self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
+    ) -> DeltaStoredTable:
+        """The table, made or widened."""
+        return DeltaStoredTable(ensure_sink(settings, declared, stream, output, generation=generation))
+
+    def create(
+        self, settings: Settings, declared: DeclaredTable, stream: str, content: Content, entry: LedgerEntry | None
+    ) -> DeltaStoredTable:
+        """A table of hard links."""
+        properties = CommitProperties() if entry is None else moving(entry, app_id(stream, declared.name))
+        path = settings.tables / declared.name
+        make_table(path, declared.name, delta_content(content), stream, properties)
+        return DeltaStoredTable(DeltaSink(path, declared, stream, DeltaTable(path)))
+
+    def dead_letters(self, name: str, stream: str) -> DeclaredTable:
+        """A Delta table of dead letters."""
+        return declared_dead_letters(name, stream)
+
+    def sink(self, table: StoredTable, settings: StreamSettings, deletes: StoredTable | None = None) -> Sink:
+        """The table as batches see it."""
+        return DeltaOutput(_sink(table), settings, None if deletes is None else _sink(deletes))
+
+    def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
+        """The table of dead letters as batches see it."""
+        return DeadLetterTable(_sink(table), settings)
+
+    def upkeep(
+        self, table: StoredTable, settings: TableSettings, *, generation: int, forgets: timedelta | None
+    ) -> Upkeep:
+        """Compaction, a short log, removal of unlisted files."""
+        return TableMaintenance(_sink(table), settings, generation, forgets=forgets)
+
+    def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
+        """Link the files of these versions, and note in the savepoint's folder how the log adds them."""
+        files: dict[str, list[TableFile]] = {}
+        tables = []
+        for table, version in versions:
+            path = _sink(table).path
+            files[table.name] = list(table_files(path, version).values())
+            _link(path, files[table.name], _links(path, saved))
+            handle = DeltaTable(path, version=version)
+            tables.append(
+                SavedTable(
+                    name=table.name,
+                    table_id=str(handle.metadata().id),
+                    version=version,
+                    schema=handle.schema().to_json(),
+                    partition_by=tuple(handle.metadata().partition_columns),
+                    files=len(files[table.name]),
+                )
+            )
+        with gzip.open(saved.folder / _FILES, "wt", encoding="utf-8") as packed:
+            json.dump({table: [asdict(file) for file in listed] for table, listed in files.items()}, packed)
+        sync(saved.folder / _FILES)
+        return tables
+
+    def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, DeltaContent]:
+        """The linked files."""
+        with gzip.open(saved.folder / _FILES, "rt", encoding="utf-8") as packed:
+            listed = json.load(packed)
+        return {
+            table.name: DeltaContent(
+                {file["path"]: TableFile(**file) for file in listed[table.name]},
+                _links(settings.tables / table.name, saved),
+                table.schema,
+                table.partition_by,
+            )
+            for table in tables
+        }
+
+    def release(self, settings: Settings, saved: SavedAs) -> None:
+        """Remove the links."""
+        if settings.tables.is_dir():
+            for links in settings.tables.glob(f"*/_savepoints/{saved.stream}-{saved.name}"):
+                shutil.rmtree(links, ignore_errors=True)
+
+    def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
+        """The folder of the links."""
+        return (_links(settings.tables / table, saved),)
+
+    def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
+        """The folder of the log."""
+        return settings.tables / declared.name / "_delta_log"
+
+    def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
+        """Remove checkpoints of the log that were cut off."""
+        return torn_commits.torn_copies(settings.tables / declared.name)
+
+    def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
+        """The newest commits that are torn."""
+        return torn_commits.torn_end(settings.tables / declared.name, stream, relied)
+
+
+STORE = DeltaStore()
+
+
+def _sink(table: StoredTable) -> DeltaSink:
+    """The open table; a store is given its own tables only."""
+    assert isinstance(table, DeltaStoredTable)
+    return table.sink
+
+
+def _links(table: Path, saved: SavedAs) -> Path:
+    return table / "_savepoints" / f"{saved.stream}-{saved.name}"
+
+
+def _link(table: Path, files: Iterable[TableFile], target: Path) -> None:
+    """Link a table's files, and have the links on disk."""
+    made = []
+    for file in files:
+        source = on_disk(table, file.path)
+        made.append(target / source.relative_to(table))
+        hard_link(source, made[-1])
+    sync_files(made, table)

@@ -1,0 +1,179 @@
+"""A stream's Delta table before its first batch: made, widened to the output of today's code, its properties set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deltalake import DeltaTable, Schema
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+from streaming_jobs.column_types import checked_new_partitions, checked_types
+from streaming_jobs.columns import checked_order
+from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.durations import milliseconds
+from streaming_jobs.errors import OutputMismatch
+from streaming_jobs.files import private_folder, sync_tree
+from streaming_jobs.ledger import LedgerEntry, app_id
+from streaming_jobs.settings import Settings, TableSettings
+from streaming_jobs.sinks.delta import column_bounds, unencoded_paths
+from streaming_jobs.sinks.delta.commit_properties import moving
+from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, DeltaSink, open_sink
+from streaming_jobs.sinks.schemas import is_position
+
+_WATERMARK = "spark.watermarkDelayMs"  # EventTimeWatermark.delayKey
+
+
+def ensure_sink(
+    settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
+) -> DeltaSink:
+    """Open the table, made or widened to hold `output`; raises OutputMismatch for any other difference.
+
+    A new table opens the generation: its first commit carries the transaction of batch -1. A column that
+    `output` has and the table has not is added, null in all rows that are there.
+    """
+    contract = _contract(declared, output)
+    sink = open_sink(settings, declared, stream)
+    if sink is None:
+        if generation == 1:  # the tables of a later one are a recovery's: they take the place of a table that is there
+            checked_new_partitions(declared.name, contract, declared.partition_by)
+        path = private_folder(settings.tables) / declared.name
+        entry = LedgerEntry("schema", stream, declared.name, generation, -1, note="table made")
+        DeltaTable.create(
+            path,
+            Schema.from_json(contract.json()),
+            partition_by=list(declared.partition_by) or None,
+            name=declared.name,
+            description=declared.description or None,
+            configuration={
+                STREAM_PROPERTY: stream,
+                column_bounds.PROPERTY: column_bounds.encode(
+                    column_bounds.boundable(contract, declared.partition_by, _sought(declared))
+                ),
+                **_properties(settings.table, declared),
+            },
+            raise_if_key_not_exists=False,
+            commit_properties=moving(entry, app_id(stream, declared.name)),
+        )
+        sync_tree(path)
+        return DeltaSink(path, declared, stream, DeltaTable(path))
+    _check_layout(sink, declared)
+    if added := _added(sink, contract):
+        sink.add_columns(added, generation)
+    bounded = column_bounds.wanted(sink.handle, sink.schema, declared.partition_by, _sought(declared))
+    _apply_properties(sink, {**_properties(settings.table, declared), column_bounds.PROPERTY: bounded}, generation)
+    if declared.partition_by and sink.direct:
+        unencoded_paths.rename(sink, generation)
+    sink.sync()
+    return sink
+
+
+def _contract(declared: DeclaredTable, output: StructType) -> StructType:
+    """What the table must hold: the declared schema if there is one, checked against the function's output.
+
+    The position that Recourse adds is no part of what the function returns.
+    """
+    position = [field for field in output.fields if is_position(field)]
+    output = StructType([field for field in output.fields if not is_position(field)])
+    if declared.schema is not None:
+        wanted, got = _types(declared.schema), _types(output)
+        if differences := _differences(wanted, got):
+            raise OutputMismatch(
+                f"the function's output is not what table {declared.name} declares: {differences}",
+                "correct the function or the declared schema",
+            )
+    for column in (*declared.keys, *declared.partition_by):
+        if column not in output.fieldNames():
+            raise OutputMismatch(f"the output for table {declared.name} has no column '{column}'", "add it")
+    checked_types(declared.name, output, declared.partition_by)
+    checked_order(declared.name, declared.order_by, output)
+    return _nullable(StructType([*(declared.schema or output).fields, *position]))
+
+
+def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> str:
+    said = [f"column {n} is missing" for n in wanted.keys() - got.keys()]
+    said += [f"column {n} is not declared" for n in got.keys() - wanted.keys()]
+    said += [f"column {n} is {got[n]}, declared {wanted[n]}" for n in wanted.keys() & got.keys() if wanted[n] != got[n]]
+    return "; ".join(sorted(said))
+
+
+def _added(sink: DeltaSink, contract: StructType) -> list[StructField]:
+    table, wanted = _types(sink.schema), _types(contract)
+    own = {field.name for field in sink.schema.fields if is_position(field)}
+    said = [f"column {n} is gone" for n in table.keys() - wanted.keys() - own]
+    said += [
+        f"column {n} would change from {table[n]} to {wanted[n]}"
+        for n in table.keys() & wanted.keys()
+        if table[n] != wanted[n]
+    ]
+    if said:
+        raise OutputMismatch(
+            f"table {sink.name} cannot take the new output: {'; '.join(sorted(said))}",
+            "a table gains columns only: keep the old column beside the new one, or write a new table",
+        )
+    return [field for field in contract.fields if field.name not in table]
+
+
+def _check_layout(sink: DeltaSink, declared: DeclaredTable) -> None:
+    now = tuple(sink.handle.metadata().partition_columns)
+    if now != tuple(declared.partition_by):
+        raise OutputMismatch(
+            f"table {sink.name} is partitioned by {list(now)}, the sink declares {list(declared.partition_by)}",
+            "keep the partitioning, or write a new table",
+        )
+
+
+def _sought(declared: DeclaredTable) -> tuple[str, ...]:
+    """Columns that every merge looks for: theirs are the bounds that matter most."""
+    return (*declared.keys, *declared.order_by)
+
+
+def _apply_properties(sink: DeltaSink, wanted: dict[str, str], generation: int) -> None:
+    now = sink.handle.metadata().configuration
+    changed = {key: value for key, value in wanted.items() if now.get(key) != value}
+    if changed and sink.direct:
+        sink.set_properties(changed, generation)
+
+
+def _properties(table: TableSettings, declared: DeclaredTable) -> dict[str, str]:
+    """Properties of every table; delta-spark puts files of a partitioned one into folders without partition values.
+
+    It writes a value that is not ASCII into the log as it is, deltalake percent-encodes it: a file that deltalake
+    removes would then stay in the table, with its rows a second time.
+    """
+    return {**_upkeep_properties(table), **({"delta.randomizeFilePrefixes": "true"} if declared.partition_by else {})}
+
+
+def _upkeep_properties(table: TableSettings) -> dict[str, str]:
+    return {
+        "delta.logRetentionDuration": f"interval {milliseconds(table.log_retention) // 1000} seconds",
+        "delta.deletedFileRetentionDuration": f"interval {milliseconds(table.deleted_file_retention) // 1000} seconds",
+        "delta.checkpointInterval": str(table.checkpoint_interval),
+        # Upkeep does it: deltalake would look at each file of the log in each commit, and knows ages only.
+        "delta.enableExpiredLogCleanup": "false",
+    }
+
+
+def _types(schema: StructType) -> dict[str, str]:
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+
+def _nullable(schema: StructType) -> StructType:
+    """The same columns, all nullable: Delta then needs no invariants. Comments stay.
+
+    A watermark does not: in the table's schema it would pass for one in every stream that reads the table.
+    """
+    return StructType([StructField(f.name, _nullable_type(f.dataType), True, _comments(f)) for f in schema.fields])
+
+
+def _comments(field: StructField) -> dict[str, object]:
+    return {key: value for key, value in field.metadata.items() if key != _WATERMARK}
+
+
+def _nullable_type(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return _nullable(kind)
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable_type(kind.elementType), True)
+    if isinstance(kind, MapType):
+        return MapType(_nullable_type(kind.keyType), _nullable_type(kind.valueType), True)
+    return kind

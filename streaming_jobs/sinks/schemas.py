@@ -1,0 +1,59 @@
+"""Columns that are Recourse's own, whatever store a table lies in: dead letters, remembered deletes, positions."""
+
+from __future__ import annotations
+
+from pyspark.sql import types as T
+
+from streaming_jobs.columns import DELETED_AT_COLUMN, OWN_COLUMN, POSITION_COLUMN
+from streaming_jobs.declared_table import DeclaredTable
+
+
+def _column(name: str, kind: T.DataType, comment: str) -> T.StructField:
+    return T.StructField(name, kind, True, {"comment": comment})
+
+
+DEAD_LETTERS = T.StructType(
+    [
+        _column("topic", T.StringType(), "topic the record lies in"),
+        _column("partition", T.IntegerType(), "its partition"),
+        _column("offset", T.LongType(), "its offset"),
+        _column("timestamp", T.TimestampType(), "time the record carries"),
+        _column("key", T.BinaryType(), "its key"),
+        _column("value", T.BinaryType(), "its value as it came"),
+        _column(
+            "headers",
+            T.ArrayType(T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])),
+            "its headers",
+        ),
+        _column("reason", T.StringType(), "why it was refused, a stable word"),
+        _column("detail", T.StringType(), "why it was refused, in words"),
+    ]
+)
+"""The columns of a table of dead letters."""
+
+POSITION_FIELD = T.StructField(
+    POSITION_COLUMN,
+    T.LongType(),
+    True,
+    {
+        "comment": "place in the source of the record that wrote the row: breaks ties of the order",
+        OWN_COLUMN: "position",
+    },
+)
+"""The column of a table with `order_by` that says where each row's record lay."""
+
+TOPICS = 8
+"""Topics of a stream that `_position` tells apart."""
+
+_DELETED_AT = T.StructField(DELETED_AT_COLUMN, T.TimestampType(), True, {"comment": "when the delete was noted"})
+
+
+def is_position(field: T.StructField) -> bool:
+    """True if a table's column is the `_position` that Recourse has added."""
+    return field.name == POSITION_COLUMN and field.metadata.get(OWN_COLUMN) == "position"
+
+
+def remembered_deletes(table: DeclaredTable, output: T.StructType) -> T.StructType:
+    """The columns of a table's remembered deletes: keys, order, position, time."""
+    names = dict.fromkeys([*table.keys, *table.order_by])
+    return T.StructType([*(output[name] for name in names), POSITION_FIELD, _DELETED_AT])

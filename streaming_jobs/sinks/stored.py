@@ -1,0 +1,298 @@
+"""A table at rest: its rows and its history, as preflight, savepoints and recoveries see it. Batches see `base.py`.
+
+A store (`TableStore`) opens the tables that declarations name; `sinks/delta/store.py` is the one of Delta tables,
+`streaming_jobs.testing` has one in memory. `tests/unit/streaming_jobs/sinks/test_stored.py` is the contract of both.
+
+A table has a folder of its own, `<tables>/<name>`, whatever else it consists of: the table is there as long as the
+folder is, and moves with it. So staging is an ordinary folder of tables, which a recovery makes, renames and removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.errors import ForeignWrite
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.settings import Settings, StreamSettings, TableSettings
+from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql.types import StructType
+
+Role = Literal["primary", "secondary", "deletes"]
+"""Of a stream's table. One of role `deletes` remembers the deletes of another; it may begin at any start."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of a table as its log tells it; `at` in milliseconds since 1970, `entry` if it is ours."""
+
+    version: int
+    at: int
+    operation: str
+    changes_data: bool
+    entry: LedgerEntry | None
+
+    def foreign_to(self, stream: str) -> bool:
+        """True if somebody else than the stream changed rows with it: the one definition."""
+        return self.changes_data and (self.entry is None or self.entry.stream != stream)
+
+    def moves(self, stream: str) -> bool:
+        """True if it moved the stream's position in the table."""
+        entry = self.entry
+        return entry is not None and entry.stream == stream and entry.kind in ("batch", "fence", "publish")
+
+
+def newest(commits: Iterable[Commit], stream: str) -> tuple[Commit | None, list[Commit]]:
+    """The stream's newest entry among commits, newest first, and the foreign commits that came after it.
+
+    Without an entry, None and every foreign commit.
+    """
+    foreign: list[Commit] = []
+    for commit in commits:
+        if commit.moves(stream):
+            return commit, foreign
+        if commit.foreign_to(stream):
+            foreign.append(commit)
+    return None, foreign
+
+
+def refuse_foreign(commits: Iterable[Commit], known: int, table: str, stream: str) -> None:
+    """Raise ForeignWrite for the newest foreign commit after the version `known`, among commits, newest first."""
+    for commit in commits:
+        if commit.version <= known:
+            return
+        if commit.foreign_to(stream):
+            raise ForeignWrite(
+                f"version {commit.version} of table {table} ({commit.operation or 'unknown operation'}) changed rows "
+                f"while stream {stream} was writing the table",
+                f"undo it, or if it is right: recourse streams accept {stream} --table {table} "
+                f"--version {commit.version} --why '...'",
+            )
+
+
+def entries(commits: Iterable[Commit], limit: int) -> list[tuple[Commit, LedgerEntry]]:
+    """The newest ledger entries among commits, newest first; upkeep is left out."""
+    shown = ((c, c.entry) for c in commits if c.entry is not None and c.entry.kind not in ("upkeep", "schema"))
+    return list(islice(shown, limit))
+
+
+@dataclass(frozen=True)
+class SavedTable:
+    """One table of a savepoint: its id, the version whose rows are retained, its columns, and how many files."""
+
+    name: str
+    table_id: str
+    version: int
+    schema: str
+    partition_by: tuple[str, ...]
+    files: int
+
+
+@dataclass(frozen=True)
+class SavedAs:
+    """A savepoint as stores know it: stream, name, and its folder, in which a store may write files of its own."""
+
+    stream: str
+    name: str
+    folder: Path
+
+
+class Content(Protocol):
+    """The rows of one version of a table as a value: it is published, staged and compared without being read.
+
+    It consists of pieces (files, say) that never change. Two contents are the same if their pieces are, whether or not
+    other pieces hold equal rows.
+    """
+
+    @property
+    def pieces(self) -> int:
+        """The number of its pieces."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A commit that has replaced a table's rows: pieces that came, went and stayed; `seconds` of the commit itself.
+
+    `version` is None where the table had the entry already and nothing was committed.
+    """
+
+    version: int | None
+    came: int
+    went: int
+    stayed: int
+    seconds: float
+
+
+class StoredTable(Protocol):
+    """One table of one stream, open. Not for two threads at once."""
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+
+    @property
+    def table_id(self) -> str:
+        """The table's identity; a table made anew has another."""
+
+    @property
+    def owner(self) -> str | None:
+        """The stream that the table says it belongs to."""
+
+    @property
+    def version(self) -> int:
+        """The number of its last commit, as of the last `refresh` or commit."""
+
+    @property
+    def position(self) -> Txn | None:
+        """The stream's newest position in it, as of the last `refresh` or commit; None if it has none."""
+
+    @property
+    def schema(self) -> StructType:
+        """Its columns."""
+
+    @property
+    def partition_by(self) -> Sequence[str]:
+        """The columns that it is partitioned by."""
+
+    def commits(self) -> Iterator[Commit]:
+        """Its commits as they are now, newest first, as far back as they are known without a gap."""
+
+    def holds(self, entry: LedgerEntry) -> bool:
+        """True if the table, as it is now, has the entry's position.
+
+        Raises Fenced for a table of a newer generation, ForeignWrite if somebody else has changed rows since it was
+        opened.
+        """
+
+    def mark(self, entry: LedgerEntry) -> int | None:
+        """Commit the entry without rows, once; the version, or None if the table has it. Raises as `holds` does."""
+
+    def content(self, version: int | None = None) -> Content:
+        """The content of a version (None: the newest); raises PreflightRefused where that is no longer known."""
+
+    def has_content(self, content: Content, version: int | None = None) -> bool:
+        """True if a version (None: the newest) consists of just these pieces."""
+
+    def no_rows(self) -> Content:
+        """Its columns without any row."""
+
+    def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
+        """Make it hold the content, in one commit with the entry, once; `place` is a name for the place of new pieces.
+
+        Columns that only the content has are added before. Raises as `holds` does.
+        """
+
+    def complete(self, version: int) -> bool:
+        """True if all pieces of a version are still there."""
+
+    def readable(self, version: int | None = None) -> DeltaTable:
+        """A version (None: the newest) as a Delta table, which is all that DataFusion reads."""
+
+    def size(self) -> tuple[int, int]:
+        """The number of its pieces, and their bytes."""
+
+    def check_one_commit(self) -> None:
+        """Raise UsageError if a publish in one commit cannot keep everything that the table has."""
+
+    def check_removable(self) -> None:
+        """Raise UsageError if the table does not let rows go."""
+
+
+@dataclass(frozen=True)
+class ReliedOn:
+    """The facts that others rely on of a table whose last commits may be torn.
+
+    They know it at the position `at`; its commits in `accepted` were accepted by a person; it is `bound` to the stream,
+    which is in `generation`. A `recovering` caller knows what a recovery was writing.
+    """
+
+    at: Txn
+    accepted: frozenset[int]
+    bound: bool
+    generation: int
+    recovering: bool
+
+
+@dataclass(frozen=True)
+class TornEnd:
+    """The end of a table's log after a power cut: files to remove, in order, and the newest whole version.
+
+    -1 where no version is whole.
+    """
+
+    files: Sequence[Path]
+    whole: int
+
+
+class TableStore(Protocol):
+    """Opens and makes the tables of one kind. Every method may be called by several threads at once."""
+
+    kind: str
+    """Its name in catalogues, such as Dagster's."""
+    faults: tuple[type[Exception], ...]
+    """Exceptions of its own that a damaged table raises."""
+
+    def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> StoredTable | None:
+        """The table if it exists, whoever made it."""
+
+    def commits(self, settings: Settings, declared: DeclaredTable, *, up_to: int | None = None) -> Iterator[Commit]:
+        """A table's commits up to a version (None: all), newest first, unopened; none where there is no table."""
+
+    def ensure(
+        self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
+    ) -> StoredTable:
+        """The table, made or widened to hold `output`; raises OutputMismatch for any other difference.
+
+        A new table opens the generation: it is at batch -1.
+        """
+
+    def create(
+        self, settings: Settings, declared: DeclaredTable, stream: str, content: Content, entry: LedgerEntry | None
+    ) -> StoredTable:
+        """A new table that begins with a content, in one commit with the entry, if one is given."""
+
+    def dead_letters(self, name: str, stream: str) -> DeclaredTable:
+        """The declaration of a stream's table of dead letters."""
+
+    def sink(self, table: StoredTable, settings: StreamSettings, deletes: StoredTable | None = None) -> Sink:
+        """A table as a sink of batches; `deletes` is the table that remembers its deletes."""
+
+    def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
+        """A table of dead letters as a sink of batches."""
+
+    def upkeep(
+        self, table: StoredTable, settings: TableSettings, *, generation: int, forgets: timedelta | None
+    ) -> Upkeep:
+        """The upkeep of a table between batches; `forgets` is the time for which it remembers deletes."""
+
+    def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
+        """Keep these versions' rows for a savepoint, on disk when this returns, whatever becomes of the tables."""
+
+    def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, Content]:
+        """The contents of these tables of a savepoint, by name."""
+
+    def release(self, settings: Settings, saved: SavedAs) -> None:
+        """Let go of the rows that a savepoint keeps, of a half-made one too."""
+
+    def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
+        """The folders beside the savepoint's own with the files that it keeps of a table."""
+
+    def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
+        """The place of the table's log, for people."""
+
+    def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
+        """Remove files that a power cut has left half written and that only repeat what commits say; yields each."""
+
+    def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
+        """The table's last commits that a power cut has torn; None where there is no table. Removes nothing.
+
+        Raises PreflightRefused if something relies on a commit that is not whole.
+        """

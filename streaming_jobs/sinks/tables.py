@@ -1,0 +1,62 @@
+"""The tables of a stream, in order and with their roles, each opened by the store that keeps it."""
+
+from __future__ import annotations
+
+from streaming_jobs.columns import checked_order
+from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.schemas import remembered_deletes
+from streaming_jobs.sinks.stored import Role, StoredTable, TableStore
+from streaming_jobs.stream import Stream
+
+
+def store_of(declared: DeclaredTable) -> TableStore:
+    """The store of a declared table: from here on its type is known."""
+    store: TableStore = declared.store
+    return store
+
+
+def all_tables(stream: Stream) -> list[tuple[DeclaredTable, Role]]:
+    """Every table of a stream with its role, the primary first and the dead letters last."""
+    letters = store_of(stream.primary).dead_letters(stream.dead_letters, stream.name)
+    return [
+        (stream.primary, "primary"),
+        *((table, "secondary") for table in stream.secondary),
+        *((table, "deletes") for table in stream.deletes),
+        (letters, "secondary"),
+    ]
+
+
+def stores(stream: Stream) -> list[TableStore]:
+    """The stores of a stream's tables, each once."""
+    return list({id(store): store for store in (store_of(declared) for declared, _ in all_tables(stream))}.values())
+
+
+def open_table(settings: Settings, declared: DeclaredTable, stream: str) -> StoredTable | None:
+    """One table; None if there is none."""
+    return store_of(declared).open(settings, declared, stream)
+
+
+def open_tables(settings: Settings, stream: Stream) -> dict[str, StoredTable]:
+    """The stream's tables that there are, by name, in order."""
+    opened = (open_table(settings, declared, stream.name) for declared, _ in all_tables(stream))
+    return {table.name: table for table in opened if table is not None}
+
+
+def existing_table(settings: Settings, declared: DeclaredTable, stream: str) -> StoredTable:
+    """One table; raises PreflightRefused if there is none."""
+    table = open_table(settings, declared, stream)
+    if table is None:
+        raise PreflightRefused(f"table {declared.name} is gone", "put it back from a copy")
+    return table
+
+
+def begin_deletes(settings: Settings, stream: Stream, *, generation: int) -> None:
+    """Make the tables of remembered deletes that a stream of an earlier version has not got yet."""
+    for declared in stream.sinks.values():
+        deletes, table = declared.deletes, open_table(settings, declared, stream.name)
+        if deletes is not None and table is not None and open_table(settings, deletes, stream.name) is None:
+            checked_order(declared.name, declared.order_by, table.schema)
+            output = remembered_deletes(declared, table.schema)
+            store_of(deletes).ensure(settings, deletes, stream.name, output, generation=generation)

@@ -1,0 +1,29 @@
+"""For tests of streams: the seams of this package without broker, JVM or disk behind them. Read `tables.py` first.
+
+    table = MemoryTable("clean")
+    table.rows()        # what readers would see, as Arrow
+    table.log           # one MemoryCommit per version: its ledger entry, the rows that it brought
+
+A table in memory may be declared for a stream; then preflight, savepoints and recoveries work on it as on any other:
+
+    store = MemoryStore()
+    Stream("things", things, {"value": topic}, {"clean": MemoryDeclaration("clean", store)})
+"""
+
+from streaming_jobs.testing.leases import MemoryLease, MemoryLeases
+from streaming_jobs.testing.session import MemoryQueries, MemoryQuery, MemoryRuntime
+from streaming_jobs.testing.store import MemoryDeclaration, MemoryStore
+from streaming_jobs.testing.tables import MemoryCommit, MemoryContent, MemoryTable
+
+__all__ = [
+    "MemoryCommit",
+    "MemoryContent",
+    "MemoryDeclaration",
+    "MemoryLease",
+    "MemoryLeases",
+    "MemoryQueries",
+    "MemoryQuery",
+    "MemoryRuntime",
+    "MemoryStore",
+    "MemoryTable",
+]

@@ -1,0 +1,176 @@
+"""A session without Spark and Kafka: its runtime and its queries.
+
+    queries = MemoryQueries(settings)
+    Session(settings, [stream], runtime=MemoryRuntime(), queries=queries, leases=MemoryLeases()).run()
+
+is a session from its leases to its end, in milliseconds. Its queries end as soon as they are started; a test that
+wants more of them subclasses `MemoryQueries` and `MemoryQuery`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from streaming_jobs.errors import TransientError
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot
+from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport
+from streaming_jobs.runtime.batch_path import DriverPathAttempts
+from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.lag import Ends
+from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.runtime.stream_queries import LaunchedQuery, Preflight, QueryHooks
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import SinkSet
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.stream import Stream
+from streaming_jobs.testing.tables import MemoryTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class MemoryRuntime:
+    """A runtime without a JVM: the session that it gives knows nothing and does nothing."""
+
+    jvm: int | None = None
+    """A process that a test lets stand for the JVM."""
+    names: list[str] = field(default_factory=list)
+    """Of the sessions that were started."""
+    ends: list[str] = field(default_factory=list)
+    """`stop` or `kill`, as it was called."""
+    failed: TransientError | None = None
+    """The session's end, once a test sets it."""
+
+    def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
+        """Give something where a session is wanted."""
+        self.names.append(name)
+        return cast("SparkSession", SimpleNamespace())
+
+    def failure(self, patience: float = 0.0) -> TransientError | None:
+        """The error that a test has set."""
+        return self.failed
+
+    def stop(self) -> None:
+        """Note it."""
+        self.ends.append("stop")
+
+    def kill(self) -> None:
+        """Note it."""
+        self.ends.append("kill")
+
+
+@dataclass
+class MemoryQuery:
+    """A query without Spark, as a session sees it; the names are those of Spark's `StreamingQuery`."""
+
+    active: bool = True
+    reports: list[Mapping[str, Any]] = field(default_factory=list)
+    """Progress as Spark writes it, the oldest first."""
+    failure: Exception | None = None
+    thread_lives: bool = False
+    """True if its thread does not end when it is stopped."""
+    stops: int = 0
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        """False once it was stopped, has failed or has come to its end."""
+        return self.active
+
+    @property
+    def recentProgress(self) -> list[SimpleNamespace]:  # noqa: N802
+        """The reports as objects."""
+        return [SimpleNamespace(json=json.dumps(report), **report) for report in self.reports]
+
+    @property
+    def lastProgress(self) -> SimpleNamespace | None:  # noqa: N802
+        """The newest report."""
+        return self.recentProgress[-1] if self.reports else None
+
+    @property
+    def ended(self) -> bool:
+        """True once it is not active and its thread has ended too."""
+        return not self.active and not self.thread_lives
+
+    def exception(self) -> Exception | None:
+        """The failure."""
+        return self.failure
+
+    def stop(self) -> None:
+        """As Spark: terminated at once, whatever its thread still does; an error when the thread does not end."""
+        self.stops += 1
+        self.active = False
+        if self.thread_lives:
+            raise RuntimeError("Stream Execution thread failed to stop within 5000 milliseconds")
+
+
+@dataclass
+class MemoryQueries:
+    """Queries without Spark and Kafka, over tables in memory; each one ends as soon as it is started."""
+
+    settings: Settings
+    launched: list[str] = field(default_factory=list)
+    """The streams whose query was started, in that order."""
+    hooks: dict[str, QueryHooks] = field(default_factory=dict)
+    """By stream those of its newest query."""
+
+    def open(self, streams: Iterable[Stream]) -> None:
+        """Nothing is needed."""
+
+    def preflight(self, stream: Stream) -> Preflight:
+        """Every stream may start, as if for the first time."""
+        return Preflight(StreamSnapshot(stream.name, None, CheckpointSnapshot(), (), ()), [])
+
+    def query(self, stream: Stream) -> MemoryQuery:
+        """The query of a stream that is started: one that has come to its end."""
+        return MemoryQuery(active=False)
+
+    def launch(
+        self,
+        spark: SparkSession,
+        stream: Stream,
+        snapshot: StreamSnapshot,
+        hooks: QueryHooks,
+    ) -> LaunchedQuery:
+        """Start the stream's query."""
+        self.launched.append(stream.name)
+        self.hooks[stream.name] = hooks
+        return LaunchedQuery(self.query(stream), self.pipeline(stream, hooks), 1, {})
+
+    def pipeline(self, stream: Stream, hooks: QueryHooks) -> BatchPipeline:
+        """The real pipeline of the stream, which no query calls here."""
+        folder = StreamFolder.of(self.settings, stream.name)
+        primary, *secondary = (MemoryTable(sink.name) for sink in stream.sinks.values())
+        return BatchPipeline(
+            stream=stream,
+            generation=1,
+            topic_ids={},
+            sources=[],
+            sinks=SinkSet(primary, secondary, MemoryTable(stream.dead_letters)),
+            files=BatchFiles(
+                folder.checkpoint(1), ledger_file(self.settings, stream.name), DriverPathAttempts(folder.attempt)
+            ),
+            hooks=BatchHooks(hooks.stop, lambda: None, hooks.report, lambda _: None),
+            code=loaded_code(stream, self.settings.flows),
+            settings=self.settings.for_stream(stream.name),
+            traits=PlanTraits(stateful=False, multiplies=False),
+        )
+
+    def batch_done(self, stream: Stream, batch: int) -> None:
+        """Have the stream's query report a batch without records."""
+        entry = LedgerEntry("batch", stream.name, stream.primary.name, 1, batch)
+        self.hooks[stream.name].report(BatchReport(entry, "driver", "direct", 1, batch))
+
+    def ends(self, stream: Stream) -> Ends | None:
+        """Nobody has seen them."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,281 @@
+"""A table in this process's memory: a sink of batches (`sinks/base.py`) and a stored table (`sinks/stored.py`) in one.
+
+A batch that is committed twice is there once, a driver of an older generation is refused, and so is a commit after
+somebody else's, as by a Delta table.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from streaming_jobs.errors import Fenced
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
+from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
+from streaming_jobs.sinks.stored import Commit, Content, Replaced, refuse_foreign
+from streaming_jobs.sources.base import AHEAD
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+    from streaming_jobs.sources.base import Source
+
+NO_ROWS = pa.table({})
+_NO_COLUMNS = StructType([])
+
+
+@dataclass(frozen=True)
+class MemoryContent:
+    """Rows in pieces that never change, and their columns. Two contents are the same if their pieces are."""
+
+    parts: tuple[pa.Table, ...] = ()
+    schema: StructType = field(default_factory=lambda: _NO_COLUMNS)
+    partition_by: tuple[str, ...] = ()
+
+    @property
+    def pieces(self) -> int:
+        """The number of them."""
+        return len(self.parts)
+
+    def rows(self) -> pa.Table:
+        """All rows."""
+        parts = [part for part in self.parts if part.num_rows]
+        return pa.concat_tables(parts, promote_options="default") if parts else NO_ROWS
+
+    def readable(self) -> DeltaTable:
+        """The rows as a Delta table, which is all that DataFusion reads."""
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._written.name)
+
+    @cached_property
+    def _written(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder with the rows; it is there as long as the content is."""
+        from deltalake import DeltaTable, Schema, write_deltalake
+
+        folder = tempfile.TemporaryDirectory()
+        handle = DeltaTable.create(folder.name, Schema.from_json(self.schema.json()))
+        if (rows := self.rows()).num_rows:
+            write_deltalake(handle, rows, mode="append", schema_mode="merge")
+        return folder
+
+    def same(self, other: MemoryContent) -> bool:
+        """True if both consist of the same pieces, in any order."""
+        return Counter(map(id, self.parts)) == Counter(map(id, other.parts))
+
+
+class MemoryCommit(NamedTuple):
+    """One version: its entry, the rows that it brought, and what the table consists of since."""
+
+    entry: LedgerEntry | None
+    rows: pa.Table
+    content: MemoryContent
+    operation: str = "WRITE"
+    changes_data: bool = True
+    moves_to: Txn | None = None
+    """The position to which it brings the table; None if it leaves it where it is."""
+    at: int = 0
+    """When, in milliseconds since 1970; 0 where nobody asks."""
+
+
+@dataclass
+class MemoryTable:
+    """An append-only table; also one of dead letters.
+
+    Another one over the same log is what a restarted driver opens.
+    """
+
+    name: str
+    log: list[MemoryCommit] = field(default_factory=list)
+    table_id: str = ""
+    owner: str | None = None
+    _known: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._known = self.version
+
+    @property
+    def position(self) -> Txn | None:
+        """The newest batch in it; None if there is none."""
+        return next((commit.moves_to for commit in reversed(self.log) if commit.moves_to is not None), None)
+
+    @property
+    def version(self) -> int:
+        """The number of its last commit, -1 before the first one."""
+        return len(self.log) - 1
+
+    @property
+    def schema(self) -> StructType:
+        """Its columns; none where nobody has named them."""
+        return self.content().schema
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that it is declared to be partitioned by."""
+        return self.content().partition_by
+
+    def rows(self) -> pa.Table:
+        """Every row that is visible, the oldest commit's first."""
+        return self.content().rows()
+
+    def refresh(self) -> None:
+        """Nothing is kept aside."""
+
+    def sync(self) -> None:
+        """Memory has no disk behind it."""
+
+    def newest_entry(self) -> LedgerEntry | None:
+        """The entry of the commit that moved it last."""
+        return next((commit.entry for commit in reversed(self.log) if commit.moves_to is not None), None)
+
+    def commits(self) -> Iterator[Commit]:
+        """Its commits, newest first."""
+        for version in range(self.version, -1, -1):
+            commit = self.log[version]
+            yield Commit(version, commit.at, commit.operation, commit.changes_data, commit.entry)
+
+    def holds(self, entry: LedgerEntry) -> bool:
+        """True if the table has the entry's position; raises Fenced and ForeignWrite."""
+        at = self.position
+        if at is not None and at.generation > entry.generation:
+            raise Fenced(
+                f"table {self.name} is at {at}, and this driver wants to write {entry.txn}",
+                "stop this driver: another one, or a recovery, has replaced it",
+            )
+        refuse_foreign(self.commits(), self._known, self.name, entry.stream)
+        self._known = self.version
+        return at is not None and at >= entry.txn
+
+    def append(self, rows: pa.Table, entry: LedgerEntry) -> int | None:
+        """Add a batch's rows once; the version, or None if the batch is in it. Raises as `holds` does."""
+        now = self.content()
+        parts = (*now.parts, rows) if rows.num_rows else now.parts
+        return self._commit(entry, rows, MemoryContent(parts, now.schema, now.partition_by), "WRITE")
+
+    def write_as_somebody_else(self, rows: pa.Table) -> int:
+        """Add rows as another program does, that knows of no ledger; the version."""
+        now = self.content()
+        content = MemoryContent((*now.parts, rows), now.schema, now.partition_by)
+        self.log.append(MemoryCommit(None, rows, content, at=_now()))
+        return self.version
+
+    def mark(self, entry: LedgerEntry) -> int | None:
+        """Commit the entry without rows, once."""
+        return self._commit(entry, NO_ROWS, self.content(), "WRITE", changes_data=False)
+
+    def content(self, version: int | None = None) -> MemoryContent:
+        """Its pieces."""
+        if not self.log:
+            return MemoryContent()
+        return self.log[self.version if version is None else version].content
+
+    def has_content(self, content: Content, version: int | None = None) -> bool:
+        """True if these are its pieces."""
+        return self.content(version).same(memory_content(content))
+
+    def no_rows(self) -> MemoryContent:
+        """No piece, of its columns."""
+        return MemoryContent((), self.schema, self.partition_by)
+
+    def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
+        """Other pieces for its rows, in one commit."""
+        now, new = self.content(), memory_content(content)
+        known = {field.name for field in now.schema.fields}
+        schema = StructType([*now.schema.fields, *(field for field in new.schema.fields if field.name not in known)])
+        here, there = set(map(id, now.parts)), set(map(id, new.parts))
+        replaced = MemoryContent(new.parts, schema, now.partition_by)
+        changes = here != there
+        version = self._commit(entry, new.rows(), replaced, "WRITE", changes_data=changes)
+        return Replaced(version, len(there - here), len(here - there), len(here & there), 0.0)
+
+    def complete(self, version: int) -> bool:
+        """True for every version: nothing that memory holds goes."""
+        return 0 <= version <= self.version
+
+    def readable(self, version: int | None = None) -> DeltaTable:
+        """A version of it as a Delta table in a temporary folder."""
+        return self.content(version).readable()
+
+    def size(self) -> tuple[int, int]:
+        """Its pieces, and their bytes."""
+        parts = self.content().parts
+        return len(parts), sum(part.nbytes for part in parts)
+
+    def check_one_commit(self) -> None:
+        """Every content can be published in one commit."""
+
+    def check_removable(self) -> None:
+        """Rows may always go."""
+
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
+        """Compute the frame's rows."""
+        return MemoryWrite(self, frame.toArrow())
+
+    def prepare_letters(
+        self,
+        spark: SparkSession,
+        refused: Sequence[tuple[Source, OffsetRange, int]],
+        null_keys: Sequence[pa.Table],
+        rows: BatchOfRows,
+    ) -> PendingWrite:
+        """The refused records with their reasons, and the rows without a key as they are."""
+        letters = []
+        for source, offsets, _ in refused:
+            for record in source.bad_records(spark, offsets).toArrow().to_pylist():
+                ahead = record.pop(AHEAD, None)
+                reason, detail = ("event_time_ahead", ahead) if ahead else source.diagnose(record["value"])
+                letters.append({**record, "reason": reason, "detail": detail})
+        tables = [pa.Table.from_pylist(letters)] if letters else []
+        return MemoryWrite(self, pa.concat_tables([*tables, *null_keys], promote_options="default"))
+
+    def _commit(
+        self, entry: LedgerEntry, rows: pa.Table, content: MemoryContent, operation: str, *, changes_data: bool = True
+    ) -> int | None:
+        if self.holds(entry):
+            return None
+        self.log.append(MemoryCommit(entry, rows, content, operation, changes_data, entry.txn, _now()))
+        self._known = self.version
+        return self.version
+
+
+@dataclass
+class MemoryWrite:
+    """Rows for a table in memory, not yet visible."""
+
+    committer: ClassVar[Committer] = "direct"
+    sink: MemoryTable
+    table: pa.Table
+    null_keys: ClassVar[None] = None
+    deletes: ClassVar[None] = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows are prepared."""
+        return int(self.table.num_rows)
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Make them visible once; raises Fenced when the table is in a newer generation."""
+        return self.sink.append(self.table, entry)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def memory_content(content: Content) -> MemoryContent:
+    """A content in memory: a table takes those of its own store only."""
+    assert isinstance(content, MemoryContent)
+    return content
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

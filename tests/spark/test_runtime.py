@@ -1,0 +1,49 @@
+"""A Spark that is there already: a session uses it, and leaves it as it was."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from streaming_jobs.platform.runtime import ExistingSpark
+from tests.conftest import SettingsFactory
+
+ZONE = "spark.sql.session.timeZone"
+
+
+def test_a_spark_that_is_there_runs_on_with_its_own_queries(spark: SparkSession, settings: SettingsFactory) -> None:
+    spark.conf.set(ZONE, "America/New_York")
+    theirs = numbers(spark, "theirs")
+    try:
+        runtime = ExistingSpark(settings(), spark)
+        assert runtime.jvm is None and runtime.failure() is None
+        ours = runtime.start("ours")
+        assert ours.conf.get(ZONE) == "UTC" and spark.conf.get(ZONE) == "America/New_York"
+        assert ours.range(3).count() == 3
+        own = numbers(ours, "ours")
+        jvm = spark._jvm
+        assert jvm is not None
+        assert runtime.jvm == jvm.java.lang.ProcessHandle.current().pid()
+        assert runtime.failure() is None
+        runtime.stop()
+        assert not own.isActive and theirs.isActive
+        assert runtime.jvm is None, "nothing of the session is in it any more"
+        assert spark.range(3).count() == 3
+    finally:
+        theirs.stop()
+        spark.conf.unset(ZONE)
+
+
+def test_the_session_that_is_active_is_taken_if_none_is_given(spark: SparkSession, settings: SettingsFactory) -> None:
+    assert SparkSession.getActiveSession() is not None
+    runtime = ExistingSpark(settings())
+    ours = runtime.start("ours")
+    assert ours.sparkContext is spark.sparkContext and ours is not spark
+    own = numbers(ours, "ours")
+    runtime.kill()
+    assert own.isActive and runtime.jvm is not None, "its batch ends with this process, which the JVM may outlive"
+    own.stop()
+
+
+def numbers(spark: SparkSession, name: str) -> StreamingQuery:
+    return spark.readStream.format("rate").load().writeStream.format("noop").queryName(name).start()

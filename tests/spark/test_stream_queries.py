@@ -1,0 +1,38 @@
+"""What Spark says of a query that was stopped, and what is so."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from pyspark.sql import SparkSession
+
+from streaming_jobs.runtime.stream_queries import RunningQuery, SparkQuery
+from tests.support.driver import until
+
+
+def test_a_query_that_was_stopped_has_not_ended_while_its_batch_is_at_work(spark: SparkSession) -> None:
+    """Spark calls it terminated: neither `isActive` nor `awaitTermination` tells that its thread is still there."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def batch(*_: object) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    before = spark.conf.get("spark.sql.streaming.stopTimeout")
+    spark.conf.set("spark.sql.streaming.stopTimeout", "200ms")
+    rates = spark.readStream.format("rate").load()
+    started = rates.writeStream.foreachBatch(batch).start()
+    query: RunningQuery = SparkQuery(started)
+    try:
+        assert inside.wait(60)
+        assert query.isActive and not query.ended
+        with pytest.raises(Exception, match="failed to stop within"):
+            query.stop()
+        assert not query.isActive and not query.ended
+        assert started.awaitTermination(0.001), "as if it had ended"
+        go_on.set()
+        until(lambda: query.ended, 60, "the end of the thread")
+    finally:
+        go_on.set()
+        spark.conf.set("spark.sql.streaming.stopTimeout", str(before))

@@ -1,0 +1,285 @@
+"""Recoveries over tables of any store: in memory, and of two stores at once. Nothing is replaced but Spark's replay.
+
+The replay is written by hand: for each batch Spark's plan, then the question of the border, then the rows, as the
+session asks and writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import LongType
+
+from reprocessing import executor
+from reprocessing.explainer import explain
+from reprocessing.planning.first_bad_row import before_first_bad
+from reprocessing.planning.planner import Request, make_plan
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.plan import Checks, RecoveryPlan
+from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.rebuild.publish import has_published, publish
+from reprocessing.rebuild.replay import last_entry
+from reprocessing.rebuild.replay_end import at_the_border, border_of, kept_table
+from reprocessing.stages import AuditRefused, stages_of
+from reprocessing.undo import plan_undo
+from streaming_jobs.errors import Fenced, ForeignWrite, LedgerConflict, UsageError
+from streaming_jobs.ledger import Txn
+from streaming_jobs.preflight.rules import check_start
+from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.runtime.stream_tables import sinks_of, upkeep_of
+from streaming_jobs.sinks.stored import newest
+from streaming_jobs.sinks.tables import open_tables
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.stream_record import Accepted, CodeSince
+from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
+from tests.support.life import PER_BATCH, ROWS, STREAM, TOPIC, Life, Topics, append
+
+BATCHES, WRONG_FROM, LAST_READ = 6, 3, 90
+RIGHT = list(range(BATCHES * PER_BATCH))
+WRONG = sorted(n if n < WRONG_FROM * PER_BATCH else -n for n in RIGHT)
+CHECKS = Checks(("id >= 0", "place IS NOT NULL"), 1.0)
+
+
+def in_memory() -> Stream:
+    store = MemoryStore()
+    tables = {name: MemoryDeclaration(name, store) for name in ("things", "copies")}
+    return replace(STREAM, sinks=tables)
+
+
+def in_two_stores() -> Stream:
+    return replace(STREAM, sinks={"things": DeltaTable("things"), "copies": MemoryDeclaration("copies", MemoryStore())})
+
+
+@pytest.fixture(params=[in_memory, in_two_stores])
+def life(request: pytest.FixtureRequest, tmp_path: Path) -> Life:
+    """A stream of two tables; batches 0 to 2 are right, 3 to 5 are wrong. Its topic has thirty records more."""
+    declared = request.param()
+
+    life = Life.begin(tmp_path, declared)
+    for number in range(BATCHES):
+        bad = number >= WRONG_FROM
+        life.batch(number, wrong=bad, code="bug" if bad else "a")
+    life.save(replace(life.record, code=(*life.record.code, CodeSince("bug", "1", 1, WRONG_FROM, 1.0))))
+    return life
+
+
+def topics() -> Any:
+    return Topics(end=LAST_READ)
+
+
+def planned(life: Life, target: Target | None = None, checks: Checks = CHECKS) -> RecoveryPlan:
+    snapshot = planning_snapshot(life.settings, life.stream, topics())
+    request = Request(snapshot, target or Target("batch", str(WRONG_FROM - 1)), checks)
+    return make_plan(life.settings, [request])
+
+
+def recovery(
+    life: Life, plan: RecoveryPlan, replaying: Callable[[RecoveryContext], Mapping[str, Any]] | None = None
+) -> Recovery:
+    return executor.recovery_of(
+        life.settings, [life.stream], topics(), plan, RecoveryEvents(), replay=replaying or replay
+    )
+
+
+def replay(context: RecoveryContext, *, wrong: bool = False) -> Mapping[str, Any]:
+    """As the session does it, to the topic's end; past the published tables' end what they hold is kept aside."""
+    staged, border = Life(context.own, context.stream), border_of(context)
+    generation, first = context.plan.generation, context.plan.base.batch + 1
+    for number in range(first, LAST_READ // PER_BATCH):
+        staged.plan(number, generation=generation)
+        assert not border(staged.checkpoint(generation), number), "these batches end where the published ones did"
+        staged.batch(number, generation=generation, code="fixed", wrong=wrong)
+    last = last_entry(context.own, context.stream)
+    since = at_the_border(context, {TOPIC: {0: LAST_READ}})
+    return {"batch": last.batch, "seconds": 0.1, "records": LAST_READ - first * PER_BATCH, "since": since}
+
+
+def run(whole: Recovery, until: str = "") -> RecoveryContext:
+    """The stages that are not done, up to one that is not run; each as the executor runs it. The stream's context."""
+    for stage in stages_of(whole.plan):
+        if stage.name == until:
+            break
+        if whole.journal.done(stage.name, stage.stream) is None:
+            whole.journal.write(stage.name, "begun", stream=stage.stream)
+            whole.journal.write(stage.name, "done", stage.run(whole), stream=stage.stream)
+    return whole.of(STREAM.name)
+
+
+def refusals(life: Life) -> list[str]:
+    found = check_start(take_snapshot(life.settings, life.stream, topics()))
+    return [finding.found for finding in found if finding.severity == "refuse"]
+
+
+def versions(life: Life) -> dict[str, int]:
+    return {name: table.version for name, table in open_tables(life.settings, life.stream).items()}
+
+
+def test_a_stream_over_them_can_start(life: Life) -> None:
+    assert refusals(life) == [] and mend(life.settings, life.stream) == []
+    tables = open_tables(life.settings, life.stream)
+    assert list(tables) == ["things", "copies", "things_dead_letters"]
+    sinks = sinks_of(life.stream, tables, life.settings.for_stream(life.stream.name))
+    assert [sink.name for sink in sinks] == list(tables) and sinks.primary.position == Txn(1, BATCHES - 1)
+    for upkeep in upkeep_of(life.stream, tables, life.settings.table, 1):
+        upkeep.after_commit()
+        assert upkeep.sink.name in tables and not upkeep.put_off
+    assert versions(life) == {name: table.version for name, table in tables.items()}
+
+
+def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
+    before, plan = versions(life), planned(life)
+    assert "copies (append, 6 files" in explain(plan)
+    whole = recovery(life, plan)
+    context = run(whole, until="publish")
+    assert life.ids() == life.ids("copies") == WRONG and life.at() == Txn(2, -1), "readers still see the old rows"
+    assert any("fenced" in words for words in refusals(life))
+    assert context.found("replay")["since"] == LAST_READ - len(RIGHT)
+    compared = {d.table: (d.corrected, d.new, d.gone, d.old_rows, d.new_rows) for d in whole.differences}
+    changed = (BATCHES - WRONG_FROM) * PER_BATCH
+    assert compared == {
+        "things": (changed, 0, 0, len(RIGHT), len(RIGHT)),
+        "copies": (changed, 0, 0, len(RIGHT), len(RIGHT)),
+        "things_dead_letters": (0, 0, 0, 0, 0),
+    }, "records that came since are no difference"
+    run(whole)
+    last = LAST_READ // PER_BATCH - 1
+    assert life.ids() == life.ids("copies") == list(range(LAST_READ)) and life.at() == Txn(2, last)
+    assert versions(life) == {name: version + 2 for name, version in before.items()}, "a fence, and one publish"
+    entry = life.stored().commits().__next__().entry
+    assert entry is not None and (entry.kind, entry.plan) == ("publish", plan.id)
+    assert entry.txns == {"copies": Txn(2, last).version, "things_dead_letters": Txn(2, last).version}
+    done = {each["table"]: (each["came"], each["went"], each["stayed"]) for each in context.found("publish")["tables"]}
+    assert done["things"] == done["copies"] == (last - WRONG_FROM + 1, BATCHES - WRONG_FROM, WRONG_FROM)
+    assert life.record.generation == 2 and refusals(life) == []
+    assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "published"
+
+
+def test_it_is_taken_back_to_the_savepoint_from_before_it(life: Life) -> None:
+    plan = planned(life)
+    run(recovery(life, plan))
+    undo = plan_undo(life.settings, {life.stream.name: life.stream}, topics(), plan)
+    assert undo.undoes == plan.id and undo.streams[0].base.batch == BATCHES - 1
+    run(recovery(life, undo, lambda context: replay(context, wrong=True)))
+    assert life.ids() == life.ids("copies") == sorted([*WRONG, *(-n for n in range(len(RIGHT), LAST_READ))])
+    assert life.at() == Txn(3, LAST_READ // PER_BATCH - 1) and refusals(life) == []
+
+
+@pytest.mark.parametrize("reached", ["prepare", "replay", "audit", "publish"])
+def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> None:
+    whole = recovery(life, planned(life))
+    run(whole, until=reached)
+    executor.give_up(whole)
+    assert life.ids() == life.ids("copies") == WRONG and life.at() == Txn(3, BATCHES - 1) and refusals(life) == []
+    commit, _ = newest(life.stored("copies").commits(), life.stream.name)
+    assert commit is not None and not commit.changes_data, "no row was written again"
+    assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
+
+
+def test_a_publish_that_was_killed_between_two_tables_goes_on(life: Life) -> None:
+    whole = recovery(life, planned(life))
+    context = run(whole, until="publish")
+    last = last_entry(context.own, context.stream)
+    contents = {name: table.content() for name, table in open_tables(context.own, context.stream).items()}
+
+    def at(between: Callable[[str], None]) -> None:
+        publish(
+            life.settings,
+            life.stream,
+            contents,
+            record=life.record,
+            plan=context.plan.id,
+            at=last.txn,
+            offsets=last.offsets,
+            code=last.code,
+            between=between,
+        )
+
+    def killed(table: str) -> None:
+        raise KeyboardInterrupt(table)
+
+    with pytest.raises(KeyboardInterrupt, match="copies"):
+        at(killed)
+    assert life.ids("copies") == list(range(LAST_READ)) and life.ids() == WRONG
+    assert not has_published(life.settings, life.stream, context.plan.id)
+    before = life.stored("copies").version
+    run(whole)
+    assert life.ids() == life.ids("copies") == list(range(LAST_READ)) and life.stored("copies").version == before
+    assert has_published(life.settings, life.stream, context.plan.id) and refusals(life) == []
+    contents["copies"] = life.stored("copies").no_rows()
+    with pytest.raises(LedgerConflict, match="table copies does not hold"):
+        at(str)
+
+
+def test_nothing_of_an_old_driver_and_nothing_over_somebody_elses_rows(life: Life) -> None:
+    zombie, whole = life.stored("copies"), recovery(life, planned(life))
+    rows = zombie.readable().to_pyarrow_table().slice(0, 1)
+    run(whole, until="audit")
+    with pytest.raises(Fenced):
+        append(zombie, rows, replace(life.entry(BATCHES), table="copies"))
+    copies = life.stored("copies")
+    assert isinstance(copies, MemoryTable)
+    version = copies.write_as_somebody_else(rows)
+    for refused in (lambda: run(whole), lambda: executor.give_up(whole)):
+        with pytest.raises(ForeignWrite, match=f"version {version} of table copies"):
+            refused()
+    life.save(replace(life.record, accepted=(Accepted("copies", version, "right", 1.0),)))
+    executor.give_up(whole)
+    assert life.ids() == WRONG and len(life.ids("copies")) == len(WRONG) + 1, "what was accepted stays"
+
+
+def test_what_breaks_a_rule_or_does_not_fit_is_not_published(life: Life) -> None:
+    whole = recovery(life, planned(life), lambda context: replay(context, wrong=True))
+    run(whole, until="audit")
+    with pytest.raises(AuditRefused, match="rows break the rule id >= 0"):
+        run(whole)
+    assert life.ids() == WRONG and whole.journal.done("publish", STREAM.name) is None
+    executor.give_up(whole)
+    unknown = planned(life, checks=Checks(("colour = 'red'",)))
+    assert any("the table has no column colour yet" in note for note in unknown.streams[0].notes)
+
+
+def test_what_was_kept_at_the_border_is_compared_and_goes_with_staging(life: Life) -> None:
+    whole = recovery(life, planned(life))
+    context = run(whole, until="audit")
+    for name in ("things", "copies"):
+        kept = kept_table(context, life.stream.sinks[name])
+        assert kept is not None and sorted(kept.readable().to_pyarrow_table()["id"].to_pylist()) == RIGHT
+        assert type(kept) is type(life.stored(name))
+    assert Life(context.own, context.stream).ids("copies") == list(range(LAST_READ))
+    executor.give_up(whole)
+    assert kept_table(context, life.stream.primary) is None
+
+
+def test_the_first_bad_row_is_found_by_savepoints_and_versions(life: Life) -> None:
+    savepoints.take(life.settings, life.stream, life.record, 1, "time")
+    found = planning_snapshot(life.settings, life.stream, topics())
+    target, resolved = before_first_bad(found, "id < 0", exact=False)
+    assert resolved.batch == Txn(1, WRONG_FROM - 1) and "before the first bad row" in str(target.value)
+    with pytest.raises(UsageError, match="no row of table things is bad"):
+        before_first_bad(found, "id > 1000", exact=False)
+    assert not list((life.settings.tables / "_staging").iterdir()), "what was looked at is gone"
+
+
+def test_savepoints_of_all_tables_are_dropped_together(life: Life) -> None:
+    taken = savepoints.take(life.settings, life.stream, life.record, 2, "purpose")
+    assert [(table.name, table.files) for table in taken.tables] == [
+        ("things", 3),
+        ("copies", 3),
+        ("things_dead_letters", 0),
+    ]
+    assert savepoints.savepoints(life.settings, STREAM.name) == [taken]
+    contents = savepoints.contents_of(life.settings, life.stream, taken)
+    assert {name: content.pieces for name, content in contents.items()} == {t.name: t.files for t in taken.tables}
+    assert savepoints.cost(life.settings, life.stream, taken).files > 0
+    savepoints.drop(life.settings, life.stream, taken.id)
+    assert savepoints.savepoints(life.settings, STREAM.name) == []
+    with pytest.raises((OSError, LookupError)):
+        savepoints.contents_of(life.settings, life.stream, taken)
+    assert ROWS["id"].dataType == LongType() == life.stored("copies").schema["id"].dataType

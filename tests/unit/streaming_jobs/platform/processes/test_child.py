@@ -1,0 +1,183 @@
+"""A child and its group: out of the terminal's reach, ended in order, killed whole, and never taken for another's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
+from tests.support.waiting import wait_for
+
+READS_TO_THE_END = "import sys; print('ready', flush=True); sys.stdin.read(); print('the pipe has ended', flush=True)"
+STOPS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("ready", flush=True)
+while True: time.sleep(60)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True: time.sleep(60)
+"""
+LEAVES_ONE = """
+import subprocess, sys
+print("ready", subprocess.Popen(["sleep", sys.argv[1]]).pid, flush=True)
+sys.stdin.read()
+"""
+LEAVES_ONE_THAT_IS_NOT_COLLECTED = """
+import os, time
+if os.fork() == 0:
+    if (ended := os.fork()) == 0:
+        os._exit(0)
+    os.setpgid(0, 0)
+    print("ready", os.getpid(), ended, flush=True)
+    time.sleep(60)
+"""
+Start = Callable[..., ChildProcess]
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+@pytest.fixture
+def start(output: Path) -> Iterator[Start]:
+    """Starts a script with its arguments, and waits until it is ready. What it has started is killed at the end."""
+    started: list[ChildProcess] = []
+
+    def start(script: str, *arguments: str) -> ChildProcess:
+        command = ChildCommand([sys.executable, "-c", script, *arguments], dict(os.environ), stdin=subprocess.PIPE)
+        with output.open("wb") as file:
+            started.append(command.start(file))
+        wait_for(lambda: "ready" in output.read_text(), "the child")
+        return started[-1]
+
+    yield start
+    for child in started:
+        child.kill()
+
+
+def test_a_child_leads_a_group_of_its_own(start: Start) -> None:
+    child = start(STOPS)
+    assert os.getpgid(child.pid) == child.pid != os.getpgrp()
+    assert os.getsid(child.pid) == child.pid
+
+
+def test_it_gets_its_environment_folder_and_umask_and_nothing_of_ours(tmp_path: Path, output: Path) -> None:
+    script = "import os, pathlib; pathlib.Path('made').touch(); print(sorted(os.environ), os.getcwd())"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with output.open("wb") as file:
+        child = ChildCommand([sys.executable, "-c", script], {"LC_ALL": "C", "A": "b"}, folder, umask=0o077).start(file)
+    assert child.wait(20.0) == 0
+    assert output.read_text() == f"['A', 'LC_ALL'] {folder}\n"
+    assert (folder / "made").stat().st_mode & 0o777 == 0o600
+    child.collect()
+
+
+def test_it_reads_the_end_of_its_input_when_its_parent_is_killed(tmp_path: Path) -> None:
+    parent = (
+        "import os, subprocess, sys, time; from streaming_jobs.platform.processes.child import ChildCommand\n"
+        "command = ChildCommand([sys.executable, '-c', sys.argv[1]], dict(os.environ), stdin=subprocess.PIPE)\n"
+        "child = command.start(open(sys.argv[2], 'wb')); time.sleep(60)"
+    )
+    log = tmp_path / "log"
+    with subprocess.Popen([sys.executable, "-c", parent, READS_TO_THE_END, str(log)]) as process:
+        wait_for(lambda: log.exists() and "ready" in log.read_text(), "the child")
+        process.kill()
+    wait_for(lambda: log.read_text() == "ready\nthe pipe has ended\n", "the child's end")
+
+
+def test_waiting_has_a_deadline(start: Start) -> None:
+    child = start(STUBBORN)
+    assert child.wait(0.05) is None
+    assert child.wait_until_gone(0.05) is None
+    assert child.exit_code is None
+
+
+def test_an_end_in_order_is_asked_for_and_gives_the_child_s_own_exit_code(start: Start) -> None:
+    assert start(STOPS).end(20.0) == 7
+
+
+def test_a_child_that_does_not_end_in_time_is_killed(start: Start) -> None:
+    child = start(STUBBORN)
+    began = time.monotonic()
+    assert child.end(0.2, group_patience=60.0) == -signal.SIGKILL
+    assert time.monotonic() - began < 30
+    assert child.wait_until_gone(20.0) == -signal.SIGKILL
+
+
+def test_what_the_child_has_left_behind_is_given_its_time_and_then_killed(start: Start, output: Path) -> None:
+    child = start(LEAVES_ONE, "60")
+    left = psutil.Process(int(output.read_text().split()[1]))
+    began = time.monotonic()
+    assert child.end(20.0, group_patience=0.5) == -signal.SIGTERM
+    assert time.monotonic() - began > 0.5
+    wait_for(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE, "the end of what was left")
+
+
+def test_what_ends_soon_after_the_child_is_not_waited_for_longer(start: Start) -> None:
+    child = start(LEAVES_ONE, "0.3")
+    began = time.monotonic()
+    child.end(20.0, group_patience=60.0)
+    assert time.monotonic() - began < 30
+
+
+def test_a_child_is_gone_when_all_of_its_group_has_ended(start: Start, output: Path) -> None:
+    child = start(LEAVES_ONE, "60")
+    left = psutil.Process(int(output.read_text().split()[1]))
+    assert not child.gone
+    child.process.kill()
+    assert child.wait(20.0) == -signal.SIGKILL
+    assert not child.gone
+    left.kill()
+    assert child.wait_until_gone(20.0) == -signal.SIGKILL
+    assert child.gone
+
+
+def test_a_group_whose_last_member_only_waits_to_be_collected_is_gone(start: Start, output: Path) -> None:
+    child = start(LEAVES_ONE_THAT_IS_NOT_COLLECTED)
+    outside, ended = (psutil.Process(int(pid)) for pid in output.read_text().split()[1:])
+    try:
+        assert child.wait(20.0) == 0
+        wait_for(lambda: ended.status() == psutil.STATUS_ZOMBIE, "the end of the last member")
+        assert os.getpgid(ended.pid) == child.pid
+        assert child.gone
+    finally:
+        outside.kill()
+
+
+def test_a_pid_that_another_process_has_by_now_is_left_alone(start: Start) -> None:
+    other = start(STOPS)
+    collected = subprocess.Popen(["true"])
+    collected.wait(20)
+    collected.pid = other.pid
+    child = ChildProcess(collected)
+    assert child.gone
+    assert child.end(0.0) == 0
+    assert other.wait(0.3) is None
+
+
+def test_a_child_whose_group_cannot_be_signalled_is_killed_all_the_same() -> None:
+    process = subprocess.Popen(["sleep", "10"])  # it leads no group
+    assert ChildProcess(process).kill() == -signal.SIGKILL
+
+
+def test_a_command_that_cannot_start_leaves_no_reaper(tmp_path: Path, output: Path) -> None:
+    folder = tmp_path / "gone"
+    command = ChildCommand(["/bin/sleep", "60"], {}, folder)
+    before = psutil.Process().children()
+    with output.open("wb") as file, pytest.raises(FileNotFoundError):
+        command.start_reaped(file)
+    assert psutil.Process().children() == before

@@ -1,0 +1,173 @@
+"""A runtime gives a session, and ends only what it has started. Processes that sleep stand for JVMs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streaming_jobs.errors import SetupError, TransientError
+from streaming_jobs.platform.runtime import ExistingSpark, LocalSpark, Runtime
+from streaming_jobs.settings import Settings
+from streaming_jobs.testing import MemoryRuntime
+from tests.conftest import SettingsFactory
+
+
+@dataclass
+class Launch:
+    """Starts a process in the place of a JVM, or finds one that is there."""
+
+    command: Sequence[str] = ("cat",)
+    stopping: Callable[[], object] = lambda: None
+    asked: dict[str, Any] = field(default_factory=dict)
+    stops: int = 0
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __call__(self, settings: Settings, **asked: Any) -> Any:
+        self.asked = asked
+        gateway = SimpleNamespace()
+        if self.command:
+            gateway.proc = subprocess.Popen(self.command, stdin=subprocess.PIPE, pass_fds=tuple(asked["keep_open"]))
+            self.processes.append(gateway.proc)
+        return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway), stop=self.stop)
+
+    def stop(self) -> None:
+        self.stops += 1
+        self.stopping()
+
+
+@pytest.fixture
+def launches() -> Iterator[list[Launch]]:
+    made: list[Launch] = []
+    yield made
+    for process in (process for launch in made for process in launch.processes):
+        process.kill()
+        process.wait(10)
+
+
+def started(settings: Settings, launch: Launch, launches: list[Launch]) -> LocalSpark:
+    launches.append(launch)
+    runtime = LocalSpark(settings, launch=launch)
+    assert runtime.jvm is None and runtime.failure() is None and runtime.exit_code is None
+    runtime.start("tests")
+    return runtime
+
+
+def test_a_jvm_that_was_started_ends_with_its_session(settings: SettingsFactory, launches: list[Launch]) -> None:
+    launch = Launch()
+    runtime = started(settings(), launch, launches)
+    assert runtime.jvm == launch.processes[0].pid and runtime.failure() is None
+    runtime.stop()
+    assert (launch.stops, runtime.exit_code, runtime.jvm) == (1, 0, None)
+
+
+def test_a_jvm_is_started_with_what_it_inherits_and_with_its_name(settings: SettingsFactory, tmp_path: Path) -> None:
+    launch, (left, right) = Launch(), os.pipe()
+    runtime = LocalSpark(settings(), tmp_path / "classes", launch=launch)
+    runtime.start("orders", [left])
+    assert launch.asked == {"name": "orders", "keep_open": [left], "record_classes": tmp_path / "classes"}
+    runtime.kill()
+    os.close(left)
+    os.close(right)
+
+
+def test_a_session_that_does_not_stop_takes_its_jvm_along(settings: SettingsFactory, launches: list[Launch]) -> None:
+    def gone() -> None:
+        raise ConnectionError("the JVM does not answer")
+
+    runtime = started(settings(), Launch(stopping=gone), launches)
+    runtime.stop()
+    assert runtime.exit_code == 0
+
+
+def test_a_jvm_is_killed_without_waiting_for_its_session(settings: SettingsFactory, launches: list[Launch]) -> None:
+    launch = Launch(["sleep", "60"])
+    runtime = started(settings(), launch, launches)
+    runtime.kill()
+    assert (launch.stops, runtime.exit_code, runtime.jvm) == (0, -9, None)
+    failure = runtime.failure()
+    assert failure is not None and "killed by signal 9" in failure.found
+
+
+def test_a_jvm_that_was_there_first_is_left(settings: SettingsFactory, launches: list[Launch]) -> None:
+    """As under spark-submit: the session in it is ours, the process is not."""
+    for end in (LocalSpark.stop, LocalSpark.kill):
+        launch = Launch(())
+        runtime = started(settings(), launch, launches)
+        end(runtime)
+        assert (launch.stops, runtime.jvm, runtime.exit_code, runtime.failure()) == (1, None, None, None)
+
+
+def test_where_no_spark_is_there_none_can_be_used(settings: SettingsFactory) -> None:
+    runtime = ExistingSpark(settings())
+    with pytest.raises(SetupError, match="no Spark session is active"):
+        runtime.start("tests")
+    runtime.stop()
+    assert runtime.jvm is None and runtime.failure() is None
+
+
+@dataclass
+class There:
+    """A Spark that is there, in process 17; also the session beside it."""
+
+    stopped: Callable[[], bool] = lambda: False
+    queries: list[SimpleNamespace] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        handle = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 17))
+        self._jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(ProcessHandle=handle)))
+        self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=self.stopped))
+        self.conf = SimpleNamespace(isModifiable=lambda _: False)
+        self.streams = SimpleNamespace(active=self.queries)
+
+    def newSession(self) -> There:
+        return self
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_process_in_which_a_query_did_not_end_is_named_on(settings: SettingsFactory, in_time: bool) -> None:
+    def stop() -> None:
+        if not in_time:
+            raise RuntimeError("Stream Execution thread failed to stop within 5000 milliseconds")
+
+    there: Any = There(queries=[SimpleNamespace(stop=stop)])
+    runtime = ExistingSpark(settings(), there)
+    runtime.start("tests")
+    assert runtime.failure() is None
+    runtime.stop()
+    assert runtime.jvm == (None if in_time else 17)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_spark_that_is_stopped_from_outside_or_does_not_answer_has_failed(
+    settings: SettingsFactory, alive: bool
+) -> None:
+    def is_stopped() -> bool:
+        if alive:
+            return True
+        raise ConnectionError("refused")
+
+    there: Any = There(is_stopped)
+    runtime = ExistingSpark(settings(), there)
+    runtime.start("tests")
+    failure = runtime.failure()
+    assert runtime.jvm == 17 and failure is not None
+    assert ("stopped from outside" if alive else "does not answer: refused") in failure.found
+
+
+def test_a_runtime_without_a_jvm_tells_how_it_was_ended() -> None:
+    runtime = MemoryRuntime()
+    seam: Runtime = runtime
+    seam.start("orders")
+    assert seam.jvm is None and seam.failure() is None
+    runtime.failed = TransientError("the JVM is gone", "start again")
+    assert seam.failure() is runtime.failed
+    seam.kill()
+    seam.stop()
+    assert (runtime.names, runtime.ends) == (["orders"], ["kill", "stop"])

@@ -1,0 +1,71 @@
+"""The tables of a stream for its batches: made with the columns that belong in them, each seen as a sink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from streaming_jobs.columns import SOURCE_COLUMN
+from streaming_jobs.runtime.stream_tables import make_tables, sinks_of, upkeep_of
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.output import DeltaOutput
+from streaming_jobs.sinks.schemas import DEAD_LETTERS
+from streaming_jobs.sinks.tables import all_tables, begin_deletes, open_tables
+from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
+from tests.conftest import SettingsFactory
+from tests.support.worlds import THINGS
+
+PRICES = DeltaTable("prices", keys=["k"], order_by=["n"], delete_when="gone", deletes_kept="3 hours")
+SEEN = MemoryDeclaration("seen", MemoryStore())
+ROWS = StructType([StructField("k", StringType()), StructField("n", LongType()), StructField("gone", BooleanType())])
+SOURCED = StructType([*ROWS.fields, StructField(SOURCE_COLUMN, StructType([]))])
+
+
+def stream(*sinks: Any) -> Stream:
+    return Stream("market", lambda things: things, {"things": THINGS}, {sink.name: sink for sink in sinks})
+
+
+def frame(schema: StructType) -> Any:
+    return SimpleNamespace(schema=schema, columns=schema.fieldNames())
+
+
+def test_each_table_has_the_columns_that_belong_in_it(settings: SettingsFactory) -> None:
+    outputs = {"prices": frame(SOURCED), "seen": frame(ROWS)}
+    tables = make_tables(settings(), stream(PRICES, SEEN), outputs, 1)
+    assert {name: table.schema.fieldNames() for name, table in tables.items()} == {
+        "prices": ["k", "n", "gone", "_position"],
+        "seen": ["k", "n", "gone"],
+        "prices_deletes": ["k", "n", "_deleted_at", "_position"],
+        "market_dead_letters": DEAD_LETTERS.fieldNames(),
+    }
+    assert list(tables) == [declared.name for declared, _ in all_tables(stream(PRICES, SEEN))]
+
+
+def test_batches_see_each_table_through_its_own_store(settings: SettingsFactory) -> None:
+    market, home = stream(PRICES, SEEN), settings()
+    tables = make_tables(home, market, {"prices": frame(SOURCED), "seen": frame(ROWS)}, 1)
+    sinks = sinks_of(market, tables, home.for_stream("market"))
+    assert [sink.name for sink in sinks] == ["prices", "seen", "prices_deletes", "market_dead_letters"]
+    assert isinstance(sinks.primary, DeltaOutput) and sinks.primary.remembers is not None
+    assert sinks.primary.remembers.name == "prices_deletes" and list(sinks.deletes) == ["prices"]
+    assert [type(sink) for sink in sinks.secondary] == [MemoryTable]
+    forgets = {u.sink.name: u.forgets for u in upkeep_of(market, tables, home.table, 1) if type(u) is TableMaintenance}
+    assert forgets == {"prices": None, "prices_deletes": timedelta(hours=3), "market_dead_letters": None}
+
+
+def test_a_stream_that_begins_to_remember_deletes_gets_the_table_for_them_once(settings: SettingsFactory) -> None:
+    home, before = settings(), stream(replace(PRICES, delete_when=None))
+    make_tables(home, before, {"prices": frame(SOURCED)}, 1)
+    market = stream(PRICES)
+    assert "prices_deletes" not in open_tables(home, market)
+    begin_deletes(home, market, generation=2)
+    made = open_tables(home, market)["prices_deletes"]
+    assert made.schema.fieldNames() == ["k", "n", "_deleted_at", "_position"] and str(made.position) == "g0002 batch -1"
+    begin_deletes(home, market, generation=3)
+    again = open_tables(home, market)["prices_deletes"]
+    assert (again.table_id, again.position) == (made.table_id, made.position)

@@ -1,0 +1,317 @@
+"""The contract of a stored table and of its store, kept by Delta tables and by tables in memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from reprocessing.rebuild.publish import misfit
+from streaming_jobs.declared_table import DeclaredTable, is_declared_table
+from streaming_jobs.errors import Fenced, ForeignWrite, OutputMismatch
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
+from streaming_jobs.sinks.stored import Content, SavedAs, StoredTable, TableStore, entries, newest
+from streaming_jobs.stream import DeltaTable as Declared
+from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
+from tests.conftest import SettingsFactory
+
+STREAM, TABLE = "orders", "placed"
+COLUMNS = StructType([StructField("id", LongType()), StructField("place", StringType())])
+OTHER = "other"
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), "place": [f"p{n}" for n in ids]})
+
+
+def entry(batch: int, generation: int = 1, kind: str = "batch", **more: object) -> LedgerEntry:
+    return LedgerEntry(kind, STREAM, TABLE, generation, batch, **more)  # type: ignore[arg-type]
+
+
+class Kind(Protocol):
+    """What differs between stores in a test: how rows get in."""
+
+    declared: DeclaredTable
+
+    @abstractmethod
+    def append(self, table: StoredTable, ids: pa.Table, made: LedgerEntry) -> int | None:
+        """A batch of the stream."""
+
+    @abstractmethod
+    def meddle(self, table: StoredTable, ids: pa.Table) -> int:
+        """A write of somebody else; its version."""
+
+
+class InDelta:
+    declared: DeclaredTable = Declared(TABLE)
+
+    def append(self, table: StoredTable, ids: pa.Table, made: LedgerEntry) -> int | None:
+        assert isinstance(table, DeltaStoredTable)
+        return table.sink.commit(
+            made, lambda handle, how: write_deltalake(handle, ids, mode="append", commit_properties=how)
+        )
+
+    def meddle(self, table: StoredTable, ids: pa.Table) -> int:
+        assert isinstance(table, DeltaStoredTable)
+        write_deltalake(table.path, ids, mode="append")
+        return DeltaTable(table.path).version()
+
+
+class InMemory:
+    def __init__(self) -> None:
+        self.declared: DeclaredTable = MemoryDeclaration(TABLE, MemoryStore())
+
+    def append(self, table: StoredTable, ids: pa.Table, made: LedgerEntry) -> int | None:
+        assert isinstance(table, MemoryTable)
+        return table.append(ids, made)
+
+    def meddle(self, table: StoredTable, ids: pa.Table) -> int:
+        assert isinstance(table, MemoryTable)
+        return table.write_as_somebody_else(ids)
+
+
+@dataclass(frozen=True)
+class Home:
+    """A table that a stream has made, in the home of a test."""
+
+    settings: Settings
+    kind: Kind
+
+    @property
+    def store(self) -> TableStore:
+        store: TableStore = self.kind.declared.store
+        return store
+
+    def ensure(self, columns: StructType = COLUMNS, generation: int = 1) -> StoredTable:
+        return self.store.ensure(self.settings, self.kind.declared, STREAM, columns, generation=generation)
+
+    def open(self, settings: Settings | None = None) -> StoredTable:
+        """The table as a process that has just started opens it."""
+        table = self.store.open(settings or self.settings, self.kind.declared, STREAM)
+        assert table is not None
+        return table
+
+    def batch(self, number: int, *ids: int, generation: int = 1) -> StoredTable:
+        table = self.open()
+        assert self.kind.append(table, rows(*ids), entry(number, generation)) == table.version
+        return table
+
+    def below(self, folder: str) -> Settings:
+        """The settings of another folder of tables."""
+        return self.settings.model_copy(update={"tables_dir": self.settings.tables / folder})
+
+    def create(self, folder: str, content: Content, made: LedgerEntry | None = None) -> StoredTable:
+        return self.store.create(self.below(folder), self.kind.declared, STREAM, content, made)
+
+
+@pytest.fixture(params=[InDelta, InMemory])
+def home(request: pytest.FixtureRequest, settings: SettingsFactory) -> Home:
+    made = Home(settings(), request.param())
+    made.ensure()
+    return made
+
+
+def ids(table: StoredTable, version: int | None = None) -> list[int]:
+    """The rows as DataFusion reads them."""
+    found = QueryBuilder().register("t", table.readable(version)).execute('SELECT id FROM "t" ORDER BY id').read_all()
+    return list(pa.table(found)["id"].to_pylist())
+
+
+def test_a_table_exists_once_it_was_made_and_opens_its_streams_generation(home: Home) -> None:
+    assert is_declared_table(home.kind.declared) and not is_declared_table(TABLE)
+    nothing = home.below("empty")
+    assert home.store.open(nothing, home.kind.declared, STREAM) is None
+    assert list(home.store.commits(nothing, home.kind.declared)) == []
+    table = home.open()
+    assert (table.name, table.owner, table.position) == (TABLE, STREAM, Txn(1, -1))
+    assert table.schema.fieldNames() == ["id", "place"] and list(table.partition_by) == []
+    assert ids(table) == [] and newest(table.commits(), STREAM) == (None, [])
+    assert home.ensure().table_id == table.table_id == home.open().table_id, "making it again makes no other"
+    shutil.rmtree(home.settings.tables / TABLE)
+    assert home.ensure(generation=3).table_id != table.table_id
+    assert home.open().position == Txn(3, -1)
+
+
+def test_a_table_gains_columns_and_takes_no_other_change(home: Home) -> None:
+    home.batch(0, 1)
+    wider = StructType([*COLUMNS.fields, StructField("price", LongType())])
+    assert home.ensure(wider).schema.fieldNames() == ["id", "place", "price"]
+    assert ids(home.open()) == [1] and home.open().position == Txn(1, 0)
+    for columns in (COLUMNS, StructType([*wider.fields[:2], StructField("price", StringType())])):
+        with pytest.raises(OutputMismatch):
+            home.ensure(columns)
+
+
+def test_its_commits_are_told_newest_first_with_their_entries(home: Home) -> None:
+    home.batch(0, 1)
+    table = home.batch(1, 2)
+    foreign = home.kind.meddle(table, rows(3))
+    commits = list(table.commits())
+    assert [c.version for c in commits] == sorted((c.version for c in commits), reverse=True)
+    assert [e.batch for _, e in entries(commits, 5)] == [1, 0] and [e.batch for _, e in entries(commits, 1)] == [1]
+    commit, since = newest(commits, STREAM)
+    assert commit is not None and commit.entry == entry(1) and [c.version for c in since] == [foreign]
+    assert since[0].foreign_to(STREAM) and not commit.foreign_to(STREAM) and commit.foreign_to(OTHER)
+    assert list(home.store.commits(home.settings, home.kind.declared)) == commits
+    older = home.store.commits(home.settings, home.kind.declared, up_to=foreign - 1)
+    assert list(older) == [c for c in commits if c.version < foreign]
+
+
+def test_a_fence_moves_the_table_once_and_changes_no_row(home: Home) -> None:
+    old = home.batch(0, 1)
+    table, fence = home.open(), entry(-1, 2, "fence", plan="orders-0001")
+    assert table.mark(fence) == table.version == home.open().version
+    assert table.position == Txn(2, -1) == home.open().position and ids(table) == [1]
+    commit, _ = newest(home.open().commits(), STREAM)
+    assert commit is not None and commit.entry == fence and not commit.changes_data
+    for again in (table, home.open()):
+        assert again.mark(fence) is None and again.holds(fence)
+    with pytest.raises(Fenced):
+        old.mark(entry(1))
+    with pytest.raises(Fenced):
+        home.kind.append(home.open(), rows(2), entry(1))
+    assert ids(home.open()) == [1] and home.open().version == table.version
+
+
+def test_nothing_is_committed_after_a_change_of_somebody_else(home: Home) -> None:
+    table = home.batch(0, 1)
+    version = home.kind.meddle(table, rows(7))
+    for commit in (table.mark, lambda made: table.replace_rows(table.no_rows(), made, "r-1"), table.holds):
+        with pytest.raises(ForeignWrite, match=f"version {version} of table {TABLE}"):
+            commit(entry(-1, 2, "fence"))
+    assert ids(home.open()) == [1, 7] and home.open().version == version
+    assert home.open().mark(entry(-1, 2, "fence")) == version + 1, "a driver that opens it since has been asked before"
+
+
+def test_a_content_is_told_by_its_pieces_and_not_by_its_rows(home: Home) -> None:
+    table = home.batch(0, 1)
+    first, version = table.content(), table.version
+    assert table.has_content(first) and first.pieces == 1 == table.size()[0] and table.size()[1] > 0
+    home.batch(1, 2)
+    table = home.open()
+    assert not table.has_content(first) and table.has_content(first, version) and ids(table, version) == [1]
+    assert table.content(version).pieces == 1 and table.content().pieces == 2 and table.no_rows().pieces == 0
+    assert not table.has_content(table.no_rows()) and table.complete(version)
+    other = home.create("beside", table.no_rows())
+    home.kind.append(other, rows(1), entry(0))
+    assert ids(other) == [1] and not other.has_content(first), "equal rows in another piece"
+
+
+def replaced(home: Home) -> tuple[StoredTable, Content, LedgerEntry]:
+    """A table of two batches, what it is to hold (the first and another row), and the entry of the publish."""
+    home.batch(0, 1)
+    staged = home.create("_staging", home.open().content(), entry(0, 2, "publish"))
+    assert home.kind.append(staged, rows(20), entry(1, 2)) == staged.version
+    home.batch(1, 2)
+    return home.open(), staged.content(), entry(1, 2, "publish", plan="orders-0001")
+
+
+def test_rows_are_replaced_in_one_commit_however_often_it_is_tried(home: Home) -> None:
+    table, content, made = replaced(home)
+    before = table.version
+    done = table.replace_rows(content, made, "r-orders-0001")
+    assert (done.version, done.came, done.went, done.stayed) == (before + 1, 1, 1, 1)
+    for each in (table, home.open()):
+        assert ids(each) == [1, 20] and each.has_content(content) and each.position == Txn(2, 1)
+        assert each.replace_rows(content, made, "r-orders-0001").version is None
+        assert each.version == before + 1 == home.open().version
+    assert ids(table, before) == [1, 2], "who reads the version of before reads its rows"
+    commit, foreign = newest(table.commits(), STREAM)
+    assert commit is not None and (commit.entry, commit.changes_data, foreign) == (made, True, [])
+    shutil.rmtree(home.settings.tables / "_staging")
+    assert ids(home.open()) == [1, 20], "staging was not needed any more"
+
+
+def test_a_publish_of_what_the_table_holds_changes_no_row(home: Home) -> None:
+    table = home.batch(0, 1)
+    done = table.replace_rows(table.content(), entry(0, 2, "publish"), "r-1")
+    assert (done.came, done.went, done.stayed) == (0, 0, 1) and ids(table) == [1]
+    commit, _ = newest(table.commits(), STREAM)
+    assert commit is not None and commit.version == done.version and not commit.changes_data
+
+
+def test_a_publish_brings_new_columns_and_no_other_change_of_them(home: Home) -> None:
+    home.batch(0, 1)
+    content = home.create("_staging", home.open().content()).content()
+    staged = home.store.ensure(
+        home.below("_staging"),
+        home.kind.declared,
+        STREAM,
+        StructType([*COLUMNS.fields, StructField("price", LongType())]),
+        generation=2,
+    )
+    assert misfit(home.open(), staged) == []
+    home.open().replace_rows(staged.content(), entry(0, 2, "publish"), "r-1")
+    assert home.open().schema.fieldNames() == ["id", "place", "price"] and home.open().has_content(content)
+    assert misfit(home.open(), home.create("older", content)) == [
+        f"column price of table {TABLE} is long, in the rebuilt one gone"
+    ]
+
+
+def test_a_table_that_begins_with_a_content_says_how_far_it_goes(home: Home) -> None:
+    content, made = home.batch(0, 1).content(), entry(0, 2, "publish", note="of a savepoint")
+    for table in (home.create("_staging", content, made), home.open(home.below("_staging"))):
+        assert table.position == Txn(2, 0) and table.has_content(content) and table.owner == STREAM
+        assert table.table_id != home.open().table_id and table.schema == home.open().schema
+        commit, foreign = newest(table.commits(), STREAM)
+        assert commit is not None and commit.entry == made and not foreign
+    unnamed = home.create("_look", content)
+    assert unnamed.position is None and ids(unnamed) == [1] and entries(unnamed.commits(), 9) == []
+    home.kind.append(home.open(home.below("_staging")), rows(5), entry(1, 2))
+    assert ids(home.open()) == [1] == ids(unnamed), "each goes on by itself"
+
+
+@pytest.mark.parametrize("how", [shutil.move, shutil.rmtree])
+def test_a_table_moves_and_goes_with_its_folder(home: Home, how: Callable[..., object]) -> None:
+    content = home.batch(0, 1).content()
+    home.create("partial", content)
+    place = home.settings.tables / "partial"
+    how(place, home.settings.tables / "done") if how is shutil.move else how(place)
+    assert home.store.open(home.below("partial"), home.kind.declared, STREAM) is None
+    if how is shutil.move:
+        assert home.open(home.below("done")).has_content(content)
+    assert ids(home.open()) == [1]
+
+
+def test_what_a_savepoint_retains_outlives_the_tables_own_rows(home: Home, tmp_path: Path) -> None:
+    table = home.batch(0, 1)
+    version, columns = table.version, table.schema
+    saved = SavedAs(STREAM, "g0001-b000000000", tmp_path / "savepoint")
+    saved.folder.mkdir()
+    home.batch(1, 2)
+    kept = home.store.retain([(home.open(), version)], saved)
+    assert [(t.name, t.table_id, t.version, t.partition_by, t.files) for t in kept] == [
+        (TABLE, table.table_id, version, (), 1)
+    ]
+    assert StructType.fromJson(json.loads(kept[0].schema)) == columns
+    table = home.open()
+    table.replace_rows(table.no_rows(), entry(1, 2, "publish"), "r-1")
+    for file in (home.settings.tables / TABLE).glob("*.parquet"):
+        file.unlink()
+    content = home.store.retained(home.settings, kept, saved)[TABLE]
+    assert content.pieces == 1 and ids(home.create("again", content)) == [1]
+    assert table.has_content(content, version) if isinstance(table, MemoryTable) else not table.complete(version)
+    for _ in range(2):
+        home.store.release(home.settings, saved)
+    assert not [place for place in home.store.retained_in(home.settings, TABLE, saved) if place.exists()]
+    shutil.rmtree(saved.folder)
+    with pytest.raises((OSError, LookupError)):
+        home.store.retained(home.settings, kept, saved)
+    assert ids(home.open(home.below("again"))) == [1], "what was made of it stays"
+
+
+def test_dead_letters_are_declared_in_the_same_store(home: Home) -> None:
+    letters = home.store.dead_letters("orders_dead_letters", STREAM)
+    assert is_declared_table(letters) and letters.store is home.store and letters.mode == "append"
+    assert letters.schema is not None and {"topic", "offset", "reason"} <= set(letters.schema.fieldNames())

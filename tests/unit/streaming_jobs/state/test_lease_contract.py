@@ -1,0 +1,129 @@
+"""The contract of a lease, kept by `flock` and in memory: one driver per stream, also when its JVM outlives it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from streaming_jobs.errors import LeaseBusy
+from streaming_jobs.state.lease import FileLeases, Lease, Leases
+from streaming_jobs.testing import MemoryLeases
+from tests.conftest import SettingsFactory
+
+STREAM = "orders"
+
+
+@pytest.fixture(params=["flock", "memory"])
+def leases(request: pytest.FixtureRequest, settings: SettingsFactory) -> Leases:
+    return MemoryLeases() if request.param == "memory" else FileLeases(settings())
+
+
+@pytest.fixture
+def jvms() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait(10)
+
+
+def with_jvm(lease: Lease, jvms: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """A process that stands for the JVM of the lease's holder."""
+    jvms.append(subprocess.Popen(["sleep", "60"], pass_fds=lease.inherited))
+    lease.record_jvm(jvms[-1].pid)
+    return jvms[-1]
+
+
+def refused(leases: Leases, stream: str = STREAM) -> bool:
+    """True if another driver does not get the lease now."""
+    try:
+        leases.acquire(stream, purpose="recovery", wait=0).release()
+    except LeaseBusy as busy:
+        assert f"stream {stream} is held by" in busy.found
+        return True
+    return False
+
+
+def test_a_stream_has_one_holder_and_any_other_stream_is_free(leases: Leases) -> None:
+    assert leases.holder(STREAM) is None
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    assert lease.stream == STREAM and lease.owner.purpose == "session"
+    for _ in range(3):
+        assert refused(leases)
+        assert leases.holder(STREAM) == lease.owner, "looking, and trying in vain, takes nothing"
+    assert not refused(leases, "prices")
+    lease.release()
+    assert leases.holder(STREAM) is None and not refused(leases)
+
+
+def test_a_taker_waits_for_the_holder(leases: Leases) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    with pytest.raises(LeaseBusy):
+        leases.acquire(STREAM, purpose="recovery", wait=0.1)
+    soon = threading.Timer(0.2, lease.release)
+    soon.start()
+    second = leases.acquire(STREAM, purpose="recovery", wait=10)
+    assert leases.holder(STREAM) == second.owner
+    soon.join()
+    second.release()
+
+
+def test_a_jvm_that_outlives_its_driver_holds_the_lease_to_its_end(
+    leases: Leases, jvms: list[subprocess.Popen[bytes]]
+) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    jvm = with_jvm(lease, jvms)
+    assert lease.owner.jvm == jvm.pid
+    lease.release()
+    assert refused(leases)
+    owner = leases.holder(STREAM)
+    assert owner is not None and owner.jvm == jvm.pid
+    jvm.kill()
+    jvm.wait(10)
+    leases.acquire(STREAM, purpose="session", wait=10).release()
+
+
+def test_a_lease_that_is_unlocked_is_free_although_its_jvm_lives(
+    leases: Leases, jvms: list[subprocess.Popen[bytes]]
+) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    with_jvm(lease, jvms)
+    lease.unlock()
+    assert leases.holder(STREAM) is None
+    second = leases.acquire(STREAM, purpose="recovery", wait=0)
+    lease.release()
+    assert leases.holder(STREAM) == second.owner, "the first one has nothing left to let go"
+    second.release()
+
+
+def test_an_unlocked_lease_is_taken_back_unless_somebody_else_has_it(
+    leases: Leases, jvms: list[subprocess.Popen[bytes]]
+) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    jvm = with_jvm(lease, jvms)
+    lease.unlock()
+    second = leases.acquire(STREAM, purpose="recovery", wait=0)
+    assert not lease.lock_again() and leases.holder(STREAM) == second.owner
+    second.release()
+    assert lease.lock_again() and refused(leases)
+    lease.record_jvm(jvm.pid)
+    lease.release()
+    assert refused(leases), "the JVM is in it again"
+
+
+def test_a_lease_is_not_taken_back_from_the_jvm_of_somebody_else(
+    leases: Leases, jvms: list[subprocess.Popen[bytes]]
+) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    lease.unlock()
+    second = leases.acquire(STREAM, purpose="session", wait=0)
+    jvm = with_jvm(second, jvms)
+    second.release()
+    assert not lease.lock_again(), "the second one's JVM still runs"
+    jvm.kill()
+    jvm.wait(10)
+    assert lease.lock_again()
+    lease.release()
