@@ -32,12 +32,12 @@ RECORD = (
         "SparkQueries",
         "its query over Kafka: checked, started, its topics' ends",
     ),
-    ("streaming_jobs.preflight.rules", "check_start", "do checkpoint, tables and topics tell the same story?"),
+    ("streaming_jobs.preflight.rules", "check_start", "checks that checkpoint, tables and topics agree"),
     ("streaming_jobs.runtime.query_builder", "QueryBuilder", "topics, the stream's function and tables become a query"),
     ("streaming_jobs.sources.kafka", "KafkaSource", "records of a range of offsets, decoded; bad ones are counted"),
     ("streaming_jobs.runtime.batch", "BatchPipeline", "called by Spark for each batch, with the range already fixed"),
-    ("streaming_jobs.sinks.base", "Sink", "what a batch asks of whatever it writes to"),
-    ("streaming_jobs.sinks.delta.output", "DeltaOutput", "a Delta table seen that way"),
+    ("streaming_jobs.sinks.base", "Sink", "the methods that a batch needs of any output"),
+    ("streaming_jobs.sinks.delta.output", "DeltaOutput", "a Delta table as such a sink"),
     ("streaming_jobs.sinks.delta.writers", "prepare_write", "its rows are computed; nobody sees them yet"),
     ("streaming_jobs.sinks.delta.sink", "DeltaSink", "one commit: rows and ledger entry together, once"),
     ("streaming_jobs.runtime.batch_hooks", "BatchFiles", "what a batch leaves beside its tables"),
@@ -63,8 +63,8 @@ RECOVERY = (
     ("reprocessing.rebuild.replay", "replay", "an ordinary session on them, with the corrected code"),
     ("reprocessing.stages.audit", "Audit", "rebuilt rows against published ones, and the rules"),
     ("reprocessing.rebuild.publish", "publish", "one commit per table: old rows out, rebuilt rows in"),
-    ("streaming_jobs.sinks.stored", "StoredTable", "what all of them ask of a table at rest, whatever keeps it"),
-    ("streaming_jobs.sinks.delta.stored_table", "DeltaStoredTable", "a Delta table seen that way"),
+    ("streaming_jobs.sinks.stored", "StoredTable", "the methods that a recovery needs of a table, in any store"),
+    ("streaming_jobs.sinks.delta.stored_table", "DeltaStoredTable", "a Delta table as such a stored table"),
 )
 
 

@@ -1,1 +1,1 @@
-"""What a stream runs on: Spark, the embedded broker, Java, jars, table files. Read `spark.py` first."""
+"""The platform under a stream: Spark, the embedded broker, Java, jars, table files. Read `spark.py` first."""

@@ -1,12 +1,12 @@
 """The embedded broker: a real Apache Kafka of one node (KRaft), as a child process of this one.
 
-It listens on the loopback alone, keeps its data under `<home>/broker` between runs, dies with the process that
-started it (`processes/parent_death.py`), and is never stopped by a Ctrl-C that was meant for that process. One broker a
-home: whoever comes second is attached to the running one and leaves it running.
+It listens on the loopback alone, keeps its data under `<home>/broker` between runs, ends with the process that started
+it (`processes/parent_death.py`), and is never stopped by a Ctrl-C that was meant for that process. One broker per home:
+a second process attaches to the running one and leaves it running.
 
-`broker.json` says where it is: {pid, mark, bootstrap_servers, started_at}; `mark` tells that process from another one
-with its pid (`processes/identity.py`), `started_at` is in seconds since 1970. The file stays when the broker has gone,
-so that the next start has the same address.
+`broker.json` has its address: {pid, mark, bootstrap_servers, started_at}; `mark` distinguishes that process from
+another one with the same pid (`processes/identity.py`), `started_at` is in seconds since 1970. The file stays when the
+broker has ended, so that the next start uses the same address.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _silent.addHandler(logging.NullHandler())
 
 @dataclass(frozen=True)
 class Running:
-    """A broker as its `broker.json` names it; `started_at` in seconds since 1970."""
+    """A broker as its `broker.json` describes it; `started_at` in seconds since 1970."""
 
     pid: int
     mark: Mark
@@ -59,7 +59,7 @@ class Running:
 
     @property
     def port(self) -> int:
-        """Of the listener for clients."""
+        """The port of the listener for clients."""
         return int(self.bootstrap_servers.rpartition(":")[2])
 
     def alive(self) -> bool:
@@ -68,7 +68,10 @@ class Running:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Running:
-        """From the file's content; raises KeyError for one that is not whole. Earlier files have `create_time`."""
+        """The broker that the file's content describes; raises KeyError if a key is missing.
+
+        Files of earlier versions have `create_time` in place of `mark`.
+        """
         started = value["mark"] if "mark" in value else value["create_time"]
         return cls(value["pid"], started, value["bootstrap_servers"], value["started_at"])
 
@@ -76,21 +79,21 @@ class Running:
 def bootstrap_servers(settings: Settings) -> str:
     """Address of the cluster: the configured one, else that of the running embedded broker.
 
-    Raises BrokerUnreachable when neither is there. Asks no broker.
+    Raises BrokerUnreachable if there is neither. Contacts no broker.
     """
     if settings.kafka.bootstrap_servers:
         return settings.kafka.bootstrap_servers
-    found = running(settings)
-    if found is None:
+    broker = running(settings)
+    if broker is None:
         raise BrokerUnreachable(
             f"the embedded broker of {settings.broker_dir.parent} does not run",
             "start it with `recourse up`, or name a cluster: RECOURSE_KAFKA__BOOTSTRAP_SERVERS=host:port",
         )
-    return found.bootstrap_servers
+    return broker.bootstrap_servers
 
 
 def running(settings: Settings) -> Running | None:
-    """The embedded broker of this home, if it lives."""
+    """The embedded broker of this home, if it runs."""
     last = _last(settings)
     return last if last is not None and last.alive() else None
 
@@ -108,11 +111,11 @@ class Broker:
         self._child: ChildProcess | None = None
         self._running: Running | None = None
         self.exit_code: int | None = None
-        """Of the JVM that ended last, negative for a signal."""
+        """The exit code of the JVM that ended last, negative for a signal."""
 
     @property
     def pid(self) -> int | None:
-        """Of the broker's JVM; None before the start."""
+        """The pid of the broker's JVM; None before the start."""
         return self._running.pid if self._running else None
 
     @property
@@ -121,22 +124,25 @@ class Broker:
         return self._running is not None and self._child is None
 
     def running(self) -> bool:
-        """True if the broker's process lives."""
+        """True if the broker's process runs."""
         if self._child is not None:
             return self._child.exit_code is None
         return self._running is not None and self._running.alive()
 
     def start(self) -> str:
-        """Have a broker that answers; returns its address. Raises SetupError saying what its log says."""
+        """Start or attach to the broker, wait until it answers, and return its address.
+
+        Raises SetupError with the last lines of the broker's log.
+        """
         if self._running is not None and self.running():
             return self._running.bootstrap_servers
         self.kill()
         with _sole_starter(self._settings):
-            found = running(self._settings)
+            existing = running(self._settings)
             try:
-                if found is not None:
-                    self._running = found
-                    self._wait_until_ready(found)
+                if existing is not None:
+                    self._running = existing
+                    self._wait_until_ready(existing)
                 else:
                     self._running = self._launch()
             except BaseException:
@@ -150,7 +156,7 @@ class Broker:
         return self.start()
 
     def stop(self) -> None:
-        """End the broker and wait for it: in order within ten seconds, else by force. Leaves an attached one alone."""
+        """End the broker and wait for it; it is killed after ten seconds. Leaves an attached one alone."""
         if self._child is not None:
             self._child.end(_STOP_SECONDS if self._record_classes is None else class_data.RECORD_SECONDS)
         self.kill()
@@ -192,7 +198,7 @@ class Broker:
                 self._wait_until_ready(self._running)
                 break
             except SetupError as error:
-                # Somebody was faster between our look and the broker's bind.
+                # Another process took the port between our check and the broker's bind.
                 if "already in use" not in str(error) or settings.broker.port or attempt == _PORT_TRIES:
                     raise
                 self.kill()
@@ -210,18 +216,18 @@ class Broker:
         configuration = settings.broker_dir / "log4j2.properties"
         private_folder(settings.logs)
         write_atomic(configuration, logging_properties(self._log), durable=False)
-        own = settings.broker_dir / "tmp"
-        shutil.rmtree(own, ignore_errors=True)  # what a killed broker left
+        temporary = settings.broker_dir / "tmp"
+        shutil.rmtree(temporary, ignore_errors=True)  # files that a killed broker left
         return jvm_options(
-            settings.broker.heap_mb, configuration, settings.logs / "broker.crash.log", private_folder(own)
+            settings.broker.heap_mb, configuration, settings.logs / "broker.crash.log", private_folder(temporary)
         )
 
     def _format(self, command: list[str], environment: dict[str, str], data: Path) -> None:
-        """Give a new data folder its cluster id; the folder gets its name only when it is whole."""
+        """Give a new data folder its cluster id; the folder gets its name only when it is complete."""
         unfinished = data.with_name("data.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         configuration = data.with_name("format.properties")
-        # No port is opened by the formatting; the two only have to differ.
+        # Formatting opens no port; the two numbers only have to differ.
         write_atomic(configuration, as_properties(server_properties(unfinished, 9092, 9093)), durable=False)
         identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={identity}", "--config", str(configuration)]
@@ -258,7 +264,7 @@ class Broker:
         return ports.free_port()
 
     def _wait_until_ready(self, broker: Running) -> None:
-        """Until it answers and leads every partition; raises SetupError with the last lines of its log."""
+        """Wait until it answers and leads every partition; raises SetupError with the last lines of its log."""
         deadline = time.monotonic() + _READY_SECONDS
         admin = None
         while True:
@@ -299,7 +305,7 @@ def _last(settings: Settings) -> Running | None:
 
 @contextmanager
 def _sole_starter(settings: Settings) -> Iterator[None]:
-    """Two processes that start a broker for one home: the second waits, then finds the first one's."""
+    """One process at a time starts a broker for a home: a second one waits, then attaches to the first one's."""
     folder = private_folder(settings.broker_dir)
     folder.chmod(0o700)
     with (folder / "lock").open("w") as lock:
@@ -334,7 +340,7 @@ def _leads(admin: AdminClient) -> bool:
     except KafkaException:
         return False
     leaders = [partition.leader for topic in seen.topics.values() for partition in topic.partitions.values()]
-    # A broker killed before is fenced for some seconds: it answers, but is not listed and leads nothing.
+    # After a kill the broker is fenced for some seconds: it answers, but is not listed and leads no partition.
     return bool(seen.brokers) and -1 not in leaders
 
 

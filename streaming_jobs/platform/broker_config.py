@@ -1,4 +1,4 @@
-"""What the embedded broker is told: its properties, its JVM, its log. Pure text, no process."""
+"""The configuration of the embedded broker: properties, options of its JVM, its log. Pure text, no process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NODE = 1
 
 
 def server_properties(data: Path, port: int, controller_port: int) -> dict[str, str]:
-    """One node that is broker and controller, reachable from this machine alone, with data in `data`."""
+    """Properties of one node that is broker and controller, reachable from this machine alone, with data in `data`."""
     return {
         "process.roles": "broker,controller",
         "node.id": str(NODE),
@@ -28,16 +28,16 @@ def server_properties(data: Path, port: int, controller_port: int) -> dict[str, 
         "transaction.state.log.min.isr": "1",
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
-        # 50 partitions each by default, which is 100 folders and open files for nothing.
+        # 50 partitions each by default: 100 unused folders and open files.
         "offsets.topic.num.partitions": "1",
         "transaction.state.log.num.partitions": "1",
         "share.coordinator.state.topic.num.partitions": "1",
         "group.initial.rebalance.delay.ms": "0",
         # After a kill -9 the broker may register again only when its old registration has expired. With these
-        # values it never expired by mistake, while eight busy loops had its two cores.
+        # values it never expired by mistake, even with eight busy loops on its two cores.
         "broker.session.timeout.ms": "2000",
         "broker.heartbeat.interval.ms": "500",
-        # A record each half second by default, from a cluster that does nothing.
+        # By default an idle cluster writes a record every half second.
         "metadata.max.idle.interval.ms": "5000",
         # 128 MB by default, twice the heap.
         "log.cleaner.dedupe.buffer.size": "4194304",
@@ -54,7 +54,7 @@ def as_properties(values: Mapping[str, str]) -> str:
 
 
 def jvm_options(heap_mb: int, logging: Path, crash_report: Path, temporary: Path) -> list[str]:
-    """For a JVM that starts fast and stays small: 150 MB resident instead of 350."""
+    """Options for a JVM that starts fast and stays small: 150 MB resident instead of 350."""
     return [
         f"-Xmx{heap_mb}m",
         "-XX:+UseSerialGC",
@@ -68,7 +68,7 @@ def jvm_options(heap_mb: int, logging: Path, crash_report: Path, temporary: Path
 
 
 def logging_properties(log: Path) -> str:
-    """Warnings and errors to `log`: three files of 5 MB at most."""
+    """Properties that send warnings and errors to `log`: at most three files of 5 MB."""
     return as_properties(
         {
             "rootLogger.level": "warn",

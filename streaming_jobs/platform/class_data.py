@@ -1,9 +1,9 @@
 """Class-data archives: a JVM that maps its classes from a file, instead of reading them out of jars, starts faster.
 
-Java writes such a file when it ends (`-XX:ArchiveClassesAtExit`) and takes it at the next start
+Java writes such a file when it ends (`-XX:ArchiveClassesAtExit`) and uses it at the next start
 (`-XX:SharedArchiveFile`), after checking that Java and the class path are the ones it was made with; otherwise it
-starts as if there were none. The file's name here holds both, so that another Java or other jars have their own.
-streaming_jobs/warm_up.py makes them. An archive takes 100 to 250 MB; of each kind the newest three are kept.
+starts without. The file's name has a hash of both, so another Java or other jars have another file.
+streaming_jobs/warm_up.py makes them. An archive takes 100 to 250 MB; the newest three of each kind are kept.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from streaming_jobs.settings import Settings
 Kind = Literal["spark", "broker"]
 _KEPT = 3
 RECORD_SECONDS = 240.0
-"""For a JVM to write its archive when it ends: seconds on a machine at rest, a minute or two on a busy one."""
+"""The limit for a JVM to write its archive when it ends: some seconds when idle, a minute or two on a busy machine."""
 
 
 def archive(settings: Settings, kind: Kind, jars: Iterable[Path]) -> Path:
-    """Where the archive of this Java with these jars lies, or would lie. Raises SetupError where there is no Java."""
+    """The path of the archive of this Java with these jars, which may not exist. Raises SetupError without a Java."""
     executable = java.executable().resolve()
     parts = [str(executable), str(executable.stat().st_mtime_ns), *(str(jar) for jar in jars)]
     if kind == "spark":
@@ -42,19 +42,19 @@ def folder(settings: Settings) -> Path:
 
 
 def reading(file: Path) -> list[str]:
-    """Options for a JVM that takes an archive; none if there is no such file."""
+    """Options for a JVM that uses an archive; none if there is no such file."""
     # Without the logging options Java complains on standard output when it cannot use the file.
     return [f"-XX:SharedArchiveFile={file}", "-Xshare:auto", "-Xlog:disable"] if file.is_file() else []
 
 
 def recording(file: Path) -> list[str]:
-    """Options for a JVM that writes an archive when it ends; that takes it some seconds more."""
+    """Options for a JVM that writes an archive when it ends; which takes some seconds more."""
     return [f"-XX:ArchiveClassesAtExit={file}", "-Xlog:disable"]
 
 
 def discard_old(settings: Settings) -> None:
-    """Keep the newest archives of each kind, by the time they were made."""
+    """Delete all archives except the newest three of each kind."""
     for kind in ("spark", "broker"):
-        found = sorted(folder(settings).glob(f"{kind}-*.jsa"), key=os.path.getmtime, reverse=True)
-        for file in found[_KEPT:]:
+        archives = sorted(folder(settings).glob(f"{kind}-*.jsa"), key=os.path.getmtime, reverse=True)
+        for file in archives[_KEPT:]:
             file.unlink(missing_ok=True)

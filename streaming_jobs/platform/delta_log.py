@@ -1,8 +1,7 @@
 """The actions of a commit file of a Delta log, read in one way by everything here that reads logs.
 
-Delta's protocol, section "Delta Log Entries": one JSON object a line. The lines end at a line feed. `str.splitlines`
-would also split at U+2028, U+2029, U+0085 and others, which writers leave as they are inside of statistics and
-partition values.
+Delta's protocol, section "Delta Log Entries": one JSON object per line. The lines end at a line feed. `str.splitlines`
+would also split at U+2028, U+2029, U+0085 and others, which writers do not escape in statistics and partition values.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 def actions(commit: Path, containing: str = "") -> Iterator[dict[str, Any]]:
     """The actions of one commit file, in order.
 
-    With `containing`, lines without that text are passed over unparsed. Raises FileNotFoundError, and ValueError for
+    With `containing`, lines without that text are skipped unparsed. Raises FileNotFoundError, and ValueError for
     a file that is not UTF-8 or a line that is not JSON.
     """
     wanted = containing.encode()

@@ -1,6 +1,6 @@
-"""What this machine needs before the streams run: each check says what it found and what to do about it.
+"""Checks of this machine before the streams run; each has a result and, if something is wrong, a fix.
 
-Checks only look. The one program they start is `java -version`; nothing is fetched, created or repaired.
+Checks only read. The one program that they start is `java -version`; nothing is fetched, created or repaired.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PIN = re.compile(r"([A-Za-z0-9._-]+)==([^;\s]+)")
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor; `ok` None is a warning, `fix` is empty where nothing is to be done."""
+    """One line of the doctor; `ok` None is a warning, `fix` is empty if there is nothing to do."""
 
     name: str
     ok: bool | None
@@ -43,7 +43,7 @@ class Check:
 
 
 def checks(settings: Settings) -> list[Check]:
-    """All checks, in the order in which a person would mend things. Takes about a second."""
+    """All checks, in the order in which a person would fix them. Takes about a second."""
     return [
         check_python(),
         check_java(),
@@ -60,24 +60,24 @@ def checks(settings: Settings) -> list[Check]:
 
 def check_python() -> Check:
     """The interpreter's version."""
-    found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    running_version = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
     if sys.version_info[:2] in PYTHONS:
-        return Check("Python", True, found)
-    return Check("Python", False, found, "use Python 3.11 or 3.12: make setup PYTHON=python3.11")
+        return Check("Python", True, running_version)
+    return Check("Python", False, running_version, "use Python 3.11 or 3.12: make setup PYTHON=python3.11")
 
 
 def check_java() -> Check:
-    """The Java that Spark and the broker will take."""
+    """The Java that Spark and the broker will use."""
     try:
         path = java.executable()
-        found = java.version(path)
+        java_version = java.version(path)
     except RecourseError as error:
         return Check("Java", False, error.found, error.next_step)
-    if java.major(found) in java.SUPPORTED:
-        return Check("Java", True, f"{found} ({path})")
-    if java.major(found) > max(java.SUPPORTED):
-        return Check("Java", None, f"{found} ({path}), not tried with Spark 4.2", java.INSTALL)
-    return Check("Java", False, f"{found} ({path}), too old for Spark 4.2", java.INSTALL)
+    if java.major(java_version) in java.SUPPORTED:
+        return Check("Java", True, f"{java_version} ({path})")
+    if java.major(java_version) > max(java.SUPPORTED):
+        return Check("Java", None, f"{java_version} ({path}), not tried with Spark 4.2", java.INSTALL)
+    return Check("Java", False, f"{java_version} ({path}), too old for Spark 4.2", java.INSTALL)
 
 
 def check_packages() -> Check:
@@ -97,12 +97,12 @@ def check_packages() -> Check:
 def _differing(pins: list[tuple[str, str]]) -> Iterator[str]:
     for name, pinned in pins:
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             yield f"{name} is missing, {pinned} is pinned"
             continue
-        if found != pinned:
-            yield f"{name} is {found}, {pinned} is pinned"
+        if installed != pinned:
+            yield f"{name} is {installed}, {pinned} is pinned"
 
 
 def check_class_data(settings: Settings) -> Check:
@@ -139,9 +139,9 @@ def check_jars(settings: Settings, which: JarSet) -> Check:
 
 def check_broker(settings: Settings) -> Check:
     """The embedded broker: running, or its port free."""
-    found = running(settings)
-    if found is not None:
-        return Check("broker", True, f"embedded, runs at {found.bootstrap_servers} (process {found.pid})")
+    broker = running(settings)
+    if broker is not None:
+        return Check("broker", True, f"embedded, runs at {broker.bootstrap_servers} (process {broker.pid})")
     port = settings.broker.port
     if port == 0:
         return Check("broker", True, "embedded, does not run; its start takes a free port")
@@ -156,7 +156,7 @@ def check_broker(settings: Settings) -> Check:
 
 
 def check_cluster(settings: Settings) -> Check:
-    """The configured cluster: whether it answers within five seconds, with these credentials."""
+    """The configured cluster: it has to answer within five seconds, with these credentials."""
     from streaming_jobs.sources.topics import Topics, client_config
 
     servers = settings.kafka.bootstrap_servers
@@ -193,12 +193,12 @@ def _serves(process: psutil.Process, settings: Settings) -> bool:
 
 
 def check_folder(name: str, path: Path, room_mb: int) -> Check:
-    """True if a folder can be written, and the room on its disk, MB."""
+    """A folder: it has to be writable, with `room_mb` free on its disk."""
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         return Check(name, False, f"{there} cannot be written", f"give this user rights on {there}, or set another one")
     free_mb = shutil.disk_usage(there).free // 2**20
-    found = f"{path}, {free_mb / 1024:.1f} GB free"
+    free = f"{path}, {free_mb / 1024:.1f} GB free"
     if free_mb < room_mb:
-        return Check(name, None, found, f"make room: {room_mb} MB should be free there")
-    return Check(name, True, found)
+        return Check(name, None, free, f"make room: {room_mb} MB should be free there")
+    return Check(name, True, free)

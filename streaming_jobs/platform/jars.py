@@ -1,12 +1,12 @@
 """The jars of Spark and of the embedded broker: each pinned by SHA-256, fetched once, then used without a network.
 
 `jars.lock` names every jar; nothing is resolved when the streams run. A missing jar is copied from the local
-Maven repository if the file there is the one the lock names, else fetched with jgo, and kept in a cache of ours
-(one a user). Every jar is hashed before each use: all of them together take a tenth of a second.
+Maven repository if the file there is the one the lock names, else fetched with jgo, and stored in our cache (one
+per user). Every jar is hashed before each use, which takes a tenth of a second for all of them.
 
-A jar that differs from the lock is refused and left where it is, so that it can be looked at. Deleting it, or
-`python -m streaming_jobs.platform.jars fetch --again`, has it fetched anew. The local Maven repository is
-never written to and nothing in it is deleted: it belongs to other programs too.
+A jar that differs from the lock is refused and left where it is, so that it can be examined. To fetch it anew, delete
+it or run `python -m streaming_jobs.platform.jars fetch --again`. The local Maven repository is only read: it belongs to
+other programs too.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Jar:
 
     @property
     def maven_path(self) -> Path:
-        """Where a Maven repository keeps it, relative to its root."""
+        """Its path in a Maven repository, relative to the root."""
         return Path(*self.group.split("."), self.artifact, self.version, self.file)
 
     def matches(self, path: Path) -> bool:
@@ -95,7 +95,7 @@ def locked(which: JarSet) -> list[Jar]:
 
 
 def parse(text: str) -> Iterator[Jar]:
-    """Read a lock: a line a jar, `set coordinate bytes sha256`; `#` begins a comment."""
+    """Read a lock: one line per jar, `set coordinate bytes sha256`; `#` begins a comment."""
     for line in text.splitlines():
         if line and not line.startswith("#"):
             set_, coordinate, size, sha256 = line.split()
@@ -104,7 +104,7 @@ def parse(text: str) -> Iterator[Jar]:
 
 
 def cache(settings: Settings) -> Path:
-    """The folder that holds the jars: the setting `jars_dir`, else one a user."""
+    """The folder that holds the jars: the setting `jars_dir`, else one per user."""
     if settings.jars_dir is not None:
         return settings.jars_dir.expanduser().absolute()
     from platformdirs import user_cache_path
@@ -115,7 +115,7 @@ def cache(settings: Settings) -> Path:
 def ensure(
     settings: Settings, jars: Iterable[Jar], *, progress: Progress | None = None, fetch: Fetch | None = None
 ) -> list[Path]:
-    """Paths of the jars, all verified just now; raises SetupError for a damaged one or one that cannot be had."""
+    """Paths of the jars, all verified just now; raises SetupError for one that is damaged or cannot be fetched."""
     folder, wanted = cache(settings), list(jars)
     missing, damaged = examine(folder, wanted)
     if damaged:
@@ -140,9 +140,9 @@ def fetch_again(settings: Settings, *, progress: Progress | None = None, fetch: 
 
 
 def examine(folder: Path, jars: Iterable[Jar]) -> tuple[list[Jar], list[Jar]]:
-    """Hash what is there: (missing, damaged). Touches no network."""
+    """Hash the jars in the folder; returns (missing, damaged). Uses no network."""
     wanted = list(jars)
-    # What is there is asked first: a jar that another process brings meanwhile is missing here, never damaged.
+    # Existence is checked first: a jar that another process adds meanwhile counts as missing, never as damaged.
     missing = [jar for jar in wanted if not os.path.lexists(folder / jar.file)]
     present = [jar for jar in wanted if jar not in missing]
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # hashing lets go of the interpreter lock
@@ -161,7 +161,7 @@ def _damaged(folder: Path, damaged: list[Jar]) -> SetupError:
 
 @contextmanager
 def _sole_fetcher(folder: Path) -> Iterator[Path]:
-    """One fetching process at a time; gives it an empty scratch folder on the cache's own disk."""
+    """One fetching process at a time; yields an empty scratch folder on the cache's disk."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -204,8 +204,8 @@ def _bring(jar: Jar, folder: Path, scratch: Path, fetch: Fetch) -> None:
     arrived = _attempt(jar, scratch, fetch)
     if not jar.matches(arrived):
         raise SetupError(
-            f"what was fetched for {jar.coordinate} is not the jar that jars.lock names (another SHA-256)",
-            "check what stands between this machine and the Maven repository (a mirror, a proxy); nothing was kept",
+            f"the file that was fetched for {jar.coordinate} is not the jar that jars.lock names (another SHA-256)",
+            "check the mirror or proxy between this machine and the Maven repository; the file was not kept",
         )
     with arrived.open("rb") as file:
         os.fsync(file.fileno())
@@ -215,7 +215,7 @@ def _bring(jar: Jar, folder: Path, scratch: Path, fetch: Fetch) -> None:
 def _attempt(jar: Jar, scratch: Path, fetch: Fetch) -> Path:
     reason = ""
     for attempt in range(_ATTEMPTS):
-        # A folder for each attempt: jgo would take a file of a broken one for good.
+        # A new folder for each attempt: jgo would take the file of a failed one for complete.
         room = scratch / f"{jar.file}.{attempt}"
         room.mkdir()
         try:
@@ -231,7 +231,7 @@ def _attempt(jar: Jar, scratch: Path, fetch: Fetch) -> Path:
 
 
 def _from_maven(settings: Settings) -> Fetch:
-    """From the local Maven repository where the file there is right, else from a remote one."""
+    """A fetch from the local Maven repository if the file in it is the locked one, else from a remote repository."""
     from jgo.config import GlobalSettings
     from jgo.maven import MavenContext
 
@@ -250,7 +250,7 @@ def _from_maven(settings: Settings) -> Fetch:
 
 
 def main(arguments: list[str]) -> int:
-    """`fetch` has all jars, `fetch --again` replaces damaged ones too, `lock` writes jars.lock anew."""
+    """`fetch` completes the cache, `fetch --again` also replaces damaged jars, `lock` writes jars.lock anew."""
     settings = Settings.load()
     if arguments == ["lock"]:
         from streaming_jobs.platform.jars_lock import write_lock

@@ -48,8 +48,8 @@ def write_lock(path: Path) -> None:
     def runtime(dependencies: Iterable[Dependency]) -> list[Dependency]:
         return [d for d in dependencies if (d.scope or "compile") in ("compile", "runtime") and not d.optional]
 
-    found = {dependency.artifact.key: dependency for dependency in [*inputs, *runtime(transitive)]}
-    lines += sorted(_line("broker", dependency) for dependency in found.values())
+    resolved = {dependency.artifact.key: dependency for dependency in [*inputs, *runtime(transitive)]}
+    lines += sorted(_line("broker", dependency) for dependency in resolved.values())
     path.write_text(_HEADER + "".join(lines), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Which Java this machine has. Spark 4.2 and the broker need 17 or 21; none is shipped with Recourse."""
+"""The Java of this machine. Spark 4.2 and the broker need 17 or 21; none is shipped with Recourse."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def executable() -> Path:
         if not os.access(path, os.X_OK):
             raise SetupError(f"JAVA_HOME is {home}, and there is no bin/java in it", f"correct JAVA_HOME, or {INSTALL}")
         return path
-    found = shutil.which("java")
-    if found is None:
+    first_on_path = shutil.which("java")
+    if first_on_path is None:
         raise SetupError("there is no java on PATH, and JAVA_HOME is not set", INSTALL)
-    return Path(found)
+    return Path(first_on_path)
 
 
 def version(java: Path) -> str:
-    """What `java -version` calls itself, such as `17.0.15`; raises SetupError if it does not run."""
+    """The version that `java -version` prints, such as `17.0.15`; raises SetupError if it does not run."""
     try:
-        asked = subprocess.run(
+        answer = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SetupError(f"{java} does not run: {error}", INSTALL) from error
-    found = re.search(r'version "([^"]+)"', asked.stderr + asked.stdout)
-    if found is None:
-        raise SetupError(f"{java} -version says nothing of a version (exit code {asked.returncode})", INSTALL)
-    return found[1]
+    match = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
+    if match is None:
+        raise SetupError(f"{java} -version prints no version (exit code {answer.returncode})", INSTALL)
+    return match[1]
 
 
 def major(version: str) -> int:

@@ -1,8 +1,8 @@
-"""Ports on the loopback: whether one is free, who has it, and which to take.
+"""Ports on the loopback: the test if one is free, its listener, and the choice of a free one.
 
-A free port is taken below the range from which the system gives clients theirs. Above it a client that tries
-again and again to reach a broker just killed can be given the broker's own port, connect to itself, and so
-keep the broker from coming back.
+A free port is chosen below the range from which the system assigns ports to clients. In that range, a client that keeps
+trying to reach a broker that was just killed can be assigned the broker's port, connect to itself, and so prevent the
+broker's restart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRIES = 200
 def is_free(port: int, host: str = HOST) -> bool:
     """True if a server could listen there now."""
     with socket.socket() as probe:
-        # As servers do: connections of the previous one that linger do not count.
+        # As servers do: lingering connections of the previous server do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -34,7 +34,7 @@ def is_free(port: int, host: str = HOST) -> bool:
 
 
 def free_port(but: Container[int] = ()) -> int:
-    """A port that nobody has now, other than those of `but`; raises SetupError if none is found."""
+    """A free port that is not in `but`; raises SetupError if none is found."""
     for port in random.sample(_RANGE, _TRIES):
         if port not in but and is_free(port):
             return port
@@ -44,14 +44,14 @@ def free_port(but: Container[int] = ()) -> int:
 
 
 def listener(port: int) -> psutil.Process | None:
-    """The process that listens on the port, if this user may know it."""
+    """The process that listens on the port; None if there is none or this user may not see it."""
     try:
         for connection in psutil.net_connections("tcp"):
             address = connection.laddr
             if connection.status == psutil.CONN_LISTEN and connection.pid and address and address.port == port:
                 return psutil.Process(connection.pid)
     except (psutil.AccessDenied, psutil.NoSuchProcess):
-        pass  # macOS tells this to root alone
+        pass  # macOS shows this only to root
     return None
 
 

@@ -1,9 +1,9 @@
-"""The Spark under a session: started for it, or there already. A runtime ends only what it has started.
+"""The Spark of a session: started for it, or existing already. A runtime ends only what it has started.
 
-    LocalSpark      starts a JVM and a session in it, and ends both; under spark-submit the JVM is there, and stays
-    ExistingSpark   makes a session beside one that is there, with the SQL properties of `spark.py`; ends its queries
+    LocalSpark      starts a JVM and a session in it, and ends both; under spark-submit the JVM exists, and stays
+    ExistingSpark   makes a session beside an existing one, with the SQL properties of `spark.py`; ends its queries
 
-`streaming_jobs.testing` has one without a JVM.
+`MemoryRuntime` in `streaming_jobs.testing` has no JVM.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 JVM_END = 60.0
-"""Seconds that a JVM has to end in good order, before it is killed."""
+"""Seconds that a JVM has to end in order, before it is killed."""
 
 
 class Runtime(Protocol):
@@ -37,22 +37,22 @@ class Runtime(Protocol):
 
     @property
     def jvm(self) -> int | None:
-        """The process in which queries of this session may be at work; None before `start` and after a good end."""
+        """The pid of the process in which queries may run; None before `start` and after an orderly end."""
 
     def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
-        """Give the session. A JVM that is started for it inherits the descriptors (the leases).
+        """Return the session. A JVM that is started for it inherits the descriptors (the leases).
 
-        Raises SetupError if there can be none.
+        Raises SetupError if there is no Spark to use.
         """
 
     def failure(self, patience: float = 0.0) -> TransientError | None:
-        """The error that says how the session came to its end, if it has, or does within `patience` seconds."""
+        """The error that says how the session ended, if it has ended or does so within `patience` seconds."""
 
     def stop(self) -> None:
-        """End what was started, in good order."""
+        """End what was started, in order."""
 
     def kill(self) -> None:
-        """End what was started without waiting for a batch that is at work in it."""
+        """End what was started without waiting for a running batch."""
 
 
 Start = Callable[..., "SparkSession"]
@@ -69,7 +69,7 @@ class LocalSpark:
     record_classes: Path | None = None
     launch: Start = spark.start
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    """The JVM, once it was started; None where it was there first (spark-submit)."""
+    """The JVM, once it was started; None if it existed before (spark-submit)."""
     _session: SparkSession | None = field(default=None, init=False)
 
     @property
@@ -93,13 +93,13 @@ class LocalSpark:
         return jvm_gone(self.process, patience)
 
     def stop(self) -> None:
-        """Stop the session, then its JVM; kill that one when it does not end in time."""
+        """Stop the session, then its JVM; kill the JVM if it does not end in time."""
         if self._session is None:
             return
         try:
             self._session.stop()
         except Exception as error:  # noqa: BLE001 - the JVM may be gone already, which is what is wanted here
-            log.info("the Spark session did not stop by itself", reason=str(error)[:200])
+            log.info("the Spark session did not stop", reason=str(error)[:200])
         if self.process is None:
             return
         if self.process.stdin is not None:
@@ -111,7 +111,7 @@ class LocalSpark:
             self._end_at_once(self.process)
 
     def kill(self) -> None:
-        """Kill the JVM: an orderly stop would wait for the batch. A JVM that was there first is left."""
+        """Kill the JVM: an orderly stop would wait for the batch. A JVM that existed before is left running."""
         if self.process is not None:
             self._end_at_once(self.process)
         else:
@@ -125,16 +125,16 @@ class LocalSpark:
 
 @dataclass
 class ExistingSpark:
-    """Spark that is there already: the given session's, or the one that is active. It runs on afterwards."""
+    """Spark that exists already: that of the given session, or of the active one. It runs on afterwards."""
 
     settings: Settings
     session: SparkSession | None = None
     jvm: int | None = field(default=None, init=False)
-    """Its process, from `start` to a good end: whoever runs the streams next waits for it, should this driver die."""
+    """The pid of its process, from `start` to an orderly end: if this driver dies, the next one waits for it."""
     _ours: SparkSession | None = field(default=None, init=False)
 
     def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:  # noqa: ARG002 - it runs already
-        """Make a session beside the one that is there; nobody else sees its properties and its queries."""
+        """Make a session beside the existing one; its properties and queries are its own."""
         from pyspark.sql import SparkSession
 
         there = self.session or SparkSession.getActiveSession()
@@ -156,7 +156,7 @@ class ExistingSpark:
         try:
             if not self._ours._jsc.sc().isStopped():
                 return None
-        except Exception as error:  # noqa: BLE001 - a Spark that cannot be asked runs nothing
+        except Exception as error:  # noqa: BLE001 - a Spark that cannot be reached runs nothing
             gone = TransientError(f"Spark does not answer: {str(error)[:200]}", "the next session repeats its batches")
             gone.__cause__ = error
             return gone
@@ -169,10 +169,10 @@ class ExistingSpark:
         try:
             for query in self._ours.streams.active:
                 query.stop()
-        except Exception as error:  # noqa: BLE001 - its thread is at work yet, or Spark is gone
-            log.warning("a query of this session did not stop by itself", reason=str(error)[:200])
+        except Exception as error:  # noqa: BLE001 - its thread still runs, or Spark is gone
+            log.warning("a query of this session did not stop", reason=str(error)[:200])
         else:
             self.jvm = None
 
     def kill(self) -> None:
-        """Leave a batch that is at work to end with this process: its Spark is not ours to end."""
+        """Leave a running batch, which ends with this process: its Spark is not ours to end."""

@@ -41,7 +41,7 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.driver.memory": f"{heap}m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # A batch that would not fit the driver fails here and goes through the executors, before the heap does.
+        # A batch that would not fit the driver fails here, before the heap is full, and then takes the executors.
         "spark.driver.maxResultSize": f"{heap // 2}m",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -62,13 +62,13 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         "spark.sql.streaming.numRecentProgressUpdates": "20",
-        # For ever by default, and the session's main thread would wait with it: no heartbeat of any stream.
+        # Unlimited by default: the session's main thread would wait, without a heartbeat of any stream.
         "spark.sql.streaming.stopTimeout": "5s",
         # Kafka options travel with the plan: keep credentials out of what explain prints.
         "spark.sql.redaction.options.regex": "(?i)secret|password|token|access[.]?key|url|jaas|keystore|truststore",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.sql.variant.allowDuplicateKeys": "true",
-        # A plan is optimised for each batch anew, and inferring filters takes a sixth of that.
+        # The plan is optimised again for each batch, and inferring filters takes a sixth of that time.
         "spark.sql.constraintPropagation.enabled": "false",
         **settings.spark.extra,
     }
@@ -84,10 +84,10 @@ def start(
 ) -> SparkSession:
     """Start a JVM and the session in it.
 
-    `keep_open` are descriptors that the JVM inherits (the leases); `output` takes what the JVM itself prints;
+    `keep_open` are descriptors that the JVM inherits (the leases); `output` receives what the JVM itself prints;
     `record_classes` is a file for the class-data archive that the JVM writes when it ends.
     Spark's log goes to `<home>/logs/<name>.spark.log`, three files of 10 MB at most. Raises SetupError when
-    a jar is missing or damaged. Where a JVM is already there (spark-submit, Databricks), it is used.
+    a jar is missing or damaged. If there is a JVM already (spark-submit, Databricks), it is used.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark import SparkConf, SparkContext
@@ -98,14 +98,14 @@ def start(
     for key, value in profile(settings).items():
         conf.set(key, value)
     jars = spark_jars(settings)
-    own = settings.spark.extra.get(_CLASS_PATH)
-    conf.set(_CLASS_PATH, os.pathsep.join([*(str(jar) for jar in jars), *([own] if own else [])]))
+    user_jars = settings.spark.extra.get(_CLASS_PATH)
+    conf.set(_CLASS_PATH, os.pathsep.join([*(str(jar) for jar in jars), *([user_jars] if user_jars else [])]))
     if record_classes is not None:
         classes = class_data.recording(record_classes)
     else:
         classes = class_data.reading(class_data.archive(settings, "spark", jars))
     scratch = _scratch(settings)
-    # What a killed JVM leaves (native libraries that it unpacked, folders of Spark's) then goes with its scratch.
+    # Files that a killed JVM leaves (unpacked native libraries, folders of Spark) are then removed with its scratch.
     conf.set(_JAVA_OPTIONS, _java_options(settings, name, [f"-Djava.io.tmpdir={scratch}", *classes]))
     conf.set("spark.local.dir", str(scratch))
     popen: dict[str, object] = {"pass_fds": tuple(keep_open)}
@@ -124,15 +124,15 @@ def _cores(master: str) -> int:
 
 
 def _java_options(settings: Settings, name: str, further: Sequence[str] = ()) -> str:
-    """Ours, and after them the user's own; Spark splits them at blanks outside of quotes."""
+    """Our options, then the user's; Spark splits them at blanks outside of quotes."""
     folder = private_folder(settings.logs).absolute()
     file = folder / f"{name}.log4j2.properties"
     file.write_text(_LOG4J.format(path=folder / f"{name}.spark.log"))
-    own = settings.spark.extra.get(_JAVA_OPTIONS, "")
-    collector = "" if _COLLECTOR.search(own) else "-XX:+UseSerialGC"  # the JVM does not start with two
+    user_options = settings.spark.extra.get(_JAVA_OPTIONS, "")
+    collector = "" if _COLLECTOR.search(user_options) else "-XX:+UseSerialGC"  # the JVM does not start with two
     own_files = (f"-Dlog4j2.configurationFile={file.as_uri()}", f"-XX:ErrorFile={folder / name}.crash.log")
     quoted = (f'"{option}"' for option in (*own_files, *further))
-    options = (*quoted, collector, "-XX:+ExitOnOutOfMemoryError", own)
+    options = (*quoted, collector, "-XX:+ExitOnOutOfMemoryError", user_options)
     return " ".join(option for option in options if option)
 
 
@@ -175,5 +175,5 @@ def _no_checksum_files(session: SparkSession) -> None:
 
 
 def jvm(session: SparkSession) -> subprocess.Popen[bytes] | None:
-    """The JVM that this process started; None where the JVM was there first."""
+    """The JVM that this process started; None if the JVM existed before."""
     return getattr(session.sparkContext._gateway, "proc", None)

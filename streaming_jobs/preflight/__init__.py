@@ -1,1 +1,1 @@
-"""Before every start: do checkpoint, tables and topics tell the same story? Read `rules.py` first."""
+"""Checks before every start of a stream that checkpoint, tables and topics agree. Read `rules.py` first."""

@@ -1,16 +1,16 @@
-"""Before every start: do checkpoint, tables and topics tell the same story?
+"""The rules by which checkpoint, tables and topics must agree before every start.
 
-`check_start` is pure: it looks at a `StreamSnapshot` (`snapshot.py`) and returns findings. A finding of severity
-`refuse` or `lost` keeps the stream where it is until a person has acted: starting would lose, double or mix rows.
+`check_start` is pure: it takes a `StreamSnapshot` (`snapshot.py`) and returns findings. A finding of severity `refuse`
+or `lost` forbids the start until a person has acted: starting would lose, double or mix rows.
 The rules:
 
-1. The generation in stream.json is the one the tables carry, and no table is behind a fence.
+1. The generation in stream.json is the one in the tables, and no table is behind a fence.
 2. The primary table's last batch is the checkpoint's last committed batch, or its last planned one
    (a crash between the table's commit and Spark's); its offsets are the checkpoint's.
-3. Every secondary table is where the primary's newest entry says, or at the last planned batch.
-4. Nobody else has changed the rows of a table since our newest entry, unless a person accepted it.
-5. The topics are the ones the stream began with, none more and none less, and everything from the stream's
-   position on is there.
+3. Every secondary table has the batch that the primary's newest entry lists for it, or the last planned batch.
+4. No other writer has changed the rows of a table since our newest entry, unless a person accepted the change.
+5. The topics are exactly those that the stream began with, and they still have all records from the stream's
+   position on.
 6. The stream still has the tables that it began with; one that remembers deletes may begin later.
 """
 
@@ -31,7 +31,7 @@ from streaming_jobs.spelling import counted
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that preflight found: what it is, and what to run."""
+    """One problem that preflight has found, and the next step."""
 
     severity: Literal["refuse", "lost", "warn"]
     found: str
@@ -39,7 +39,7 @@ class Finding:
 
 
 def check_start(snapshot: StreamSnapshot) -> list[Finding]:
-    """All findings about a world; an empty list means the stream may start."""
+    """All findings about a snapshot; an empty list means that the stream may start."""
     return [
         *_unrecorded(snapshot),
         *_sinks(snapshot),
@@ -104,7 +104,7 @@ def _sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
             continue
         yield Finding(
             "refuse",
-            f"stream {snapshot.stream} would begin to write table {name} in the middle of its life",
+            f"stream {snapshot.stream} would begin to write table {name} after its first start",
             "declare it as a sink of a new stream, which reads the topic from its start",
         )
     for table in snapshot.tables:
@@ -171,7 +171,7 @@ def _positions(snapshot: StreamSnapshot) -> Iterator[Finding]:
             yield Finding(
                 "refuse",
                 f"batch {at} ends at {spark} in the checkpoint and at {ledger} in table {primary.name}: "
-                "the checkpoint is from another life of the stream",
+                "checkpoint and table do not come from the same copy",
                 _restore(snapshot),
             )
     listed = primary.entry.txns if primary.entry else {}
@@ -179,7 +179,7 @@ def _positions(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if table.role == "primary":
             continue
         expected = Txn.of(listed[table.name]) if table.name in listed else None
-        # No batch of the primary has listed the table yet: it is at most made.
+        # No batch of the primary has listed the table yet: it may have been made, but has no batch.
         made = expected is None and table.txn == Txn(snapshot.record.generation, -1)
         in_flight = planned is not None and planned > done and at < planned
         if table.txn == expected or made or (in_flight and table.txn == Txn(snapshot.record.generation, planned or 0)):
@@ -198,10 +198,10 @@ def _batch(table: TableSnapshot, generation: int) -> int:
 
 
 def _disagreement(table: str, at: int, done: int) -> str:
-    said = f"batch {at}" if at >= 0 else "no batch"
+    in_table = f"batch {at}" if at >= 0 else "no batch"
     checkpoint = f"batch {done}" if done >= 0 else "no batch"
     older = "the table was put back to an older version" if at < done else "the checkpoint is missing or an old copy"
-    return f"table {table} has {said}, the checkpoint has {checkpoint}: {older}"
+    return f"table {table} has {in_table}, the checkpoint has {checkpoint}: {older}"
 
 
 def _remedy(snapshot: StreamSnapshot, at: int, done: int) -> str:
@@ -220,7 +220,7 @@ def _foreign(snapshot: StreamSnapshot) -> Iterator[Finding]:
     accepted = snapshot.record.accepts if snapshot.record else lambda _: frozenset[int]()
     for table in snapshot.tables:
         if table.table_id is not None and table.owner != snapshot.stream:
-            continue  # told once; every commit in it is foreign
+            continue  # reported once by `_sinks`; every commit in it is foreign
         for commit in table.foreign:
             if commit.version in accepted(table.name):
                 continue
@@ -273,7 +273,7 @@ def _topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
                     "lost",
                     f"offsets {offset} to {earliest - 1} of topic {topic.name}, partition {partition}, are gone "
                     f"({counted(earliest - offset, 'record')} never read)",
-                    "bring them back from a copy of the topic, or go on without them: "
+                    "bring them back from a copy of the topic, or continue without them: "
                     f"{_skip_lost(snapshot, position)}",
                 )
             elif end > latest:
@@ -287,7 +287,7 @@ def _topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 
 def _skip_lost(snapshot: StreamSnapshot, position: Mapping[str, Mapping[int, int]]) -> str:
-    """The command that goes on with what the topics still have, and leaves the stream where it has lost nothing."""
+    """The command that skips lost records, to the first offset that a topic still has or the stream's position."""
     several = len(snapshot.topics) > 1
     places = [
         f"{topic.name}/{partition}:{max(offset, topic.earliest.get(partition, 0))}"
@@ -300,7 +300,7 @@ def _skip_lost(snapshot: StreamSnapshot, position: Mapping[str, Mapping[int, int
 
 
 def _other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """Before the first batch the topics may still change: nothing was read from them."""
+    """Findings for other topics than the record's; before the first batch they may change: nothing was read yet."""
     if snapshot.record is None or snapshot.checkpoint.planned is None:
         return
     now, before = {t.name for t in snapshot.topics}, {t.name for t in snapshot.record.topics}
@@ -313,13 +313,13 @@ def _other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
     for name in sorted(now - before):
         yield Finding(
             "refuse",
-            f"stream {snapshot.stream} would begin to read topic {name} in the middle of its life",
+            f"stream {snapshot.stream} would begin to read topic {name} after its first batch",
             "declare the topics it began with again, or make it a new stream",
         )
 
 
 def primary_has(snapshot: StreamSnapshot, batch: int) -> bool:
-    """True if the primary table has the batch, so that its repetition reads nothing."""
+    """True if the primary table has the batch, so that repeating it reads no records."""
     primary = next(t for t in snapshot.tables if t.role == "primary")
     return snapshot.record is not None and primary.txn == Txn(snapshot.record.generation, batch)
 
@@ -333,10 +333,10 @@ _SAFE_RETENTION = timedelta(days=3650)
 
 def _retention(topic: TopicSnapshot) -> Iterator[Finding]:
     if 0 <= topic.retention_ms < _SAFE_RETENTION // timedelta(milliseconds=1):
-        kept = format_duration(timedelta(milliseconds=topic.retention_ms))
+        retention = format_duration(timedelta(milliseconds=topic.retention_ms))
         yield Finding(
             "warn",
-            f"topic {topic.name} keeps records for {kept} counted from the time each record carries: records with "
+            f"topic {topic.name} keeps records for {retention} counted from the time each record carries: records with "
             "older times vanish within minutes, read or not",
             "set retention.ms=-1 on the topic if its records carry times of the past",
         )

@@ -1,4 +1,4 @@
-"""A stream's surroundings at one moment, as `take_snapshot` finds them: checkpoint, tables and topics."""
+"""The state of a stream at one moment, as `take_snapshot` reads it: record, checkpoint, tables and topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streaming_jobs.state.stream_record import StreamRecord
 class TableSnapshot:
     """One sink's table: `entry` is the stream's newest ledger entry, `foreign` later commits of others.
 
-    The log of the table may no longer reach back to that entry; it was then taken from the ledger beside the state.
+    If the table's log no longer reaches back to that entry, `entry` comes from the ledger file beside the state.
     """
 
     name: str
@@ -32,7 +32,7 @@ class TableSnapshot:
 
 @dataclass(frozen=True)
 class TopicSnapshot:
-    """One source topic as the broker has it now; None values when it does not exist."""
+    """One source topic as the broker describes it now; `topic_id` is None if it does not exist."""
 
     name: str
     topic_id: str | None
@@ -43,7 +43,7 @@ class TopicSnapshot:
 
 @dataclass(frozen=True)
 class CheckpointSnapshot:
-    """The checkpoint: last planned and committed batch and where each ends and the planned one starts."""
+    """The checkpoint: last planned and last committed batch, the ends of both, the start of the planned one."""
 
     planned: int | None = None
     committed: int | None = None
@@ -64,12 +64,12 @@ class StreamSnapshot:
 
     @property
     def start_over(self) -> str:
-        """The last way out, as the next step of an error."""
+        """The last resort, as the next step of an error."""
         return start_over(self.stream, self.folders)
 
 
 def start_over(stream: str, folders: Sequence[Path] = ()) -> str:
-    """How to begin a stream anew; `folders` are its state and its tables. Says what that costs."""
+    """The instruction to start a stream over, with its cost; `folders` are its state and its tables."""
     places = " ".join(shlex.quote(str(folder)) for folder in folders) or "its state folder and its tables"
     return (
         f"start the stream over: move {places} away (readers lose these rows until the topic is read again) and run "
@@ -78,7 +78,7 @@ def start_over(stream: str, folders: Sequence[Path] = ()) -> str:
 
 
 def restore_checkpoint(stream: str, folders: Sequence[Path] = ()) -> str:
-    """What to do about a checkpoint that cannot be trusted, as the next step of an error."""
+    """The instruction to restore a checkpoint that cannot be trusted, as the next step of an error."""
     return (
         "put the checkpoint folder back from the newest copy, taken together with the tables; without one, "
         f"{start_over(stream, folders)}"

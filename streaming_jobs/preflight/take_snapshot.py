@@ -1,4 +1,4 @@
-"""Gathering what preflight looks at: checkpoint, tables and topics as they are now. Needs no JVM."""
+"""Reading a stream's snapshot for preflight: checkpoint, tables and topics as they are now. Needs no JVM."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 
 _DAMAGED: tuple[type[Exception], ...] = (PreflightRefused, ValueError, TypeError, AttributeError, KeyError)
-"""What a table's damaged log raises, whatever store it lies in."""
+"""Exceptions that a damaged log of a table raises, in any store."""
 
 
 def take_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> StreamSnapshot:
-    """The stream's world, as it is now.
+    """The stream's snapshot, as it is now.
 
     Raises PreflightRefused for a damaged checkpoint or table, BrokerUnreachable without a broker.
     """
@@ -77,11 +77,11 @@ def _checkpoint(checkpoint: Checkpoint) -> CheckpointSnapshot:
 
 
 def _tables(settings: Settings, stream: Stream) -> Iterable[TableSnapshot]:
-    kept = ledger_file(settings, stream.name).newest(stream.name)
+    recorded = ledger_file(settings, stream.name).newest(stream.name)
     for declared, role in all_tables(stream):
         store = store_of(declared)
         try:
-            yield _table(settings, stream.name, declared, role, kept)
+            yield _table(settings, stream.name, declared, role, recorded)
         except (*_DAMAGED, *store.faults) as error:
             raise PreflightRefused(
                 f"the log of table {declared.name} cannot be read: {str(getattr(error, 'found', error))[:300]}",
@@ -95,7 +95,7 @@ def _table(
     stream: str,
     declared: DeclaredTable,
     role: Role,
-    kept: tuple[LedgerEntry, Mapping[str, int]] | None,
+    recorded: tuple[LedgerEntry, Mapping[str, int]] | None,
 ) -> TableSnapshot:
     table = open_table(settings, declared, stream)
     if table is None:
@@ -105,12 +105,12 @@ def _table(
     entry: LedgerEntry | None = commit.entry if commit else None
     reaches = True
     if commit is None:
-        since = kept[1].get(declared.name, -1) if kept else -1
+        since = recorded[1].get(declared.name, -1) if recorded else -1
         foreign = [c for c in foreign if c.version > since]
         oldest = min((c.version for c in table.commits()), default=table.version + 1)
         reaches = oldest <= since + 1
-        if kept and role == "primary":
-            entry = kept[0]
+        if recorded and role == "primary":
+            entry = recorded[0]
     return TableSnapshot(
         name=declared.name,
         role=role,

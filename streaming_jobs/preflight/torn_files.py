@@ -1,8 +1,9 @@
-"""What a power cut leaves half written, put right before a start: the newest file of a log, never one before it.
+"""Removal of half-written files after a power cut, before a start: the newest file of a log, never one before it.
 
-Everything is on disk before what relies on it is written (`durable_commits.py`, `checkpoint_sync.py`), so only what was
-being written at that moment can be torn: empty, cut off, or naming files that are not there. Nothing relies on it yet.
-It is removed, and the batch is repeated. What more than that is damaged was damaged otherwise, and is refused.
+Every file is synced before a file that relies on it is written (`durable_commits.py`, `checkpoint_sync.py`). So only
+the files that were being written at that moment can be torn: empty, truncated, or naming files that do not exist.
+Nothing relies on them yet: they are removed, and the batch is repeated. Any other damage has another cause, and the
+start is refused.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ _START = Txn(0, -1)
 
 
 def mend(settings: Settings, stream: Stream, reached: Txn | None = None) -> list[Path]:
-    """Remove what is torn in the stream's tables and its checkpoint; what that was. The caller holds the lease.
+    """Remove torn files of the stream's tables and its checkpoint; returns them. The caller holds the lease.
 
-    `reached` is for a recovery: where it has brought the tables for certain; without it, what one was writing stays.
+    `reached` is for a recovery: the position to which it has brought the tables for certain. Without it, torn files
+    that a recovery was writing stay.
     Raises PreflightRefused for a table whose newest commit is damaged although something relies on it.
     """
     record = stream_record.load(settings, stream.name)
@@ -59,9 +61,9 @@ def _torn_commits(
 ) -> list[Path]:
     """The files of torn commits in the stream's tables, in the order in which they are to be removed.
 
-    `committed` is Spark's last committed batch, `reached` where a recovery that asks has brought all tables. All of it
-    is decided, for all tables, before the first file is removed. Raises PreflightRefused for a commit that is not whole
-    and that something relies on.
+    `committed` is Spark's last committed batch, `reached` the position to which a calling recovery has brought all
+    tables. Every table is checked before the first file is removed. Raises PreflightRefused for a commit that is not
+    whole and that something relies on.
     """
     everywhere = reached or _START
     known_at = {stream.primary.name: Txn(record.generation, -1 if committed is None else committed)}
@@ -86,7 +88,7 @@ def _torn_commits(
 
 
 def _listed(record: StreamRecord, primary: str, entry: LedgerEntry | None) -> dict[str, Txn]:
-    """Where the primary's newest entry says that the other tables are; a fence came to them first."""
+    """The positions of the other tables by the primary's newest entry; a fence is written to them first."""
     if entry is None:
         return {}
     if entry.kind == "fence":
@@ -95,14 +97,14 @@ def _listed(record: StreamRecord, primary: str, entry: LedgerEntry | None) -> di
 
 
 def _torn_entry(folder: Path) -> Iterator[Path]:
-    """The newest entry of `commits` or `offsets`, if it was cut off; both are text in several lines."""
+    """Remove the newest entry of `commits` or `offsets` if it was truncated; both are text in several lines."""
     newest = _newest(folder)
     if newest is not None and not _whole_entry(folder / str(newest)):
         yield from remove_files(folder / str(newest))
 
 
 def _mend_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
-    """The plan of a batch that no table has, if it was cut off or Spark's note on the batch before it was lost."""
+    """Remove the plan of a batch that no table has, if it or the `commits` entry of the batch before it is torn."""
     planned = _newest(checkpoint.folder / "offsets")
     committed = _newest(checkpoint.folder / "commits")
     if done < 0 and committed is None and _any_empty(checkpoint.folder):
@@ -113,7 +115,7 @@ def _mend_plan(checkpoint: Checkpoint, done: int) -> Iterator[Path]:
     if planned is None or planned <= done:
         return
     path = checkpoint.folder / "offsets" / str(planned)
-    # Spark had noted the batch before that one: no more than one of its notes was being written.
+    # Spark writes one `commits` entry at a time, so only that of the batch before may be lost.
     lost = planned - 1 == done and planned - 2 == (-1 if committed is None else committed)
     if not _whole_entry(path) or (planned and lost):
         yield from remove_files(path)
@@ -125,7 +127,7 @@ def _any_empty(checkpoint: Path) -> bool:
 
 
 def _torn_snapshots(state: Path) -> Iterator[Path]:
-    """Snapshots of state that Spark was writing beside the stream; it goes on from the one before."""
+    """Remove torn snapshots of state, which Spark writes in the background; it continues from the one before."""
     for path in sorted(state.rglob("*.zip")):
         if not _whole_snapshot(path):
             yield from remove_files(path, path.with_name(f"{path.name}.crc"))
@@ -146,7 +148,7 @@ def _newest(folder: Path) -> int | None:
 
 
 def _whole_entry(path: Path) -> bool:
-    """True if Spark's entry has all its lines; one in a format that is not known here is not judged."""
+    """True if Spark's entry has all its lines, or is in a format that is not known here."""
     version, _, rest = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").partition("\n")
     if rest and version not in ("v1", "v2"):
         return True

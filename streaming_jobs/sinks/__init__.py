@@ -1,4 +1,4 @@
-"""Where rows go: what a batch asks of every sink, and what all others ask of a table at rest.
+"""The outputs of a stream: a sink, as its batches see it, and a table at rest, as everything else sees it.
 
 Read `base.py` first, then `stored.py`.
 """

@@ -1,8 +1,8 @@
-"""What a batch asks of the tables, or whatever else, that it writes to: the seam between `runtime/batch.py` and sinks.
+"""The seam between a batch (`runtime/batch.py`) and the tables, or other outputs, that it writes to.
 
 A sink takes the rows of each batch once. It prepares them (nothing is visible), then commits them together with the
-batch's ledger entry; when it is asked again it says that it has them. `sinks/delta/output.py` is a Delta table seen
-that way, `streaming_jobs.testing` has one in memory.
+batch's ledger entry. If the same batch comes again, nothing is committed. `sinks/delta/output.py` is the sink of a
+Delta table, `streaming_jobs.testing` has one in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Committer = Literal["direct", "spark"]
 
 @dataclass(frozen=True)
 class BatchOfRows:
-    """Of which batch the rows are, whether they may pass through the driver's memory, and the topics they come from."""
+    """The batch that rows belong to and their topics; `driver` is true if they may pass through the driver's memory."""
 
     generation: int
     batch: int
@@ -40,21 +40,21 @@ class PendingWrite(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many rows are prepared."""
+        """The number of prepared rows."""
 
     @property
     def null_keys(self) -> pa.Table | None:
-        """Rows that are not written but dead letters: those that the sink cannot hold, and null keys."""
+        """Rows that become dead letters in place of being written: those that the sink cannot hold, and null keys."""
 
     @property
     def deletes(self) -> PendingWrite | None:
-        """What the table that remembers the deletes takes, to be committed before this is."""
+        """The write to the table that remembers the deletes; it is committed before this one."""
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        """Make them visible once, with the entry; the sink's version, or None if the batch is in it already."""
+        """Make the rows visible once, with the entry; the sink's version, or None if the batch is in it already."""
 
     def close(self) -> None:
-        """Free what is held."""
+        """Free the resources that the rows hold."""
 
 
 class Sink(Protocol):
@@ -62,7 +62,7 @@ class Sink(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that ledger entries have for it."""
+        """The name of the sink in ledger entries."""
 
     @property
     def position(self) -> Txn | None:
@@ -73,20 +73,20 @@ class Sink(Protocol):
         """The number of its last commit."""
 
     def refresh(self) -> None:
-        """Take note of what was committed since."""
+        """Read the commits that came since."""
 
     def newest_entry(self) -> LedgerEntry | None:
         """The stream's newest ledger entry in it; None if it no longer shows one."""
 
     def sync(self) -> None:
-        """Have every commit on disk, also those that a driver before this one has left in memory only."""
+        """Have every commit on disk, also those of an earlier driver that were not synced when it was killed."""
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the frame's rows."""
 
 
 class DeadLetterSink(Sink, Protocol):
-    """Where refused records go."""
+    """The sink of records that a stream refused."""
 
     def prepare_letters(
         self,
@@ -95,7 +95,10 @@ class DeadLetterSink(Sink, Protocol):
         null_keys: Sequence[pa.Table],
         rows: BatchOfRows,
     ) -> PendingWrite:
-        """Read the refused records again, (source, the batch's range, how many), and judge them and the null keys."""
+        """Prepare dead letters: refused records, read again with their reasons, and rows with a null key.
+
+        `refused` holds per source the batch's range and the number of refused records in it.
+        """
 
 
 class Named(Protocol):
@@ -107,15 +110,15 @@ class Named(Protocol):
 
 
 class Upkeep(Protocol):
-    """The work that keeps one sink quick and small between batches. None of it ends a stream."""
+    """The maintenance that keeps one sink fast and small between batches. A failure in it never ends the stream."""
 
     @property
     def sink(self) -> Named:
-        """The sink that it is for."""
+        """The sink that it maintains."""
 
     @property
     def put_off(self) -> Mapping[str, str]:
-        """What did not succeed when it was tried last, each in a sentence with the reason."""
+        """Tasks that failed when they were last tried: name -> a sentence with the reason."""
 
     def after_commit(self) -> None:
         """Called after each of the stream's batches."""
@@ -123,7 +126,7 @@ class Upkeep(Protocol):
 
 @dataclass(frozen=True)
 class SinkSet:
-    """The sinks of one stream. `deletes` are those that remember deletes, by the name of the table they are of."""
+    """The sinks of one stream. `deletes`: name of a table -> the sink that remembers the deletes of that table."""
 
     primary: Sink
     secondary: Sequence[Sink]

@@ -1,4 +1,4 @@
-"""Columns that are Recourse's own, whatever store a table lies in: dead letters, remembered deletes, positions."""
+"""Columns that Recourse defines, for every store: those of dead letters and remembered deletes, and `_position`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ POSITION_FIELD = T.StructField(
         OWN_COLUMN: "position",
     },
 )
-"""The column of a table with `order_by` that says where each row's record lay."""
+"""The column of a table with `order_by` that holds the source position of each row's record."""
 
 TOPICS = 8
-"""Topics of a stream that `_position` tells apart."""
+"""The number of topics that `_position` can distinguish."""
 
 _DELETED_AT = T.StructField(DELETED_AT_COLUMN, T.TimestampType(), True, {"comment": "when the delete was noted"})
 

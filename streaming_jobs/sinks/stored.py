@@ -3,8 +3,8 @@
 A store (`TableStore`) opens the tables that declarations name; `sinks/delta/store.py` is the one of Delta tables,
 `streaming_jobs.testing` has one in memory. `tests/unit/streaming_jobs/sinks/test_stored.py` is the contract of both.
 
-A table has a folder of its own, `<tables>/<name>`, whatever else it consists of: the table is there as long as the
-folder is, and moves with it. So staging is an ordinary folder of tables, which a recovery makes, renames and removes.
+Every table, of any store, has a folder `<tables>/<name>`: the table exists as long as the folder does, and moves with
+it. So staging is an ordinary folder of tables, which a recovery makes, renames and removes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Role = Literal["primary", "secondary", "deletes"]
-"""Of a stream's table. One of role `deletes` remembers the deletes of another; it may begin at any start."""
+"""The role of a table in a stream. One of role `deletes` remembers the deletes of another; any start may create it."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One version of a table as its log tells it; `at` in milliseconds since 1970, `entry` if it is ours."""
+    """One version of a table as its log shows it; `at` in milliseconds since 1970, `entry` if it is ours."""
 
     version: int
     at: int
@@ -41,7 +41,7 @@ class Commit:
     entry: LedgerEntry | None
 
     def foreign_to(self, stream: str) -> bool:
-        """True if somebody else than the stream changed rows with it: the one definition."""
+        """True if a writer other than the stream changed rows with it: the one definition."""
         return self.changes_data and (self.entry is None or self.entry.stream != stream)
 
     def moves(self, stream: str) -> bool:
@@ -79,14 +79,14 @@ def refuse_foreign(commits: Iterable[Commit], known: int, table: str, stream: st
 
 
 def entries(commits: Iterable[Commit], limit: int) -> list[tuple[Commit, LedgerEntry]]:
-    """The newest ledger entries among commits, newest first; upkeep is left out."""
+    """The newest ledger entries among commits, newest first, without those of maintenance and schema changes."""
     shown = ((c, c.entry) for c in commits if c.entry is not None and c.entry.kind not in ("upkeep", "schema"))
     return list(islice(shown, limit))
 
 
 @dataclass(frozen=True)
 class SavedTable:
-    """One table of a savepoint: its id, the version whose rows are retained, its columns, and how many files."""
+    """One table of a savepoint: its id, the version whose rows are retained, its columns, and the number of files."""
 
     name: str
     table_id: str
@@ -98,7 +98,7 @@ class SavedTable:
 
 @dataclass(frozen=True)
 class SavedAs:
-    """A savepoint as stores know it: stream, name, and its folder, in which a store may write files of its own."""
+    """A savepoint as stores know it: stream, name, and its folder, in which a store may write its files."""
 
     stream: str
     name: str
@@ -108,8 +108,8 @@ class SavedAs:
 class Content(Protocol):
     """The rows of one version of a table as a value: it is published, staged and compared without being read.
 
-    It consists of pieces (files, say) that never change. Two contents are the same if their pieces are, whether or not
-    other pieces hold equal rows.
+    It consists of pieces (such as files) that never change. Two contents are the same if they consist of the same
+    pieces; other pieces with equal rows make another content.
     """
 
     @property
@@ -119,9 +119,10 @@ class Content(Protocol):
 
 @dataclass(frozen=True)
 class Replaced:
-    """A commit that has replaced a table's rows: pieces that came, went and stayed; `seconds` of the commit itself.
+    """The result of replacing a table's rows: the numbers of added, removed and unchanged pieces.
 
-    `version` is None where the table had the entry already and nothing was committed.
+    `seconds` is the duration of the commit itself. `version` is None if the table had the entry already, so that
+    nothing was committed.
     """
 
     version: int | None
@@ -173,45 +174,46 @@ class StoredTable(Protocol):
         """
 
     def mark(self, entry: LedgerEntry) -> int | None:
-        """Commit the entry without rows, once; the version, or None if the table has it. Raises as `holds` does."""
+        """Commit the entry without rows, once; the new version, or None if the table has it. Raises as `holds` does."""
 
     def content(self, version: int | None = None) -> Content:
-        """The content of a version (None: the newest); raises PreflightRefused where that is no longer known."""
+        """The content of a version (None: the newest); raises PreflightRefused if the version is no longer known."""
 
     def has_content(self, content: Content, version: int | None = None) -> bool:
         """True if a version (None: the newest) consists of just these pieces."""
 
     def no_rows(self) -> Content:
-        """Its columns without any row."""
+        """A content with its columns and without rows."""
 
     def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
-        """Make it hold the content, in one commit with the entry, once; `place` is a name for the place of new pieces.
+        """Replace its rows by the content, in one commit with the entry, once. Raises as `holds` does.
 
-        Columns that only the content has are added before. Raises as `holds` does.
+        `place` names the place of new pieces. Columns that only the content has are added before.
         """
 
     def complete(self, version: int) -> bool:
         """True if all pieces of a version are still there."""
 
     def readable(self, version: int | None = None) -> DeltaTable:
-        """A version (None: the newest) as a Delta table, which is all that DataFusion reads."""
+        """A version (None: the newest) as a Delta table, the only kind that DataFusion reads."""
 
     def size(self) -> tuple[int, int]:
-        """The number of its pieces, and their bytes."""
+        """The number of its pieces, and their total bytes."""
 
     def check_one_commit(self) -> None:
-        """Raise UsageError if a publish in one commit cannot keep everything that the table has."""
+        """Raise UsageError if a publish in one commit would lose a property or a feature of the table."""
 
     def check_removable(self) -> None:
-        """Raise UsageError if the table does not let rows go."""
+        """Raise UsageError if the table does not allow rows to be removed."""
 
 
 @dataclass(frozen=True)
 class ReliedOn:
-    """The facts that others rely on of a table whose last commits may be torn.
+    """The facts that others rely on about a table whose last commits may be torn.
 
-    They know it at the position `at`; its commits in `accepted` were accepted by a person; it is `bound` to the stream,
-    which is in `generation`. A `recovering` caller knows what a recovery was writing.
+    `at`: the position that the table had reached, as others recorded it. `accepted`: versions that a person accepted.
+    `bound`: the stream's record names the table. `generation`: the one the stream is in. `recovering`: the caller is
+    the recovery that was writing it.
     """
 
     at: Txn
@@ -225,7 +227,7 @@ class ReliedOn:
 class TornEnd:
     """The end of a table's log after a power cut: files to remove, in order, and the newest whole version.
 
-    -1 where no version is whole.
+    `whole` is -1 if no version is.
     """
 
     files: Sequence[Path]
@@ -236,22 +238,25 @@ class TableStore(Protocol):
     """Opens and makes the tables of one kind. Every method may be called by several threads at once."""
 
     kind: str
-    """Its name in catalogues, such as Dagster's."""
+    """The name of this kind of table in catalogues, such as Dagster's."""
     faults: tuple[type[Exception], ...]
-    """Exceptions of its own that a damaged table raises."""
+    """Exceptions of the store's library that a damaged table raises."""
 
     def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> StoredTable | None:
-        """The table if it exists, whoever made it."""
+        """The table if it exists, also one that another program made."""
 
     def commits(self, settings: Settings, declared: DeclaredTable, *, up_to: int | None = None) -> Iterator[Commit]:
-        """A table's commits up to a version (None: all), newest first, unopened; none where there is no table."""
+        """The commits of a table up to a version (None: all), newest first; none if it does not exist.
+
+        They are read from its log; the table is not opened.
+        """
 
     def ensure(
         self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
     ) -> StoredTable:
         """The table, made or widened to hold `output`; raises OutputMismatch for any other difference.
 
-        A new table opens the generation: it is at batch -1.
+        The first commit of a new table opens the generation: its position is batch -1.
         """
 
     def create(
@@ -271,28 +276,28 @@ class TableStore(Protocol):
     def upkeep(
         self, table: StoredTable, settings: TableSettings, *, generation: int, forgets: timedelta | None
     ) -> Upkeep:
-        """The upkeep of a table between batches; `forgets` is the time for which it remembers deletes."""
+        """The maintenance of a table between batches; `forgets` is the time for which it remembers deletes."""
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
-        """Keep these versions' rows for a savepoint, on disk when this returns, whatever becomes of the tables."""
+        """Keep these versions' rows for a savepoint, whatever happens to the tables; on disk when this returns."""
 
     def retained(self, settings: Settings, tables: Sequence[SavedTable], saved: SavedAs) -> dict[str, Content]:
         """The contents of these tables of a savepoint, by name."""
 
     def release(self, settings: Settings, saved: SavedAs) -> None:
-        """Let go of the rows that a savepoint keeps, of a half-made one too."""
+        """Release the rows that a savepoint keeps, also those of an unfinished one."""
 
     def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
-        """The folders beside the savepoint's own with the files that it keeps of a table."""
+        """The folders, other than the savepoint's, with the files that it keeps of a table."""
 
     def log_place(self, settings: Settings, declared: DeclaredTable) -> Path:
-        """The place of the table's log, for people."""
+        """The path of the table's log, as messages show it."""
 
     def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
-        """Remove files that a power cut has left half written and that only repeat what commits say; yields each."""
+        """Remove half-written files that only repeat what commits say, as a power cut leaves them; yields each."""
 
     def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
-        """The table's last commits that a power cut has torn; None where there is no table. Removes nothing.
+        """The newest commits of the table that a power cut has torn; None if there is no table. Removes nothing.
 
         Raises PreflightRefused if something relies on a commit that is not whole.
         """

@@ -12,7 +12,7 @@ from streaming_jobs.stream import Stream
 
 
 def store_of(declared: DeclaredTable) -> TableStore:
-    """The store of a declared table: from here on its type is known."""
+    """The store of a declared table, as a `TableStore`."""
     store: TableStore = declared.store
     return store
 
@@ -34,18 +34,18 @@ def stores(stream: Stream) -> list[TableStore]:
 
 
 def open_table(settings: Settings, declared: DeclaredTable, stream: str) -> StoredTable | None:
-    """One table; None if there is none."""
+    """One table; None if it does not exist."""
     return store_of(declared).open(settings, declared, stream)
 
 
 def open_tables(settings: Settings, stream: Stream) -> dict[str, StoredTable]:
-    """The stream's tables that there are, by name, in order."""
+    """The stream's tables that exist, by name, in order."""
     opened = (open_table(settings, declared, stream.name) for declared, _ in all_tables(stream))
     return {table.name: table for table in opened if table is not None}
 
 
 def existing_table(settings: Settings, declared: DeclaredTable, stream: str) -> StoredTable:
-    """One table; raises PreflightRefused if there is none."""
+    """One table; raises PreflightRefused if it does not exist."""
     table = open_table(settings, declared, stream)
     if table is None:
         raise PreflightRefused(f"table {declared.name} is gone", "put it back from a copy")
@@ -53,7 +53,7 @@ def existing_table(settings: Settings, declared: DeclaredTable, stream: str) -> 
 
 
 def begin_deletes(settings: Settings, stream: Stream, *, generation: int) -> None:
-    """Make the tables of remembered deletes that a stream of an earlier version has not got yet."""
+    """Make the tables of remembered deletes that a stream started by an earlier version of Recourse lacks."""
     for declared in stream.sinks.values():
         deletes, table = declared.deletes, open_table(settings, declared, stream.name)
         if deletes is not None and table is not None and open_table(settings, deletes, stream.name) is None:

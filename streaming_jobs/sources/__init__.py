@@ -1,1 +1,1 @@
-"""Where records come from. Read `base.py` first, then `kafka.py`."""
+"""The inputs of a stream: topics, their decoded records, the connection to the cluster. Read `base.py` first."""

@@ -1,4 +1,4 @@
-"""The seams between a stream and its topics: `Source` for its batches, `TopicReader` for those who plan and check."""
+"""The seams between a stream and its topics: `Source` for batches, `TopicReader` for planning and checks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from streaming_jobs.sources.topics import TopicInfo
 
 AHEAD = "_ahead"
-"""Column of a refused record: what is wrong with its event time, or null where something else is."""
+"""Column of a refused record: the text about an event time too far ahead; null if refused for another reason."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What was counted of one source in the batch whose plan ran last; times in microseconds since 1970.
+    """The counts of one source in the batch whose plan ran last; times in microseconds since 1970.
 
-    `newest` is the largest record timestamp of the good records, where these have an event time; None without one.
-    Each further figure costs a few percent of a backlog's rate.
+    `newest` is the largest record timestamp of the good records, if these have an event time, else None. Each further
+    figure would cost a few percent of the rate at which a backlog is read.
     """
 
     bad: int = 0
@@ -35,15 +35,15 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that ledger entries have for it."""
+        """The name of the source in ledger entries."""
 
     @property
     def observation(self) -> str:
-        """Under which name Spark counts its bad records."""
+        """The name of the metrics in which Spark counts its bad records."""
 
     @property
     def lateness(self) -> timedelta | None:
-        """How late a record may be; None without an event time."""
+        """The watermark delay; None without an event time."""
 
     def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
         """Good records of a range whose event time is at or behind a watermark (ms since 1970)."""
@@ -59,11 +59,11 @@ class TopicEnds(Protocol):
     """The ends of topics, as they are now."""
 
     def latest(self, name: str) -> dict[int, int]:
-        """Next offset of every partition; raises a RecourseError when nobody answers in time."""
+        """Next offset of every partition; raises a RecourseError if no broker answers in time."""
 
 
 class TopicReader(TopicEnds, Protocol):
-    """Topics as they are now. Every call has a deadline, and raises BrokerUnreachable when nobody answers in time."""
+    """Topics as they are now. Every call has a deadline, and raises BrokerUnreachable if no broker answers in time."""
 
     def describe(self, name: str) -> TopicInfo | None:
         """The topic of that name; None if there is none."""

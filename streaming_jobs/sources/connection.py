@@ -1,7 +1,7 @@
-"""How clients reach the cluster: one security section spelt for librdkafka and for Spark, and why it fails.
+"""Connections to the cluster: the settings `kafka` as options of librdkafka and of Spark, and the reasons of failures.
 
-A wrong password, or a TLS port spoken to in plain text, should be told at once. librdkafka gives such reasons
-only to `error_cb`, so `Failures` listens there and every wait of ours looks at it.
+A wrong password, or plain text sent to a TLS port, should be reported at once. librdkafka passes such reasons only to
+`error_cb`, so `Failures` collects them there and every wait checks it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
         "socket.connection.setup.timeout.ms": max(1000, milliseconds(kafka.timeout)),
         "reconnect.backoff.ms": 10,
         "reconnect.backoff.max.ms": 500,
-        # Otherwise librdkafka writes to stderr by itself, across progress bars.
+        # Otherwise librdkafka writes to stderr, into progress bars.
         "logger": _log,
     }
     if kafka.security_protocol.startswith("SASL_"):
@@ -61,7 +61,7 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
 def spark_options(kafka: KafkaSettings, bootstrap: str) -> dict[str, str]:
     """Options of Spark's Kafka source and sink that talk to `bootstrap`; holds secrets, never print it.
 
-    The two timeouts keep Spark from hanging for minutes on a port that does not answer in kind.
+    The two timeouts keep Spark from hanging for minutes on a port with another protocol.
     """
     timeout = str(max(1000, milliseconds(kafka.timeout)))
     options = {
@@ -90,10 +90,10 @@ def spark_options(kafka: KafkaSettings, bootstrap: str) -> dict[str, str]:
 
 
 class Failures:
-    """Collects what librdkafka tells its `error_cb`, and raises early for what waiting will not mend.
+    """Collects the errors that librdkafka passes to its `error_cb`, and raises early for those that will not pass.
 
-    A refused log-in or handshake counts once it has stood for `_GRACE` seconds of a call: a broker that goes
-    down while a client connects looks the same for a moment.
+    A refused log-in or handshake counts after `_GRACE` seconds of a call: a broker that stops while a client connects
+    looks the same for a moment.
     """
 
     def __init__(self, bootstrap: str) -> None:
@@ -104,7 +104,7 @@ class Failures:
         self._begun = time.monotonic()
 
     def __call__(self, error: KafkaError) -> None:
-        """The `error_cb`: only remember; an exception in here would be lost in librdkafka's callback."""
+        """The `error_cb`: it only stores the error; an exception in here would be lost in librdkafka's callback."""
         self._last = error.str()
         if error.code() in _DISCONNECTED:
             self.disconnected = True
@@ -112,11 +112,11 @@ class Failures:
             self._refused = self._last
 
     def begin(self) -> None:
-        """A call begins: its grace starts now."""
+        """Start the grace period of a call."""
         self._begun = time.monotonic()
 
     def succeeded(self) -> None:
-        """The broker answered: whatever was refused before is over."""
+        """Forget earlier refusals: the broker has answered."""
         self._last = self._refused = ""
         self.disconnected = False
 

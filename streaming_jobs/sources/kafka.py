@@ -1,10 +1,11 @@
 """A Kafka topic as a stream of decoded records, and the same offsets once more as a batch.
 
 The streaming frame counts its bad records on the way (`observe`) and leaves them out; `bad_records` reads the
-batch's own offsets again and keeps nothing else. Both use the same decoding, so what one leaves out the other finds.
-So do late records: Spark's state says that it dropped some, and `late_records` counts what lies behind the watermark.
+offsets of the batch again and returns only those. Both use the same decoding, so each record is in exactly one of
+them. `late_records` uses it too: Spark's state only reports that it dropped rows, and `late_records` counts the records
+behind the watermark.
 
-How far ahead an event time may be is measured against the record's own timestamp, not against the clock: a replay a
+The bound on an event time ahead is measured against the record's own timestamp, not against the clock: a replay a
 year later gives the same verdict.
 """
 
@@ -114,7 +115,7 @@ class KafkaSource:
         }
 
     def _judged(self, raw: DataFrame) -> DataFrame:
-        """The decoded records with `_bad`, and in AHEAD what is said of an event time that is too far ahead."""
+        """The decoded records with `_bad`, and in AHEAD the text about an event time that is too far ahead."""
         decoded = self.topic.value.decode(raw, "value")
         refuse_null = F.lit(self.topic.tombstones == "dead_letter")
         judged = decoded.withColumn("_bad", F.when(F.col("value").isNull(), refuse_null).otherwise(F.col("_bad")))
@@ -122,7 +123,7 @@ class KafkaSource:
         if event is None or bound is None:
             return judged.withColumn(AHEAD, F.lit(None).cast("string"))
         stamp = F.unix_micros(F.col("timestamp"))
-        # try_add: the timestamp is the producer's word. A negative one says that there is none.
+        # try_add: the producer sets the timestamp, to any number. A negative one means that there is none.
         latest = F.try_add(stamp, F.lit(min(milliseconds(bound), _LONGEST_MS) * 1000))
         ahead = ~F.col("_bad") & (stamp >= 0) & (F.unix_micros(event) > latest)
         words = F.concat(
@@ -139,7 +140,7 @@ class KafkaSource:
         return F.col("_record")[self.topic.event_time].cast("timestamp") if self.topic.event_time else None
 
     def _counted(self) -> list[Column]:
-        """What is observed of a batch, in the order of `Observed`."""
+        """The figures that are observed of a batch, in the order of `Observed`."""
         bad = F.col("_bad")
         counted = [F.count_if(bad).alias("bad")]
         if self.topic.event_time and self.lateness is not None:

@@ -1,4 +1,4 @@
-"""What a topic is and where it ends: the admin side of Kafka, each call with a deadline."""
+"""Topics through Kafka's admin API: properties, offsets, creation and deletion, each call with a deadline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 KEEP_FOREVER = -1
-"""retention.ms of a topic whose records are never too old: event times of 2013 are its record timestamps."""
+"""retention.ms of a topic that keeps all records, such as one whose record timestamps are of 2013."""
 
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -61,10 +61,10 @@ class TopicInfo:
 
 
 class Topics:
-    """Describes, creates and deletes topics, and asks for offsets.
+    """Describes, creates and deletes topics, and looks up offsets.
 
-    Every call ends within `timeout`: BrokerUnreachable when nobody answered, ConfigurationError when the
-    broker refused the log-in, UsageError when the request makes no sense. Safe to use from several threads.
+    Every call ends within `timeout`: BrokerUnreachable if no broker answered, ConfigurationError if the broker
+    refused the log-in, UsageError if the request is invalid. Safe to use from several threads.
     """
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta = timedelta(seconds=15)) -> None:
@@ -87,7 +87,7 @@ class Topics:
         return cls(client_config(kafka, bootstrap), kafka.timeout)
 
     def names(self) -> set[str]:
-        """Names of all topics but Kafka's own."""
+        """Names of all topics except Kafka's internal ones."""
         deadline = self._deadline()
         while True:
             self._admin.poll(0)
@@ -150,8 +150,8 @@ class Topics:
         deadline = self._deadline()
         partitions = self._partitions(name, deadline)
         ends = self._list(name, partitions, _LATEST, deadline)
-        found = self._list(name, partitions, OffsetSpec.for_timestamp(max(0, ms)), deadline)
-        return {partition: offset if offset >= 0 else ends[partition] for partition, offset in found.items()}
+        offsets = self._list(name, partitions, OffsetSpec.for_timestamp(max(0, ms)), deadline)
+        return {partition: offset if offset >= 0 else ends[partition] for partition, offset in offsets.items()}
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         """Bytes of key and value of an average record, from the first ones at `starts`; None when none came in time."""
@@ -179,9 +179,9 @@ class Topics:
         return max(0.1, deadline - time.monotonic())
 
     def _describe(self, name: str, deadline: float) -> TopicInfo | None:
-        """None only when the topic is unknown and still is half a second later.
+        """The topic; None only if it is unknown, and still unknown half a second later.
 
-        A broker that has just started does not know its topics yet, and one that elects a leader knows the topic.
+        A broker that has just started does not know its topics yet; while a leader is elected the topic is known.
         """
         doing = f"describe topic {name}"
         unknown_since: float | None = None
@@ -242,7 +242,7 @@ class Topics:
         return self._until(ask, doing, deadline)
 
     def _wait(self, future: Future[T], doing: str, deadline: float) -> T:
-        """The answer; a KafkaException only where the topic or its leader is not known (yet)."""
+        """The result; raises KafkaException only if the topic or its leader is not known (yet)."""
         # The admin client answers from a thread of its own; only error_cb needs this polling.
         while True:
             self._admin.poll(0)

@@ -1,8 +1,8 @@
-"""For tests of streams: the seams of this package without broker, JVM or disk behind them. Read `tables.py` first.
+"""Test doubles for tests of streams: the seams of this package without broker, JVM or disk. Read `tables.py` first.
 
     table = MemoryTable("clean")
-    table.rows()        # what readers would see, as Arrow
-    table.log           # one MemoryCommit per version: its ledger entry, the rows that it brought
+    table.rows()        # the visible rows, as Arrow
+    table.log           # one MemoryCommit per version: its ledger entry and the rows that it added
 
 A table in memory may be declared for a stream; then preflight, savepoints and recoveries work on it as on any other:
 

@@ -13,10 +13,10 @@ from streaming_jobs.state.lease import Owner, busy
 
 @dataclass
 class MemoryLeases:
-    """Leases among the drivers in this process. A JVM is any process: it holds the lease as long as it lives."""
+    """Leases among the drivers in this process. A JVM may be any process: it holds the lease as long as it runs."""
 
     held: dict[str, MemoryLease] = field(default_factory=dict)
-    """By stream the newest lease that was taken and not unlocked."""
+    """stream -> the newest lease that was taken and not unlocked"""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
     def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> MemoryLease:
@@ -30,7 +30,7 @@ class MemoryLeases:
         return lease
 
     def taken_by(self, lease: MemoryLease) -> bool:
-        """Give the stream to a lease, if nobody holds it."""
+        """Give the stream to a lease if nobody holds it; returns True if it was given."""
         with self._one_at_a_time:
             free = self.holder(lease.stream) is None
             if free:
@@ -54,7 +54,7 @@ class MemoryLease:
 
     @property
     def inherited(self) -> tuple[int, ...]:
-        """No descriptor holds it."""
+        """Empty: no descriptor holds it."""
         return ()
 
     def holds(self) -> bool:
@@ -63,22 +63,22 @@ class MemoryLease:
         return not self.released or (jvm is not None and started is not None and is_alive(jvm, started))
 
     def record_jvm(self, pid: int) -> None:
-        """Name the JVM."""
+        """Record the JVM as a holder."""
         self.owner = replace(self.owner, jvm=pid, jvm_started=mark(pid))
 
     def unlock(self) -> None:
-        """Let go, for the JVM too."""
+        """Release it for the JVM too."""
         self.owner = replace(self.owner, jvm=None, jvm_started=None)
         if self.leases.held.get(self.stream) is self:
             del self.leases.held[self.stream]
 
     def lock_again(self) -> bool:
-        """Take back what `unlock` let go; False while somebody else holds it."""
+        """Take it back after `unlock`; False while another lease holds the stream."""
         if not self.leases.taken_by(self):
             return False
         self.owner = replace(self.owner, since=time.time())
         return True
 
     def release(self) -> None:
-        """Let go; the JVM, if it was recorded, holds it until its end."""
+        """Release it; the JVM, if it was recorded, holds it until it ends."""
         self.released = True

@@ -1,10 +1,10 @@
-"""A session without Spark and Kafka: its runtime and its queries.
+"""A session without Spark and Kafka: a runtime and queries in memory.
 
     queries = MemoryQueries(settings)
     Session(settings, [stream], runtime=MemoryRuntime(), queries=queries, leases=MemoryLeases()).run()
 
-is a session from its leases to its end, in milliseconds. Its queries end as soon as they are started; a test that
-wants more of them subclasses `MemoryQueries` and `MemoryQuery`.
+runs a session from its leases to its end, in milliseconds. Its queries end as soon as they are started; a test that
+needs more of them subclasses `MemoryQueries` and `MemoryQuery`.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class MemoryRuntime:
-    """A runtime without a JVM: the session that it gives knows nothing and does nothing."""
+    """A runtime without a JVM; its session is an empty object."""
 
     jvm: int | None = None
-    """A process that a test lets stand for the JVM."""
+    """A process that a test uses in place of the JVM."""
     names: list[str] = field(default_factory=list)
-    """Of the sessions that were started."""
+    """The names of the sessions that were started."""
     ends: list[str] = field(default_factory=list)
-    """`stop` or `kill`, as it was called."""
+    """The calls of `stop` and `kill`, in order."""
     failed: TransientError | None = None
-    """The session's end, once a test sets it."""
+    """The error that ended the session; a test sets it."""
 
     def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
-        """Give something where a session is wanted."""
+        """Return an object in place of a session."""
         self.names.append(name)
         return cast("SparkSession", SimpleNamespace())
 
@@ -59,11 +59,11 @@ class MemoryRuntime:
         return self.failed
 
     def stop(self) -> None:
-        """Note it."""
+        """Record the call."""
         self.ends.append("stop")
 
     def kill(self) -> None:
-        """Note it."""
+        """Record the call."""
         self.ends.append("kill")
 
 
@@ -73,7 +73,7 @@ class MemoryQuery:
 
     active: bool = True
     reports: list[Mapping[str, Any]] = field(default_factory=list)
-    """Progress as Spark writes it, the oldest first."""
+    """Progress as Spark writes it, oldest first."""
     failure: Exception | None = None
     thread_lives: bool = False
     """True if its thread does not end when it is stopped."""
@@ -81,7 +81,7 @@ class MemoryQuery:
 
     @property
     def isActive(self) -> bool:  # noqa: N802
-        """False once it was stopped, has failed or has come to its end."""
+        """False once it was stopped, has failed or has finished."""
         return self.active
 
     @property
@@ -104,7 +104,7 @@ class MemoryQuery:
         return self.failure
 
     def stop(self) -> None:
-        """As Spark: terminated at once, whatever its thread still does; an error when the thread does not end."""
+        """As Spark: no longer active at once, even if its thread still runs; raises if the thread does not end."""
         self.stops += 1
         self.active = False
         if self.thread_lives:
@@ -119,7 +119,7 @@ class MemoryQueries:
     launched: list[str] = field(default_factory=list)
     """The streams whose query was started, in that order."""
     hooks: dict[str, QueryHooks] = field(default_factory=dict)
-    """By stream those of its newest query."""
+    """stream -> the hooks of its newest query"""
 
     def open(self, streams: Iterable[Stream]) -> None:
         """Nothing is needed."""
@@ -129,7 +129,7 @@ class MemoryQueries:
         return Preflight(StreamSnapshot(stream.name, None, CheckpointSnapshot(), (), ()), [])
 
     def query(self, stream: Stream) -> MemoryQuery:
-        """The query of a stream that is started: one that has come to its end."""
+        """The query of a stream that is started: one that has finished."""
         return MemoryQuery(active=False)
 
     def launch(
@@ -169,7 +169,7 @@ class MemoryQueries:
         self.hooks[stream.name].report(BatchReport(entry, "driver", "direct", 1, batch))
 
     def ends(self, stream: Stream) -> Ends | None:
-        """Nobody has seen them."""
+        """None: the ends of its topics are unknown."""
         return None
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
     <tables>/<table>/in_memory     a name for the table's log, which this process holds
 
-So a table is there as long as its folder is, and moves with it: staging is made, renamed and removed as on disk.
+So a table exists as long as its folder does, and moves with it: staging is made, renamed and removed as on disk.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MemoryUpkeep:
 
 
 class MemoryStore:
-    """Tables in this process's memory; another process finds their folders and none of their rows."""
+    """Tables in this process's memory; another process sees their folders and none of their rows."""
 
     kind = "memory"
     faults: tuple[type[Exception], ...] = ()
@@ -77,7 +77,7 @@ class MemoryStore:
         self._retained: dict[Path, dict[str, MemoryContent]] = {}
 
     def open(self, settings: Settings, declared: DeclaredTable, stream: str) -> MemoryTable | None:
-        """The table if its folder is there."""
+        """The table if its folder exists."""
         file = settings.tables / declared.name / _FILE
         if not file.exists():
             return None
@@ -170,7 +170,7 @@ class MemoryStore:
         return {table.name: self._retained[saved.folder][table.name] for table in tables}
 
     def release(self, settings: Settings, saved: SavedAs) -> None:
-        """Hold them no longer."""
+        """Drop the pieces."""
         self._retained.pop(saved.folder, None)
 
     def retained_in(self, settings: Settings, table: str, saved: SavedAs) -> Sequence[Path]:
@@ -182,7 +182,7 @@ class MemoryStore:
         return settings.tables / declared.name / _FILE
 
     def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
-        """Nothing of memory survives a power cut half."""
+        """None: no table in memory is left half written by a power cut."""
         return iter(())
 
     def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
@@ -203,6 +203,6 @@ class MemoryStore:
 
 
 def _table(table: StoredTable) -> MemoryTable:
-    """A store is given its own tables only."""
+    """The table as a `MemoryTable`; a store receives only tables that it has opened."""
     assert isinstance(table, MemoryTable)
     return table

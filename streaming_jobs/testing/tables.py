@@ -1,7 +1,7 @@
 """A table in this process's memory: a sink of batches (`sinks/base.py`) and a stored table (`sinks/stored.py`) in one.
 
-A batch that is committed twice is there once, a driver of an older generation is refused, and so is a commit after
-somebody else's, as by a Delta table.
+As in a Delta table, a batch that is committed twice is in it once, and a commit is refused if the driver is of an older
+generation or another writer has committed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_COLUMNS = StructType([])
 
 @dataclass(frozen=True)
 class MemoryContent:
-    """Rows in pieces that never change, and their columns. Two contents are the same if their pieces are."""
+    """Rows in pieces that never change, and their columns. Two contents with the same pieces are the same."""
 
     parts: tuple[pa.Table, ...] = ()
     schema: StructType = field(default_factory=lambda: _NO_COLUMNS)
@@ -44,7 +44,7 @@ class MemoryContent:
 
     @property
     def pieces(self) -> int:
-        """The number of them."""
+        """The number of pieces."""
         return len(self.parts)
 
     def rows(self) -> pa.Table:
@@ -53,14 +53,14 @@ class MemoryContent:
         return pa.concat_tables(parts, promote_options="default") if parts else NO_ROWS
 
     def readable(self) -> DeltaTable:
-        """The rows as a Delta table, which is all that DataFusion reads."""
+        """The rows as a Delta table, the only kind that DataFusion reads."""
         from deltalake import DeltaTable
 
         return DeltaTable(self._written.name)
 
     @cached_property
     def _written(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder with the rows; it is there as long as the content is."""
+        """A folder with the rows; it exists as long as the content does."""
         from deltalake import DeltaTable, Schema, write_deltalake
 
         folder = tempfile.TemporaryDirectory()
@@ -75,7 +75,7 @@ class MemoryContent:
 
 
 class MemoryCommit(NamedTuple):
-    """One version: its entry, the rows that it brought, and what the table consists of since."""
+    """One version: its entry, the rows that it added, and the table's content since."""
 
     entry: LedgerEntry | None
     rows: pa.Table
@@ -83,16 +83,16 @@ class MemoryCommit(NamedTuple):
     operation: str = "WRITE"
     changes_data: bool = True
     moves_to: Txn | None = None
-    """The position to which it brings the table; None if it leaves it where it is."""
+    """The position to which it moves the table; None if it does not move it."""
     at: int = 0
-    """When, in milliseconds since 1970; 0 where nobody asks."""
+    """The time in milliseconds since 1970; 0 if it does not matter."""
 
 
 @dataclass
 class MemoryTable:
     """An append-only table; also one of dead letters.
 
-    Another one over the same log is what a restarted driver opens.
+    A restarted driver opens another one over the same log.
     """
 
     name: str
@@ -116,12 +116,12 @@ class MemoryTable:
 
     @property
     def schema(self) -> StructType:
-        """Its columns; none where nobody has named them."""
+        """Its columns; none if they were never declared."""
         return self.content().schema
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """The columns that it is declared to be partitioned by."""
+        """The columns that the declaration partitions it by."""
         return self.content().partition_by
 
     def rows(self) -> pa.Table:
@@ -129,10 +129,10 @@ class MemoryTable:
         return self.content().rows()
 
     def refresh(self) -> None:
-        """Nothing is kept aside."""
+        """Nothing to read: the log is in memory."""
 
     def sync(self) -> None:
-        """Memory has no disk behind it."""
+        """Nothing to write: memory has no disk."""
 
     def newest_entry(self) -> LedgerEntry | None:
         """The entry of the commit that moved it last."""
@@ -157,13 +157,13 @@ class MemoryTable:
         return at is not None and at >= entry.txn
 
     def append(self, rows: pa.Table, entry: LedgerEntry) -> int | None:
-        """Add a batch's rows once; the version, or None if the batch is in it. Raises as `holds` does."""
+        """Add a batch's rows once; returns the version, or None if the batch is in it. Raises as `holds` does."""
         now = self.content()
         parts = (*now.parts, rows) if rows.num_rows else now.parts
         return self._commit(entry, rows, MemoryContent(parts, now.schema, now.partition_by), "WRITE")
 
     def write_as_somebody_else(self, rows: pa.Table) -> int:
-        """Add rows as another program does, that knows of no ledger; the version."""
+        """Add rows as another program would, without a ledger entry; returns the version."""
         now = self.content()
         content = MemoryContent((*now.parts, rows), now.schema, now.partition_by)
         self.log.append(MemoryCommit(None, rows, content, at=_now()))
@@ -184,11 +184,11 @@ class MemoryTable:
         return self.content(version).same(memory_content(content))
 
     def no_rows(self) -> MemoryContent:
-        """No piece, of its columns."""
+        """A content with its columns and without pieces."""
         return MemoryContent((), self.schema, self.partition_by)
 
     def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
-        """Other pieces for its rows, in one commit."""
+        """Replace its pieces, in one commit."""
         now, new = self.content(), memory_content(content)
         known = {field.name for field in now.schema.fields}
         schema = StructType([*now.schema.fields, *(field for field in new.schema.fields if field.name not in known)])
@@ -199,7 +199,7 @@ class MemoryTable:
         return Replaced(version, len(there - here), len(here - there), len(here & there), 0.0)
 
     def complete(self, version: int) -> bool:
-        """True for every version: nothing that memory holds goes."""
+        """True for every existing version: memory loses no piece."""
         return 0 <= version <= self.version
 
     def readable(self, version: int | None = None) -> DeltaTable:
@@ -207,7 +207,7 @@ class MemoryTable:
         return self.content(version).readable()
 
     def size(self) -> tuple[int, int]:
-        """Its pieces, and their bytes."""
+        """The number of its pieces, and their total bytes."""
         parts = self.content().parts
         return len(parts), sum(part.nbytes for part in parts)
 
@@ -215,7 +215,7 @@ class MemoryTable:
         """Every content can be published in one commit."""
 
     def check_removable(self) -> None:
-        """Rows may always go."""
+        """Rows can always be removed."""
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the frame's rows."""
@@ -260,11 +260,11 @@ class MemoryWrite:
 
     @property
     def rows(self) -> int:
-        """How many rows are prepared."""
+        """The number of prepared rows."""
         return int(self.table.num_rows)
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        """Make them visible once; raises Fenced when the table is in a newer generation."""
+        """Make the rows visible once; raises Fenced if the table is in a newer generation."""
         return self.sink.append(self.table, entry)
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ class MemoryWrite:
 
 
 def memory_content(content: Content) -> MemoryContent:
-    """A content in memory: a table takes those of its own store only."""
+    """A content as a `MemoryContent`; a table receives only contents of its store."""
     assert isinstance(content, MemoryContent)
     return content
 

@@ -159,7 +159,7 @@ class Tables:
         at = (1, self.batch)
         self.kept.refresh()
         staged = prepare_write(
-            self.sink, frame, driver=driver, spark_commits=not driver, batch=at, topics=["t"], kept=self.kept
+            self.sink, frame, driver=driver, spark_commits=not driver, batch=at, topics=["t"], delete_table=self.kept
         )
         try:
             self.commit(staged)

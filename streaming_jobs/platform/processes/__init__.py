@@ -1,1 +1,1 @@
-"""Child processes: started, awaited, ended, and ended with us; which process a pid meant. Read `child.py` first."""
+"""Child processes, from start to end, also when we end first, and the identity of a pid. Read `child.py` first."""

@@ -1,14 +1,14 @@
 """A child process that leads a process group: started, waited for with a deadline, asked to end, killed with its group.
 
-A group of its own does two things. Ctrl-C in a terminal does not reach the child. And what the child has started and
-left behind is still found, by the group's number: a driver's JVM, which ends some seconds after its Python. A process
-that has made a group of its own is not among them; `tree.py` is for those.
+Its own group has two uses. Ctrl-C in a terminal does not reach the child. And processes that the child has started and
+left behind can be found by the group's number, such as a driver's JVM, which ends some seconds after its Python. A
+process that has made another group is not among them; `tree.py` is for those.
 
 The order of an end: `ask_to_end` the child alone, `wait` with a deadline, then `kill` what is left of the group.
 
-The number of a group is the pid of its leader. The system gives it to no new process as long as the group has a member,
-one that waits to be collected included. So when the child has been collected and a process has its pid, the group is
-over and that process is another's: it is never signalled.
+The number of a group is the pid of its leader. The system gives it to no new process while the group has a member,
+even one that has ended and waits to be collected. So if the child was collected and a process has its pid, the group no
+longer exists and that process belongs to somebody else: it is never signalled.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _LOOK_EVERY = 0.1
 
 @dataclass(frozen=True)
 class ChildCommand:
-    """A command line with all that its process gets; start it once or again and again."""
+    """A command line with the environment of its process; it may be started many times."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
-    """The whole of it: nothing of ours is added."""
+    """The whole environment: nothing of ours is added."""
     folder: Path | None = None
-    """The working folder; None: ours."""
+    """The working directory; None: ours."""
     stdin: int = subprocess.DEVNULL
-    """With subprocess.PIPE the child reads the end of the file when we are gone, or close it."""
+    """With subprocess.PIPE the child reads end of file when we end, or close the pipe."""
     umask: int = -1
     """-1: ours."""
 
@@ -59,7 +59,7 @@ class ChildCommand:
         return ChildProcess(process)
 
     def start_reaped(self, output: int | IO[bytes]) -> ChildProcess:
-        """Start it as `start` does, to be killed when we are gone: see `ChildReaper`."""
+        """Start it as `start` does; it is killed when this process ends: see `ChildReaper`."""
         with ExitStack() as undo:
             reaper = ChildReaper()
             undo.callback(reaper.release)
@@ -71,7 +71,7 @@ class ChildCommand:
 
 
 class ChildProcess:
-    """A started child and its process group. `end` or `kill` it in any case: only that collects it."""
+    """A started child and its process group. Always `end` or `kill` it: only that collects it."""
 
     def __init__(self, process: subprocess.Popen[bytes], reaper: ChildReaper | None = None) -> None:
         """`process` leads a group: it was started with `start_new_session`."""
@@ -80,30 +80,30 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child, and the number of its group."""
+        """The child's pid, which is the number of its group."""
         return self.process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Of the child, negative for a signal; None while it runs."""
+        """The child's exit code, negative for a signal; None while it runs."""
         return self.process.poll()
 
     @property
     def gone(self) -> bool:
         """True if the child and all of its group have ended.
 
-        The look goes through all processes of the machine: not to be done too often.
+        The check reads all processes of the machine: do not repeat it too often.
         """
         return self.exit_code is not None and not self._group_runs()
 
     def wait(self, seconds: float) -> int | None:
-        """The child's exit code when it has ended, or None if it still runs after `seconds`."""
+        """Wait for the child; returns its exit code, or None if it still runs after `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
         return None
 
     def wait_until_gone(self, seconds: float) -> int | None:
-        """The child's exit code when all of its group has ended, or None if that takes longer than `seconds`."""
+        """Wait for all of its group; returns the child's exit code, or None if that takes longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while not self.gone:
             if time.monotonic() > deadline:
@@ -112,14 +112,14 @@ class ChildProcess:
         return self.process.returncode
 
     def ask_to_end(self) -> None:
-        """SIGTERM to the child alone, without waiting: what it has started is for it to end."""
+        """Send SIGTERM to the child alone, without waiting: it has to end what it has started."""
         if self.exit_code is None:
             self.process.send_signal(signal.SIGTERM)
 
     def end(self, patience: float, group_patience: float = 0.0) -> int:
-        """Ask it to end, wait `patience` seconds, then kill what is left of its group; the exit code.
+        """Ask it to end, wait `patience` seconds, then kill the rest of its group; returns the exit code.
 
-        After an end in time the rest of its group has `group_patience` seconds to end too.
+        If it ends in time, the rest of its group has `group_patience` seconds to end too.
         """
         self.ask_to_end()
         if self.wait(patience) is not None:
@@ -127,7 +127,7 @@ class ChildProcess:
         return self.kill()
 
     def kill(self) -> int:
-        """SIGKILL to all that is left of its group; then `collect`. Further calls change nothing."""
+        """Send SIGKILL to the rest of its group, then `collect`. Further calls change nothing."""
         if not self._pid_is_anothers():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)

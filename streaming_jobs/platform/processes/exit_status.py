@@ -17,7 +17,7 @@ def ended_by(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     if -code == signal.SIGKILL:
-        return "killed by signal 9, perhaps because memory ran out (`dmesg` tells)"
+        return "killed by signal 9, perhaps because memory ran out (see `dmesg`)"
     name = ""
     with suppress(ValueError):  # a real-time signal has no name
         name = f" ({signal.Signals(-code).name})"
@@ -25,7 +25,7 @@ def ended_by(code: int) -> str:
 
 
 def jvm_gone(jvm: subprocess.Popen[bytes] | None, patience: float) -> TransientError | None:
-    """The error that says how a JVM of ours ended, if it has, or does within `patience` seconds."""
+    """The error that says how our JVM ended, if it has ended or does so within `patience` seconds."""
     try:
         code = None if jvm is None else jvm.wait(patience)
     except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
 """The identity of a process: its pid and its start time, so that another process with the same pid is not taken for it.
 
 On Linux the mark is the machine's boot and the clock ticks from boot to the process's start (`/proc/PID/stat`, field
-22). Both stay as they are when the clock is set; a start time in seconds since 1970, as psutil derives it from the
-boot time, moves with the clock, and every process would seem to be another one. Elsewhere, and in files of earlier
-versions of this package, the mark is that time, compared with a tolerance.
+22). Both stay the same when the clock is set. A start time in seconds since 1970, as psutil derives it from the boot
+time, changes with the clock, so that every process would seem to be another one. On other systems, and in files of
+earlier versions of this package, the mark is that time, compared with a tolerance.
 """
 
 from __future__ import annotations

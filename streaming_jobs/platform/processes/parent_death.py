@@ -1,18 +1,18 @@
-"""Children that end when the process that started them does, however that ends: also by kill -9.
+"""Children that end when the process that started them ends in any way, also by kill -9.
 
 There are two kinds of children, and a mechanism for each.
 
-`ChildReaper` kills. It is for a child that loses nothing by it and has no children of its own: the embedded broker,
-whose acknowledged records survive. A tiny shell waits at the end of a pipe that only this process holds; when this
-process is gone the pipe closes, and the shell sends SIGKILL to the child. It needs a POSIX shell only, and follows the
-process, not one thread of it: a broker may be started by a thread that ends. The pipe is closed on exec, so children of
-this process do not hold it; one that forks without exec (multiprocessing with `fork`) does, and the watched child then
-lives until that one has ended too.
+`ChildReaper` kills. It is for a child that loses nothing when killed and has no children: the embedded broker, whose
+acknowledged records survive. A small shell reads from a pipe that only this process holds; when this process ends the
+pipe closes, and the shell sends SIGKILL to the child. It needs only a POSIX shell, and follows the process, not one of
+its threads: a broker may be started by a thread that ends. The pipe is closed on exec, so children of this process do
+not hold it. A child that forks without exec (multiprocessing with `fork`) does, and the watched child then runs until
+that one has ended too.
 
-`terminated_with_parent` asks. It is for a child that has to end its own children in order: Dagster's code server,
-webserver and daemon. The kernel sends them SIGTERM (PR_SET_PDEATHSIG, prctl(2)), and a command whose parent has died
-before that was arranged does not start. The signal comes when the *thread* that started the child ends, so that thread
-has to live as long as the process. Linux only: elsewhere the child outlives a kill -9.
+`terminated_with_parent` sends SIGTERM. It is for a child that has to end its children in order: Dagster's code server,
+webserver and daemon. The kernel sends the signal (PR_SET_PDEATHSIG, prctl(2)); a command whose parent has ended before
+that was set does not start. The signal comes when the *thread* that started the child ends, so that thread has to run
+as long as the process. Linux only: on other systems the child survives a kill -9 of its parent.
 
 A session's driver needs neither: it reads its standard input, a pipe of its parent's, and stops at a batch border when
 the pipe ends (`orchestration/sessions/driver.py`).
@@ -32,13 +32,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ChildReaper:
-    """Kills one child when this process is gone. Make it before the child, then `watch` the child.
+    """Kills one child when this process ends. Make it before the child, then `watch` the child.
 
     `release` it when the child has ended.
     """
 
     def __init__(self) -> None:
-        # A session of its own: Ctrl-C must not end the shell before the child.
+        # Its own process session: Ctrl-C must not end the shell before the child.
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", _WAIT_THEN_KILL, "recourse-lifeline"],
             stdin=subprocess.PIPE,
@@ -48,7 +48,7 @@ class ChildReaper:
         )
 
     def watch(self, pid: int) -> None:
-        """Kill this process when we are gone."""
+        """Kill the process `pid` when this process ends."""
         assert self._shell.stdin is not None
         self._shell.stdin.write(f"{pid}\n".encode())
         self._shell.stdin.flush()
@@ -64,8 +64,8 @@ class ChildReaper:
 def terminated_with_parent(parent: int, command: Sequence[str]) -> list[str]:
     """The command line that runs `command` until process `parent` ends; `parent` has to start it.
 
-    SIGINT, SIGTERM and SIGHUP are back to their defaults in it: under a shell that ignores SIGINT, Dagster would ignore
-    SIGTERM as well, because it maps the one to the other.
+    SIGINT, SIGTERM and SIGHUP have their default handlers in it: under a shell that ignores SIGINT, Dagster would
+    ignore SIGTERM as well, because it gives SIGTERM the handler of SIGINT.
     """
     # As a file, not as a module: that imports no package. -P: the modules beside it hide none of Python's own.
     return [sys.executable, "-P", __file__, str(parent), *command]

@@ -1,7 +1,7 @@
-"""A process and all below it, in whichever group: for a child whose children have groups and children of their own.
+"""A process and all of its descendants in any process group, for a child whose children make groups.
 
-Who has started whom is known only as long as the one in between runs. So the tree of a child is taken before the child
-is asked to end, and serves when the child has left some of it behind.
+The system knows the parent of a process only while that parent runs. So the tree of a child is taken before the child
+is asked to end; it names the processes that the child may leave behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ProcessTree:
 
     @classmethod
     def of(cls, child: ChildProcess) -> ProcessTree:
-        """The child and all below it; empty once the child has ended, because its pid may be another's."""
+        """The child and its descendants; empty once the child has ended, because another process may have its pid."""
         if child.exit_code is not None:
             return cls()
         try:
@@ -35,21 +35,21 @@ class ProcessTree:
             return cls()
 
     def wait(self, seconds: float) -> ProcessTree:
-        """Those that still run after `seconds`, or earlier if none does."""
+        """Wait at most `seconds` for all of them to end; returns those that still run."""
         deadline = time.monotonic() + seconds
         while (left := [process for process in self.processes if _runs(process)]) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY)
         return ProcessTree(tuple(left))
 
     def kill(self) -> None:
-        """SIGKILL to each of them that is still there."""
+        """Send SIGKILL to each of them that still runs."""
         for process in self.processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
 
 def _runs(process: psutil.Process) -> bool:
-    """False also for one that nobody has collected yet: its files are closed."""
+    """False also for a process that has ended and waits to be collected: its files are closed."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

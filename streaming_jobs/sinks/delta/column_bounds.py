@@ -1,7 +1,7 @@
-"""Which columns of a table have bounds (min and max per file) in its log: decided here, for every writer and reader.
+"""The choice of columns with bounds (min and max per file) in a table's log, one for every writer and reader.
 
-A bound is there so that a reader may pass over a file. One that is narrower than the file's values hides rows, and
-the writers of Delta logs round some types:
+By its bounds a reader skips a file. A bound that is narrower than the file's values hides rows, and the writers of
+Delta logs round some types:
 
 | type                                 | why it has bounds, or none                                                  |
 |--------------------------------------|-----------------------------------------------------------------------------|
@@ -13,11 +13,11 @@ the writers of Delta logs round some types:
 | binary, boolean, fields inside       | none: no writer has them all                                                |
 
 deltalake and delta-spark follow the table property `delta.dataSkippingStatsColumns` when they write, append, merge and
-compact alike, and when they read: bounds of other columns in the log are passed over, also those that are there from
-before. pyarrow (`DeltaTable.to_pyarrow_dataset`) takes a file without bounds for one without rows when the column is
-in the property. So a column is in it only while every live file has its bounds; one that was added later never is.
-Inside of a file, the statistics of Parquet itself still serve, save those of floats that deltalake writes: NaN is left
-out of them too. Spark's own Parquet files have none where there is a NaN.
+compact alike, and when they read: bounds of other columns in the log are ignored, also older ones. pyarrow
+(`DeltaTable.to_pyarrow_dataset`) takes a file without bounds for an empty one when the column is in the property. So a
+column is in it only while every live file has its bounds; a column that was added later never is. Inside of a file
+readers still use the statistics of Parquet, except those of floats that deltalake writes: NaN is left out of them too.
+Spark's own Parquet files have none where there is a NaN.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ PROPERTY = "delta.dataSkippingStatsColumns"
 _EXACT = frozenset({"byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"})
 _ROUNDED = frozenset({"decimal", "float", "double"})
 _FLOATS = frozenset({"float", "double"})
-_ZSTD_LEVEL = 4  # as deltalake compacts when it is told nothing
+_ZSTD_LEVEL = 4  # deltalake's default when it compacts
 _AT_MOST = 32
 _NAME = re.compile(r"`([^`]+)`|([^`,\s][^`,]*)")
 
 
 def wanted(handle: DeltaTable, schema: StructType, partition_by: Sequence[str], first: Sequence[str]) -> str:
-    """The value that the property of a table should have: what it has, less what is not in every live file.
+    """The value that the property of a table should have: its columns of now that have bounds in every live file.
 
-    A table without the property, or without files, takes all columns that may have bounds.
+    For a table without the property, or without files: all columns that may have bounds.
     """
     able = boundable(schema, partition_by, first)
     now = handle.metadata().configuration.get(PROPERTY)
@@ -57,10 +57,10 @@ def wanted(handle: DeltaTable, schema: StructType, partition_by: Sequence[str], 
 
 
 def boundable(schema: StructType, partition_by: Sequence[str], first: Sequence[str] = ()) -> tuple[str, ...]:
-    """The columns that may have bounds: 32 at most, those named in `first` before the others.
+    """The columns that may have bounds: at most 32, those named in `first` before the others.
 
-    deltalake finds the columns of the property by their last name: a column is left out when a field inside of another
-    has its name and would be rounded.
+    deltalake matches the columns of the property by their last name. So a column is left out if a field of the same
+    name inside of another column would be rounded.
     """
     hidden = {name for field in schema.fields for name, kind in _inside(field.dataType) if kind in _ROUNDED}
     able = [
@@ -106,9 +106,9 @@ def decode(value: str) -> tuple[str, ...]:
 
 
 def writer_properties(schema: StructType, compression: Literal["SNAPPY", "ZSTD"] = "SNAPPY") -> WriterProperties:
-    """What deltalake is told when it writes Parquet files: no statistics of floats, and else its own defaults.
+    """Settings for the Parquet files that deltalake writes: no statistics of floats, otherwise its defaults.
 
-    Columns can be named at the top only, so a float inside of a struct takes the statistics of all nested columns.
+    Only top-level columns can be named, so with a float inside of a struct no nested column has statistics.
     """
     floats = [field.name for field in schema.fields if field.dataType.typeName() in _FLOATS]
     nested = any(kind in _FLOATS for field in schema.fields for _, kind in _inside(field.dataType))

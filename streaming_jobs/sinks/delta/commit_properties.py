@@ -10,12 +10,12 @@ from streaming_jobs.ledger import LedgerEntry
 
 
 def noted(entry: LedgerEntry, *, retries: int | None = None) -> CommitProperties:
-    """Of a commit that leaves the stream's position as it is; deltalake's own number of retries, if none is given."""
+    """Properties of a commit that leaves the stream's position as it is; `retries` None: deltalake's default."""
     return CommitProperties(custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=retries)
 
 
 def moving(entry: LedgerEntry, app: str) -> CommitProperties:
-    """Of a commit that brings the table to the entry's position; it allows no retry, so that nothing comes between."""
+    """Properties of a commit that moves the table to the entry's position; no retry: no commit may come between."""
     transaction = Transaction(app, entry.txn.version, int(time.time() * 1000))
     return CommitProperties(
         custom_metadata={"userMetadata": entry.encode()}, max_commit_retries=0, app_transactions=[transaction]

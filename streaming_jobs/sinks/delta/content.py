@@ -1,7 +1,7 @@
 """The content of one version of a Delta table as a value: its files. Two contents are the same if their files are.
 
-A file is told by what it is on disk: a hard link is the same file. So a content costs nothing to stage, to retain and
-to publish on the file system of the table.
+A file is identified by device and inode: a hard link is the same file. So on the file system of the table, staging,
+retaining and publishing a content copies no data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_fil
 
 @dataclass(frozen=True)
 class DeltaContent:
-    """Files by their paths in the log, the folder that these start from, and the columns (Delta's JSON)."""
+    """Files by their paths in the log, the folder that these paths are relative to, and the columns (Delta's JSON)."""
 
     files: Mapping[str, TableFile]
     root: Path
@@ -32,12 +32,12 @@ class DeltaContent:
         return len(self.files)
 
     def inodes(self) -> list[tuple[int, int]]:
-        """Device and number of each file on disk, in order."""
+        """Device and inode of each file on disk, in order."""
         return inodes(self.root, self.files)
 
 
 def inodes(root: Path, files: Iterable[str]) -> list[tuple[int, int]]:
-    """Device and number of each file below a folder, in order."""
+    """Device and inode of each file below a folder, in order."""
     return [((status := on_disk(root, path).stat()).st_dev, status.st_ino) for path in files]
 
 
@@ -49,13 +49,13 @@ def content_of(table: Path, version: int | None = None) -> DeltaContent:
 
 
 def has_content(table: Path, content: DeltaContent, version: int | None = None) -> bool:
-    """True if a version of a table (None: the newest) holds just these files."""
+    """True if a version of a table (None: the newest) consists of exactly these files."""
     number = DeltaTable(table).version() if version is None else version
     return sorted(inodes(table, table_files(table, number))) == sorted(content.inodes())
 
 
 def make_table(path: Path, name: str, content: DeltaContent, stream: str, properties: CommitProperties) -> None:
-    """Make a Delta table at `path` that holds a content (hard links), in one commit with these properties."""
+    """Make a Delta table at `path` with the files of a content (hard links), in one commit with these properties."""
     handle = DeltaTable.create(
         path,
         Schema.from_json(content.schema),

@@ -1,9 +1,9 @@
-"""Records that a stream refused, in a table of their own, exactly once.
+"""The Delta table of the records that a stream refused, each in it exactly once.
 
-Each row says where the record lies (topic, partition, offset), what it was (key, value, headers, timestamp) and
-why it was refused (`reason`, a stable word, and `detail`). An output row without its key is here too, with the
-row as JSON in `value`, reason `null_key`, and its source position where the output carries one; and an output row
-that no table can hold (see `refused`).
+Each row has the record's position (topic, partition, offset), the record (key, value, headers, timestamp) and the
+reason (`reason`, a stable word, and `detail`). Output rows without their key are in it too, with the row as JSON in
+`value`, reason `null_key`, and the source position if the output carries one; so are output rows that no table can
+hold (`refused_rows.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _prepared(
     null_keys: Sequence[pa.Table],
     batch: BatchOfRows,
 ) -> PendingWrite:
-    """Large numbers of refused records stay on the executors, and all do if the driver is not for them."""
+    """The refused rows for `sink`; many of them, and all if `batch.driver` is false, stay on the executors."""
     if not batch.driver or sum(count for _, _, count in refused) > _DRIVER_ROWS or not sink.direct:
         frames = [source.bad_records(spark, r).mapInArrow(_judge(source), DEAD_LETTERS) for source, r, _ in refused]
         frames += [spark.createDataFrame(_from_rows(rows), DEAD_LETTERS) for rows in null_keys]
@@ -85,10 +85,10 @@ def _judge(source: Source) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
         schema = _arrow_schema()
         for batch in batches:
             refused = zip(batch.column("value").to_pylist(), batch.column(AHEAD).to_pylist(), strict=True)
-            said = [diagnose(value) if ahead is None else ("event_time_ahead", ahead) for value, ahead in refused]
+            reasons = [diagnose(value) if ahead is None else ("event_time_ahead", ahead) for value, ahead in refused]
             columns = [batch.column(name) for name in _RECORD]
             columns[_TIME] = without_outside(columns[_TIME])
-            columns += [pa.array([reason for reason, _ in said]), pa.array([detail for _, detail in said])]
+            columns += [pa.array([reason for reason, _ in reasons]), pa.array([detail for _, detail in reasons])]
             arrays = [array.cast(field.type) for array, field in zip(columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -117,7 +117,7 @@ def _from_rows(rows: pa.Table) -> pa.Table:
 
 
 def _shown(value: object) -> str:
-    """Bytes as text, those that are no text as `\\xff`; anything else as Python writes it."""
+    """Bytes as text, with `\\xff` for a byte that is not UTF-8; any other value as Python writes it."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 

@@ -1,8 +1,8 @@
-"""A table's commits on disk: neither deltalake nor Spark syncs what it writes, so it is done here, after each commit.
+"""The fsync of a table's commits: neither deltalake nor Spark syncs its files, so it is done here, after each commit.
 
 In this order: the data files that a commit adds and the folders that lead to them, then the commit's own file and a
-checkpoint of the log made with it, then the log's folder. Whoever relies on the commit (Spark's `commits/N`, a
-recovery's journal) is written after that.
+checkpoint of the log made with it, then the log's folder. Files that rely on the commit (Spark's `commits/N`, a
+recovery's journal) are written after that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WITH_FILES = ("add", "cdc")
 
 
 def sync_commits(table: Path, versions: Iterable[int]) -> int:
-    """Have these versions on disk; the bytes of the files that they removed. One that the log lacks is passed over."""
+    """Have these versions on disk; returns the bytes of files that they removed. One that the log lacks is skipped."""
     log = table / "_delta_log"
     data: set[Path] = set()
     commits: list[Path] = []
@@ -46,9 +46,9 @@ def sync_commits(table: Path, versions: Iterable[int]) -> int:
 
 
 def _places(table: Path, action: Mapping[str, Any]) -> list[Path]:
-    """Where the action's file lies, and its deletion vectors; writers disagree on how often a path is encoded."""
+    """The action's file and its deletion vectors; writers differ in how often they percent-encode its path."""
     path = str(action["path"])
     names = (path, unquote(path), unquote(unquote(path)))
-    found = next((table / name for name in names if (table / name).exists()), table / path)
+    file = next((table / name for name in names if (table / name).exists()), table / path)
     vectors = table.rglob("deletion_vector_*.bin") if action.get("deletionVector") else ()
-    return [found, *vectors]
+    return [file, *vectors]

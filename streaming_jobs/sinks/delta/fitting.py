@@ -1,7 +1,7 @@
-"""A stream's output as its table takes it, and beside it the place of the record that each row comes from.
+"""A stream's output in the columns of its table, and with it the place of each row's record.
 
-An output that keeps the column `_source` says of each row where its record lies. Upserts need that for their order, and
-dead letters so that a refused row names its record: which of the stream's records have no row is known only then.
+An output that keeps the column `_source` names the record of each row. Upserts need that for their order, and dead
+letters to name the record of a refused row: without it nobody could list the records that have no row.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ PLACE = (TOPIC, *ORDER)
 
 
 def fitted(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> DataFrame:
-    """The table's columns in its order and types, plus what ordering, deleting and refusing need.
+    """The table's columns in its order and types, plus the columns that ordering, deleting and refusing need.
 
-    The topic of appended rows is left out where it is one for all: it would come along with every row, and only the
-    refused ones need it (`named`).
+    For appends from one topic the topic's name is left out: only refused rows need it, and `named` adds it to them.
     """
     sourced = SOURCE_COLUMN in frame.columns
     columns = []
@@ -61,7 +60,7 @@ def named(refused: pa.Table, topics: Sequence[str]) -> pa.Table:
 
 
 def without_place(rows: pa.Table) -> pa.Table:
-    """Rows as the table takes them."""
+    """The rows without the columns that name their record."""
     return rows.drop_columns([name for name in PLACE if name in rows.column_names])
 
 
@@ -71,6 +70,6 @@ def as_returned(sink: DeltaSink, rows: pa.Table) -> pa.Table:
 
 
 def _is_place(frame: DataFrame) -> bool:
-    """True if the column is the one that the function was given; a table that is appended to may have any other."""
+    """True if `_source` is the column that Recourse adds; an append-only table may have any other of that name."""
     kind = frame.schema[SOURCE_COLUMN].dataType
     return isinstance(kind, StructType) and {name.strip("_") for name in PLACE} <= set(kind.fieldNames())

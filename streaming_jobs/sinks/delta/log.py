@@ -1,4 +1,4 @@
-"""A table's log from the newest commit back, with the ledger entries that are in it. Needs no JVM."""
+"""A table's log, read from the newest commit backwards, with its ledger entries. Needs no JVM."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from streaming_jobs.sinks.stored import Commit
 def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
     """The commits of a table's log up to a version (None: all), newest first, as far back as it has no gap.
 
-    Raises PreflightRefused for one that is damaged.
+    Raises PreflightRefused for a damaged commit.
     """
     log = table / "_delta_log"
     if not log.is_dir():
         return
-    found = (int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20)
-    versions = sorted((each for each in found if version is None or each <= version), reverse=True)
+    numbers = (int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20)
+    versions = sorted((each for each in numbers if version is None or each <= version), reverse=True)
     for position, number in enumerate(versions):
         if position and versions[position - 1] != number + 1:
             return
@@ -37,7 +37,7 @@ def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
 
 
 def entries(table: Path, limit: int) -> list[tuple[Commit, LedgerEntry]]:
-    """The newest ledger entries of a table, newest first; upkeep is left out."""
+    """The newest ledger entries of a table, newest first, without those of maintenance and schema changes."""
     return stored.entries(walk(table), limit)
 
 

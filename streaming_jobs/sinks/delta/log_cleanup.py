@@ -1,7 +1,7 @@
-"""A table's log, kept short: which of its files may go, by Delta's protocol, section "Metadata Cleanup".
+"""The files of a table's log that may be removed, by Delta's protocol, section "Metadata Cleanup".
 
-A commit may go when a complete checkpoint at or after it carries the table on; then the versions from that checkpoint
-on can still be read, and nothing before it. Files with names that are not known here are left alone.
+A commit may be removed if there is a complete checkpoint at its version or a later one: the versions from that
+checkpoint on stay readable, earlier ones do not. Files with other names than these are left alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _BESIDE = re.compile(r"(\d{20})\.(?:crc|(?:json|checkpoint\.parquet)#\d+)|\d{20}
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file of a log; `version` is the last one it tells of, `modified` in seconds since 1970.
+    """One file of a log; `version` is the last one that it covers, `modified` in seconds since 1970.
 
-    A part of a checkpoint counts as `beside`: only checkpoints in one file are taken for complete.
+    A part of a checkpoint is of kind `beside`: only checkpoints in one file count as complete.
     """
 
     path: Path
@@ -35,8 +35,8 @@ class LogFile:
 
 def log_files(log: Path) -> Iterator[LogFile]:
     """The files of a log whose names are known."""
-    with os.scandir(log) as found:
-        for file in found:
+    with os.scandir(log) as listing:
+        for file in listing:
             kind: Literal["commit", "checkpoint", "beside"] = "beside"
             if match := _COMMIT.fullmatch(file.name):
                 kind = "commit"
@@ -55,10 +55,10 @@ def log_files(log: Path) -> Iterator[LogFile]:
 def expired(
     files: Iterable[LogFile], *, now: float, retention: timedelta, versions: int, needed: int | None
 ) -> list[Path]:
-    """The files that may go, oldest first.
+    """The files that may be removed, oldest first.
 
-    A version stays while it is younger than `retention` and among the newest `versions` (0: however many). `needed`
-    and everything after it stay in any case, and so does the checkpoint that the oldest version left starts from.
+    A version stays while it is younger than `retention` and among the newest `versions` (0: no such bound). The version
+    `needed` and all later ones stay in any case, and so does the checkpoint that the oldest of them starts from.
     """
     files = sorted(files, key=lambda file: (file.version, file.path.name))
     commits = [file for file in files if file.kind == "commit"]

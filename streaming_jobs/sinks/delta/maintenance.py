@@ -1,9 +1,9 @@
-"""What keeps a table quick and its disk bounded: compaction, removal of unlisted files, a short log.
+"""The maintenance that keeps a table fast and its disk use bounded: compaction, removal of unlisted files, a short log.
 
 All of it runs in the stream's driver between two batches, so nothing else writes the table meanwhile. Its commits
-change no rows and say so in their ledger entry. The batch is committed by then, so nothing here ends the stream: a
-commit of somebody else that comes first, a full disk or a damaged log put the work off, which is told, and the next
-attempt comes by itself. What preflight reads stays in the log: the stream's newest entry and all commits after it.
+change no rows and say so in their ledger entry. The batch is committed by then, so no failure here ends the stream: if
+another writer's commit comes first, the disk is full or the log is damaged, the task is put off with a warning and
+tried again later. The part of the log that preflight reads stays: the stream's newest entry and all later commits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK_EVERY = 50
 _SWEEP_EVERY = 60.0
 _SWEEP_SHARE = 0.01
 _LOOK_BYTES = 4
-"""Part of `deleted_files_max_mb` that commits may remove from a table before its unlisted files are looked at."""
+"""Commits may remove this part (one in four) of `deleted_files_max_mb`; then unlisted files are looked for at once."""
 _LEVELS = (64, 8, 1)
 _CROWD = 8
 
@@ -59,9 +59,9 @@ def crowded(files: Iterable[tuple[object, int]], *, enough: int, target: int) ->
 
 @dataclass
 class TableMaintenance:
-    """The upkeep of one table; `after_commit` is called after each of the stream's commits.
+    """The maintenance of one table; `after_commit` is called after each of the stream's commits.
 
-    `forgets`, of a table that remembers deletes, is for how long it does.
+    `forgets` is the time for which a table of remembered deletes keeps them; None for any other table.
     """
 
     sink: DeltaSink
@@ -69,7 +69,7 @@ class TableMaintenance:
     generation: int
     forgets: timedelta | None = None
     put_off: Mapping[str, str] = field(default_factory=dict)
-    """What did not succeed when it was tried last, each in a sentence with the reason."""
+    """Tasks that failed when they were last tried: name -> a sentence with the reason."""
     _commits: int = 0
     _removed_bytes: int = 0
     _sweep_at: float = field(default_factory=lambda: time.monotonic() + _SWEEP_EVERY)
@@ -78,8 +78,8 @@ class TableMaintenance:
     def after_commit(self) -> None:
         """Every 50 commits: compact if there are enough small files, shorten the log, remove unlisted files.
 
-        Unlisted files are looked for once a minute at most, and never for more than a hundredth of the time; but at
-        once when the commits have removed a quarter of what may lie there: an upsert can rewrite a whole table.
+        Unlisted files are looked for at most once per minute and for at most 1% of the time. They are looked for at
+        once when commits have removed a quarter of `deleted_files_max_mb`: an upsert can rewrite a whole table.
         """
         self._commits += 1
         many = max((self.settings.deleted_files_max_mb << 20) // _LOOK_BYTES, 1)
@@ -101,7 +101,7 @@ class TableMaintenance:
         self.shorten_log()
 
     def compaction_size(self) -> int | None:
-        """The size in bytes below which files should be compacted now; None when there are few."""
+        """The size in bytes below which files should be compacted now; None if there are few."""
         actions = self.sink.handle.get_add_actions(flatten=True)
         sizes = actions["size_bytes"].to_pylist()
         partitions: Iterable[object] = [()] * len(sizes)
@@ -114,9 +114,9 @@ class TableMaintenance:
         )
 
     def compact(self, size: int | None = None) -> int:
-        """Rewrite files below `size` bytes (the target size of files, if left out) into larger ones, the same rows.
+        """Rewrite files below `size` bytes (default: the target size of files) into larger ones with the same rows.
 
-        Returns how many files went.
+        Returns the number of files that were replaced.
         """
         return self._or_put_off("compaction", lambda: self._compact(size or self.settings.target_file_mb << 20))
 
@@ -144,9 +144,9 @@ class TableMaintenance:
         return int(metrics["numFilesRemoved"])
 
     def shorten_log(self) -> int:
-        """Delete what is past its retention from the table's log; how many files that were.
+        """Delete files past their retention from the table's log; returns their number.
 
-        Oldest first, so that the log has no gap wherever a kill ends it.
+        Oldest first, so that a kill at any moment leaves the log without a gap.
         """
         return self._or_put_off("shortening the log", self._shorten_log)
 
@@ -166,53 +166,53 @@ class TableMaintenance:
         return len(gone)
 
     def remove_unlisted(self) -> int:
-        """Delete files that no version lists and that are past their retention; how many that were.
+        """Delete files that no version lists and that are past their retention; returns their number.
 
-        Only for tables that deltalake may write: of others it may not know every file, deletion vectors for one.
-        Nothing is committed: a table that rests has a log that rests.
+        Only for tables that deltalake may write: it may not know every file of others, such as deletion vectors.
+        Nothing is committed, so the log of an idle table does not grow.
         """
         return self._or_put_off("removing unlisted files", self._remove_unlisted) if self.sink.direct else 0
 
     def _remove_unlisted(self) -> int:
         now = time.time()
-        kept = self.settings.deleted_file_retention
+        retention = self.settings.deleted_file_retention
         self.sink.refresh()
         live = self.sink.handle.get_add_actions()["path"].to_pylist()
         files = orphan_files.find(self.sink.path, live)
-        gone = orphan_files.due(files, now=now, retention=kept, max_bytes=self.settings.deleted_files_max_mb << 20)
+        gone = orphan_files.due(files, now=now, retention=retention, max_bytes=self.settings.deleted_files_max_mb << 20)
         for file in gone:
             file.path.unlink(missing_ok=True)
-        orphan_files.remove_empty_folders(self.sink.path, before=now - kept.total_seconds())
+        orphan_files.remove_empty_folders(self.sink.path, before=now - retention.total_seconds())
         if gone:
             log.info("removed unlisted files", table=self.sink.name, files=len(gone), of=len(files))
         return len(gone)
 
     def _sync_checkpoints(self) -> None:
-        """Have the log's checkpoints on disk before commits go that only they carry on."""
+        """Have the log's checkpoints on disk before the commits that they replace are deleted."""
         log = self.sink.path / "_delta_log"
         sync_files((file.path for file in log_files(log) if file.kind == "checkpoint"), log)
 
-    def forget(self, kept: timedelta) -> int:
-        """Remove deletes that were noted longer ago than `kept`; how many that were."""
+    def forget(self, retention: timedelta) -> int:
+        """Remove remembered deletes older than `retention`; returns their number."""
         gone = self._or_put_off(
-            "removing old deletes", lambda: remembered_deletes.forget(self.sink, kept, self.generation)
+            "removing old deletes", lambda: remembered_deletes.forget(self.sink, retention, self.generation)
         )
         if gone:
             log.info("removed old deletes", table=self.sink.name, rows=gone)
         return gone
 
-    def _or_put_off(self, what: str, work: Callable[[], int]) -> int:
-        """What the work returns; 0 if it has to be put off.
+    def _or_put_off(self, what: str, task: Callable[[], int]) -> int:
+        """Run the task `what` and return its result; if it fails, log and record that, and return 0.
 
-        The one place that decides which faults end no stream: all that a table, its log or its disk can raise.
+        The one place that decides which errors do not end the stream: all that a table, its log or its disk can raise.
         """
-        others = {each: said for each, said in self.put_off.items() if each != what}
+        others = {each: sentence for each, sentence in self.put_off.items() if each != what}
         try:
-            done = work()
+            done = task()
         except (RecourseError, DeltaError, ValueError, OSError) as error:
-            said = f"{what} of table {self.sink.name} was put off: {str(error)[:300]}"
-            log.warning(said, table=self.sink.name)
-            self.put_off = {**others, what: said}
+            sentence = f"{what} of table {self.sink.name} was put off: {str(error)[:300]}"
+            log.warning("maintenance put off", table=self.sink.name, task=what, reason=str(error)[:300])
+            self.put_off = {**others, what: sentence}
             return 0
         self.put_off = others
         return done

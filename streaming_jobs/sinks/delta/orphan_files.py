@@ -1,9 +1,9 @@
-"""Files below a table's folder that no version lists any more: which there are, and which may go.
+"""Files below a table's folder that no version lists any more, and the choice of those that may be deleted.
 
-A file that was removed from the table is as old as its removal, which the log tells (its newest checkpoint keeps
-removals for `delta.deletedFileRetentionDuration`). A file that never was in the table, left by a batch or a writer
-that died, is as old as itself. Folders at the top whose names begin with `_` are not looked into, as Delta asks of
-VACUUM; `_change_data` is the exception that it makes.
+The age of a file that was removed from the table counts from its removal, which the log records (its newest checkpoint
+keeps removals for `delta.deletedFileRetentionDuration`). The age of a file that never was in the table, left by a batch
+or a writer that died, counts from its own time. Top-level folders whose names begin with `_` are not searched, as Delta
+requires of VACUUM, with the same exception: `_change_data`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AT_LEAST = 60.0
 
 @dataclass(frozen=True)
 class Unlisted:
-    """One file: bytes, the time since which no version lists it (seconds since 1970), and whether one ever did."""
+    """One file: bytes, the time since which no version lists it (seconds since 1970); `removed` if one ever did."""
 
     path: Path
     size: int
@@ -39,25 +39,25 @@ class Unlisted:
 
 
 def find(table: Path, live: Iterable[str]) -> list[Unlisted]:
-    """Every such file; `live` are the paths of the table's files as the log has them.
+    """Every unlisted file; `live` are the paths of the table's files as the log has them.
 
-    Raises OSError or ValueError when the log cannot be read: then nothing is known, and nothing may go.
+    Raises OSError or ValueError if the log cannot be read: then no file may be deleted.
     """
     listed = {name for path in live for name in _names(path)}
     removals = {name: at for path, at in _removals(table / "_delta_log").items() for name in _names(path)}
-    found = []
+    unlisted = []
     for path, status in _data_files(table):
         name = path.relative_to(table).as_posix()
         if name not in listed:
             at = removals.get(name)
-            found.append(Unlisted(path, status.st_size, status.st_mtime if at is None else at, at is not None))
-    return found
+            unlisted.append(Unlisted(path, status.st_size, status.st_mtime if at is None else at, at is not None))
+    return unlisted
 
 
 def due(files: Sequence[Unlisted], *, now: float, retention: timedelta, max_bytes: int) -> list[Unlisted]:
-    """Files past the retention, and of removed ones as many of the oldest as keep the rest below `max_bytes`.
+    """Files to delete: those past the retention, then the oldest removed ones until the rest is below `max_bytes`.
 
-    No file goes within a minute: a reader may just have begun with it.
+    By size no file is deleted within a minute of its removal: a reader may have opened the table just before.
     """
     old = [file for file in files if now - file.since > retention.total_seconds()]
     left = sum(file.size for file in files) - sum(file.size for file in old)
@@ -82,7 +82,7 @@ def remove_empty_folders(table: Path, *, before: float) -> None:
 
 
 def _hidden(name: str) -> bool:
-    """True if Delta's readers and VACUUM pass over it; a partition column's name may begin with `_`."""
+    """True if Delta's readers and VACUUM skip it; a partition column's name may begin with `_`."""
     return name.startswith(("_", ".")) and "=" not in name
 
 
@@ -104,23 +104,23 @@ def _data_files(table: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _removals(log: Path) -> dict[str, float]:
-    """When each file was removed from the table, as far as the log tells, in seconds since 1970."""
+    """Path -> time of removal from the table (seconds since 1970), as far back as the log has removals."""
     files = list(log_files(log))
     checkpoint = max((f for f in files if f.kind == "checkpoint"), key=lambda f: f.version, default=None)
-    found: dict[str, float] = {}
+    removals: dict[str, float] = {}
     if checkpoint is not None:
         column = pq.read_table(checkpoint.path, columns=["remove"])["remove"]
         removed = pa.table({"remove": column}).filter(pc.is_valid(column)).flatten()
         names, times = removed["remove.path"].to_pylist(), removed["remove.deletionTimestamp"].to_pylist()
-        found.update({name: (at or 0) / 1000 for name, at in zip(names, times, strict=True)})
+        removals.update({name: (at or 0) / 1000 for name, at in zip(names, times, strict=True)})
     since = -1 if checkpoint is None else checkpoint.version
     for file in sorted((f for f in files if f.kind == "commit" and f.version > since), key=lambda f: f.version):
         for action in actions(file.path, containing='"remove"'):
             if (removal := action.get("remove")) is not None:
-                found[str(removal["path"])] = float(str(removal.get("deletionTimestamp") or 0)) / 1000
-    return found
+                removals[str(removal["path"])] = float(str(removal.get("deletionTimestamp") or 0)) / 1000
+    return removals
 
 
 def _names(path: str) -> set[str]:
-    """A path of the log as it may stand on disk: writers disagree on how often it is percent-encoded."""
+    """The names that a path of the log may have on disk: writers differ in how often they percent-encode it."""
     return {path, unquote(path), unquote(unquote(path))} if "%" in path else {path}

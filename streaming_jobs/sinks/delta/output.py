@@ -1,4 +1,4 @@
-"""A stream's Delta table as a sink of its batches (`sinks/base.py`): which way rows take, and what its log shows."""
+"""A stream's Delta table as a sink of its batches (`sinks/base.py`): the way of the rows, and the newest entry."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class DeltaOutput:
-    """One table. `remembers` is the table that remembers the deletes of this one."""
+    """One table, run with `settings`; `remembers` is the table that remembers its deletes."""
 
-    def __init__(self, sink: DeltaSink, own: StreamSettings, remembers: DeltaSink | None = None) -> None:
+    def __init__(self, sink: DeltaSink, settings: StreamSettings, remembers: DeltaSink | None = None) -> None:
         self.sink = sink
-        self.own = own
+        self.settings = settings
         self.remembers = remembers
 
     @property
@@ -30,16 +30,16 @@ class DeltaOutput:
 
     @property
     def position(self) -> Txn | None:
-        """The newest batch in the table, as of the last look."""
+        """The newest batch in the table, as of the last `refresh` or commit."""
         return self.sink.position
 
     @property
     def version(self) -> int:
-        """The table's version, as of the last look."""
+        """The table's version, as of the last `refresh` or commit."""
         return int(self.sink.handle.version())
 
     def refresh(self) -> None:
-        """Read what was committed since."""
+        """Read the commits that came since."""
         self.sink.refresh()
 
     def newest_entry(self) -> LedgerEntry | None:
@@ -61,13 +61,14 @@ class DeltaOutput:
             spark_commits=spark_commits,
             batch=(rows.generation, rows.batch),
             topics=rows.topics,
-            kept=self.remembers,
+            delete_table=self.remembers,
         )
 
     def way(self, rows: BatchOfRows) -> tuple[bool, bool]:
-        """Two answers: rows pass through the driver; delta-spark makes the commit.
+        """Two flags: rows pass through the driver; delta-spark makes the commit.
 
-        A table too large to be merged by the driver takes the executors, one outside our profile delta-spark.
+        Upserts into a table too large for the driver go through the executors. A table with features outside our
+        profile is committed to by delta-spark.
         """
-        large = self.sink.declared.mode == "upsert" and self.sink.megabytes > self.own.direct_merge_max_mb
-        return rows.driver and not large, self.own.committer == "spark" or not self.sink.direct
+        large = self.sink.declared.mode == "upsert" and self.sink.megabytes > self.settings.direct_merge_max_mb
+        return rows.driver and not large, self.settings.committer == "spark" or not self.sink.direct

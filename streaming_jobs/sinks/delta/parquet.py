@@ -1,7 +1,7 @@
 """Parquet files that Spark's executors wrote, described as Delta `add` actions without reading their rows.
 
-Statistics come from the files' footers, for the columns that have bounds at all (see `bounds`); their form is that of
-Delta's protocol, section "Per-file Statistics".
+Statistics come from the files' footers, for the columns that have bounds (`column_bounds.py`), in the form of Delta's
+protocol, section "Per-file Statistics".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def add_actions(
 ) -> tuple[list[AddAction], int]:
     """The `add` actions for every Parquet file below `folder`, and the number of rows in them.
 
-    `bounded` are the columns that have bounds; see `bounds`.
+    `bounded` are the columns that have bounds (`column_bounds.py`).
     """
     actions, rows = [], 0
     for file in sorted(folder.rglob("*.parquet")):
@@ -66,7 +66,7 @@ def statistics(file: Path, metadata: pq.FileMetaData, bounded: Sequence[str]) ->
 
 
 def _from_footer(metadata: pq.FileMetaData, index: int) -> tuple[int, Any, Any] | None:
-    """Nulls, least and greatest value of a column over all row groups; None when the footer does not say."""
+    """Nulls, least and greatest value of a column over all row groups; None if the footer lacks one of them."""
     groups = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
     if any(group is None or not group.has_null_count for group in groups):
         return None
@@ -80,13 +80,13 @@ def _from_footer(metadata: pq.FileMetaData, index: int) -> tuple[int, Any, Any] 
 def _from_rows(file: Path, name: str) -> tuple[int, Any, Any]:
     """The same from the column itself: a file without bounds for a column that has them elsewhere hides its rows."""
     values = pq.ParquetFile(file).read(columns=[name])[name]
-    found = pc.min_max(values).as_py()
-    return values.null_count, found["min"], found["max"]
+    bounds = pc.min_max(values).as_py()
+    return values.null_count, bounds["min"], bounds["max"]
 
 
 def _partition_values(path: Path, partition_by: Sequence[str]) -> dict[str, str | None]:
-    found = dict(_folders(path))
-    return {column: found[column] for column in partition_by}
+    values = dict(_folders(path))
+    return {column: values[column] for column in partition_by}
 
 
 def _folders(path: Path) -> Iterator[tuple[str, str | None]]:

@@ -1,4 +1,4 @@
-"""Rows that a Delta table cannot hold as they are: they become dead letters, found before anything is written.
+"""Rows that a Delta table cannot hold as they are: detected before anything is written, they become dead letters.
 
 | reason              | what                                                                                         |
 |---------------------|----------------------------------------------------------------------------------------------|
@@ -9,8 +9,8 @@
 |                     | that is percent-encoded), or that Delta reads back as null; an empty key, which Delta stores |
 |                     | as null                                                                                      |
 
-The driver's rows are looked at as Arrow, which takes 12 ms for 300,000 of them when all are fine; the executors' by an
-expression in the same pass.
+Rows in the driver are checked as Arrow, 12 ms for 300,000 rows that are all fine; rows on executors by an expression in
+the pass that writes them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ DETAILS = {
     TIME_OUT_OF_RANGE: "a date or time of the output row is not in the years 1 to 9999",
     PARTITION_VALUE: "a text of the output row cannot name a partition",
 }
-"""What a dead letter says in words, by its reason."""
+"""The text of a dead letter by its reason."""
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _NAME_BYTES = 255
 _BLOCK = 1024
 
 
 def split(declared: DeclaredTable, schema: StructType, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The rows that the table can hold, and those that it cannot, with their `__reason`."""
+    """Two tables: the rows that the table can hold, and those that it cannot, with their `__reason`."""
     wrong = [_table(rows, [], NOT_UTF8)]
     try:
         rows.validate(full=True)
@@ -68,24 +68,24 @@ def split(declared: DeclaredTable, schema: StructType, rows: pa.Table) -> tuple[
 
 
 def reason(declared: DeclaredTable, schema: StructType) -> Column | None:
-    """The same as an expression on Spark's rows, null for those that are fine; None where all are."""
+    """The reason as an expression on Spark's rows, null for a row that fits; None if every row of this schema fits."""
     columns = [(F.col(f"`{field.name}`"), field.dataType) for field in schema.fields]
     texts, times = (_all(_fine(*c, judge) for c in columns) for judge in (_is_utf8, time_range.in_range))
-    said = F.lit(None).cast("string")
+    verdict = F.lit(None).cast("string")
     for column in _text_partitions(declared, schema):
         value = F.col(f"`{column}`")
         plain, tildes = (F.length(F.regexp_replace(value, f"[^{kind}]", "")) for kind in ("A-Za-z0-9_.-", "~"))
         bad = (F.octet_length(value) * 5 - plain * 4 - tildes * 2 > _room(column)) | (value == _NULL_PARTITION)
         if column in declared.keys:
             bad = bad | (value == "")
-        said = F.when(bad, F.lit(PARTITION_VALUE)).otherwise(said)
+        verdict = F.when(bad, F.lit(PARTITION_VALUE)).otherwise(verdict)
     for fine, word in ((times, TIME_OUT_OF_RANGE), (texts, NOT_UTF8)):
-        said = said if fine is None else F.when(~fine, F.lit(word)).otherwise(said)
-    return None if texts is None and times is None else said
+        verdict = verdict if fine is None else F.when(~fine, F.lit(word)).otherwise(verdict)
+    return None if texts is None and times is None else verdict
 
 
 def with_bytes(rows: pa.Table) -> pa.Table:
-    """The rows with bytes in place of text, dates and times, so that they can be shown whatever they hold."""
+    """The rows with bytes in place of text, dates and times, so that every value can be shown."""
     texts = rows.cast(pa.schema([(field.name, _each(field.type, time_range.as_text)) for field in rows.schema]))
     return texts.cast(pa.schema([(field.name, _each(field.type, _bytes)) for field in texts.schema]))
 
@@ -97,7 +97,7 @@ def _names_a_folder(declared: DeclaredTable, column: str, value: str) -> bool:
 
 
 def _room(column: str) -> int:
-    """How many bytes a folder's name leaves for a value."""
+    """The number of bytes that a folder's name leaves for a value."""
     return _NAME_BYTES - _encoded(column) - 1
 
 
@@ -122,7 +122,7 @@ def _table(rows: pa.Table, positions: Sequence[int] | pa.Array, reason: str) -> 
 def _not_utf8(rows: pa.Table) -> list[int]:
     """Positions of the rows with a text that is not UTF-8.
 
-    Blocks are copied before they are looked at: Arrow looks at all values below a slice of a nested array.
+    Blocks are copied before they are validated: for a slice of a nested array Arrow validates all values below it.
     """
     bad: set[int] = set()
     for column in rows.column_names:
@@ -159,9 +159,9 @@ def _is_utf8(value: Column, kind: DataType) -> Column | None:
 
 
 def _fine(value: Column, kind: DataType, judge: Callable[[Column, DataType], Column | None]) -> Column | None:
-    """True if every value inside of a value is fine, never null; None for a type without any that is judged.
+    """True if every value inside of a value is fine, never null; None if `judge` checks no type inside of it.
 
-    `judge` tells it of one value, with None for a type that it does not judge and null for a null.
+    `judge` checks one value: None for a type that it does not check, null for a null.
     """
     if isinstance(kind, StructType):
         each = [_fine(value.getField(f.name), f.dataType, judge) for f in kind.fields]

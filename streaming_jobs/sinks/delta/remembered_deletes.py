@@ -1,9 +1,9 @@
-"""Remembered deletes: what keeps a row that comes late from bringing a deleted key back.
+"""Remembered deletes: with them a late row does not bring a deleted key back.
 
-A table with `order_by` and `delete_when` has a second table beside it, `<table>_deletes`: one row a deleted key, with
-the order and the position of the delete, and when it was noted. It is committed before its table, with the same
-batch's transaction, so a crash between the two is repaired by the batch's repetition: both only ever take the greater
-event, and taking it twice changes nothing. Rows of it older than `deletes_kept` are removed by the upkeep.
+A table with `order_by` and `delete_when` has a second table beside it, `<table>_deletes`: one row per deleted key, with
+the order and the position of the delete, and the time it was recorded. It is committed before its table, with the same
+batch's transaction. A crash between the two commits is repaired when the batch is repeated: both tables only ever take
+the greater event, and taking it twice changes nothing. Maintenance removes rows older than `deletes_kept`.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ def remembered(sink: DeltaSink, rows: pa.Table, columns: Sequence[str]) -> pa.Ta
     wanted = pa.schema([rows.schema.field(column).with_nullable(True) for column in columns])
     if not rows.num_rows or not sink.handle.get_add_actions().num_rows:
         return wanted.empty_table()
-    found = []
-    # Without a filter, so that no file is passed over by its statistics.
+    parts = []
+    # Without a filter, so that no file is skipped by its statistics.
     for batch in dataset(sink.handle, sink.path).to_batches(columns=list(columns)):
         part = pa.Table.from_batches([batch]).cast(wanted)
         for key in keys:
             part = part.filter(pc.is_in(part[key], value_set=rows[key].combine_chunks()))
-        found.append(part)
-    return pa.concat_tables(found) if found else wanted.empty_table()
+        parts.append(part)
+    return pa.concat_tables(parts) if parts else wanted.empty_table()
 
 
 def split(rows: pa.Table, sink: DeltaSink, order: Order) -> tuple[pa.Table, pa.Table]:
-    """The reduced events that the table takes, and what its remembered deletes take of them.
+    """The reduced events to merge into the table, and the changes to its remembered deletes.
 
-    A row older than the remembered delete of its key is left out.
+    A row older than the remembered delete of its key is in neither.
     """
     keys = list(sink.declared.keys)
     columns = list(dict.fromkeys([*keys, *order.all]))
-    kept = remembered(sink, rows, columns)
-    number = kept.num_rows
-    both = pa.concat_tables([kept, rows.select(columns).cast(kept.schema)])
+    deletes = remembered(sink, rows, columns)
+    number = deletes.num_rows
+    both = pa.concat_tables([deletes, rows.select(columns).cast(deletes.schema)])
     by_order = sorted_by(both, order.all)
     ranks = np.empty(both.num_rows, np.int64)
     ranks[by_order] = np.arange(both.num_rows)
@@ -69,7 +69,7 @@ def split(rows: pa.Table, sink: DeltaSink, order: Order) -> tuple[pa.Table, pa.T
     newer = np.zeros(rows.num_rows, np.bool_)
     newer[greatest[greatest >= number] - number] = True
     has = np.zeros(rows.num_rows, np.bool_)
-    # A key of several columns may be among what was read without being one of the rows'.
+    # A key of several columns may be among the remembered deletes without being a key of the rows.
     row = last["__number_max"].to_numpy()
     has[row[(row >= number) & (last["__number_min"].to_numpy() < number)] - number] = True
     deleted = rows[DELETE_COLUMN].to_numpy()
@@ -80,7 +80,7 @@ def split(rows: pa.Table, sink: DeltaSink, order: Order) -> tuple[pa.Table, pa.T
 
 
 def notes(rows: pa.Table, keys: Sequence[str], order: Order) -> pa.Table:
-    """What the remembered deletes take: a delete with an order is noted, any other event of a reset key removes one."""
+    """Changes to the remembered deletes: deletes with an order are added, other events of a reset key remove one."""
     names = list(dict.fromkeys([*keys, *order.columns]))
     positions = rows[POSITION_COLUMN] if order.by_position else pa.nulls(rows.num_rows, pa.int64())
     ordered = rows[DELETE_COLUMN].to_numpy() & ~without_order(rows, order.columns)
@@ -94,9 +94,9 @@ def notes(rows: pa.Table, keys: Sequence[str], order: Order) -> pa.Table:
     )
 
 
-def forget(sink: DeltaSink, kept: timedelta, generation: int) -> int:
-    """Remove the deletes that were noted longer ago than `kept`; how many that were."""
-    before = (datetime.now(UTC) - kept).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def forget(sink: DeltaSink, retention: timedelta, generation: int) -> int:
+    """Remove remembered deletes older than `retention`; returns their number."""
+    before = (datetime.now(UTC) - retention).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     entry = LedgerEntry("upkeep", sink.stream, sink.name, generation, -1, note="removed remembered deletes")
     sink.refresh()
     figures = sink.handle.delete(

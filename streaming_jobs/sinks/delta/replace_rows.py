@@ -1,7 +1,7 @@
 """The one commit that replaces the rows of a Delta table: files that the table has stay, others come as hard links.
 
-It is made through `DeltaSink.commit`, so it is there once however often it is tried, and refused when somebody else has
-changed the table.
+It is made through `DeltaSink.commit`, so repeating it changes nothing, and it is refused if another writer has changed
+the table.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.stored import Replaced
 
 _ANY_GENERATION = 0
-"""Of the entries of changes that come before the commit itself, and are the same for every generation."""
+"""The generation in the entries of changes before the commit itself: they do not depend on it."""
 
 
 def replace_rows(sink: DeltaSink, content: DeltaContent, entry: LedgerEntry, place: str) -> Replaced:
-    """Make the table hold the content; files that it has not come into its folder `place`."""
+    """Replace the table's rows by the content; files that are new to the table come into its folder `place`."""
     _widen(sink, content)
     _narrow(sink, content)
     unencoded_paths.rename(sink, entry.generation)
@@ -54,7 +54,7 @@ def replace_rows(sink: DeltaSink, content: DeltaContent, entry: LedgerEntry, pla
 
 
 def _widen(sink: DeltaSink, content: DeltaContent) -> None:
-    """Add the columns that the content has and the table has not; columns are never taken away."""
+    """Add the columns that the content has and the table lacks; columns are never removed."""
     wanted = StructType.fromJson(json.loads(content.schema))
     here = {field.name for field in sink.handle.schema().fields}
     if added := [field for field in wanted.fields if field.name not in here]:
@@ -62,7 +62,7 @@ def _widen(sink: DeltaSink, content: DeltaContent) -> None:
 
 
 def _narrow(sink: DeltaSink, content: DeltaContent) -> None:
-    """Take columns whose bounds a file has not got off the table's list: older files may lack them."""
+    """Remove columns from the table's list of bounded ones if a file lacks their bounds, as older files may."""
     statistics = (json.loads(file.stats or "{}") for file in content.files.values())
     bounded = column_bounds.bounded_in(statistics, sink.bounded)
     if bounded != sink.bounded:

@@ -1,8 +1,8 @@
-"""A stream's open Delta table: its place in the ledger, and committing to it exactly once.
+"""A stream's open Delta table: its position in the ledger, and commits to it exactly once.
 
 Every commit goes through `DeltaSink.commit`, which is the one place where exactly once is decided:
-refresh the table, compare its transaction version with the batch's, commit with no retries, and on a refusal
-look again. A version of a newer generation raises Fenced; the batch's own version means it is done already.
+refresh the table, compare its transaction version with the batch's, commit with no retries, and after a refusal
+start again. A version of a newer generation raises Fenced; the batch's version means that it is committed already.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DeltaSink:
 
     @property
     def position(self) -> Txn | None:
-        """The newest batch in the table, as of the last refresh. Asking deltalake takes a millisecond."""
+        """The newest batch in the table, as of the last refresh. Reading it from deltalake takes a millisecond."""
         version = self.handle.version()
         if self._at is None or self._at[0] != version:
             self._at = (version, _position(self.handle, self.app_id))
@@ -78,7 +78,7 @@ class DeltaSink:
 
     @property
     def megabytes(self) -> float:
-        """Size of the table's live files, MB; looked at again after each hundred versions."""
+        """Size of the table's live files, MB; computed again every hundred versions."""
         version = self.handle.version()
         if self._sized is None or version >= self._sized[0] + 100:
             sizes = self.handle.get_add_actions(flatten=True)["size_bytes"].to_pylist()
@@ -102,22 +102,22 @@ class DeltaSink:
         return plain and not constrained and not generated and not mapped
 
     def refresh(self) -> None:
-        """Read what was committed since.
+        """Read the commits that came since.
 
-        Listing the log takes deltalake a few microseconds a file; two looks at names say whether there is anything.
-        The handle's own commit must still be in the log: otherwise the log is another one, or went on without us.
+        Listing the log takes deltalake a few microseconds per file, so two file names are checked first. The handle's
+        version must still be in the log: otherwise the log is another one, or was cleaned up after later commits.
         """
         log, version = self.path / "_delta_log", self.handle.version()
         if (log / f"{version + 1:020d}.json").exists() or not (log / f"{version:020d}.json").exists():
             self.handle.update_incremental()
 
     def commit(self, entry: LedgerEntry, write: Callable[[DeltaTable, CommitProperties], object]) -> int | None:
-        """Commit once for the entry's batch; the table's new version, or None when the batch is in it already.
+        """Commit once for the entry's batch; returns the table's new version, or None if the batch is in it already.
 
         `write` must make exactly one commit with the properties it is given, through the handle it is given.
         If it makes none (a merge that changes nothing), a commit without data follows. Raises Fenced when the
-        table is in a newer generation, ForeignWrite when somebody else changed its rows since the last commit,
-        CommitRefused when other commits keep coming first, CommitImpossible when the table takes no such commit.
+        table is in a newer generation, ForeignWrite when another writer changed its rows since the last commit,
+        CommitRefused when other commits keep coming first, CommitImpossible when the table allows no such commit.
         """
         for _ in range(_ATTEMPTS):
             if self.holds(entry):
@@ -155,24 +155,24 @@ class DeltaSink:
         return at is not None and at >= entry.txn
 
     def committed(self) -> int:
-        """Take note of a commit of our own, and have it on disk; the table's version."""
+        """Have our commit on disk, and remember it as ours; returns the table's version."""
         version = int(self.handle.version())
         self.sync()
-        if version == self._known + 1:  # with more between, the next look reads them
+        if version == self._known + 1:  # with others in between, `_refuse_foreign` reads them next time
             self._known = version
         return version
 
     def sync(self) -> None:
-        """Have everything up to the handle's version on disk; counts the bytes of files that went in `removed_bytes`.
+        """Have everything up to the handle's version on disk; adds the bytes of removed files to `removed_bytes`.
 
-        Also what a driver before this one may have left in memory only when it was killed.
+        This includes commits that an earlier driver did not sync before it was killed.
         """
         version = int(self.handle.version())
         self.removed_bytes += sync_commits(self.path, range(max(self._synced + 1, 0), version + 1))
         self._synced = version
 
     def _refuse_foreign(self) -> None:
-        """Look at the commits since the last look, if there are any that are not known to be ours."""
+        """Raise ForeignWrite if a commit since the last check changed rows and is not ours."""
         version = self.handle.version()
         if version == self._known:
             return
@@ -224,7 +224,7 @@ class DeltaSink:
 
 
 def open_sink(settings: Settings, declared: DeclaredTable, stream: str) -> DeltaSink | None:
-    """The table if it exists, whoever made it."""
+    """The table if it exists, also one that another program made."""
     path = settings.tables / declared.name
     try:
         return DeltaSink(path, declared, stream, DeltaTable(path))

@@ -4,7 +4,7 @@
     <tables>/<table>/_savepoints/<stream>-g0001-b000000041/...    hard links of the files that a savepoint retains
     <the savepoint's folder>/files.json.gz                        these files, as the table's log adds them
 
-Links keep a file's bytes whoever removes its name: compaction, clean-up, or a VACUUM by hand.
+A link keeps a file's bytes when its name is removed, by compaction, maintenance, or a VACUUM by hand.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class DeltaStore:
         return TableMaintenance(_sink(table), settings, generation, forgets=forgets)
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
-        """Link the files of these versions, and note in the savepoint's folder how the log adds them."""
+        """Link the files of these versions, and write their `add` actions into the savepoint's folder."""
         files: dict[str, list[TableFile]] = {}
         tables = []
         for table, version in versions:
@@ -143,7 +143,7 @@ class DeltaStore:
         return settings.tables / declared.name / "_delta_log"
 
     def torn_copies(self, settings: Settings, declared: DeclaredTable) -> Iterator[Path]:
-        """Remove checkpoints of the log that were cut off."""
+        """Remove truncated checkpoints of the log."""
         return torn_commits.torn_copies(settings.tables / declared.name)
 
     def torn_end(self, settings: Settings, declared: DeclaredTable, stream: str, relied: ReliedOn) -> TornEnd | None:
@@ -155,7 +155,7 @@ STORE = DeltaStore()
 
 
 def _sink(table: StoredTable) -> DeltaSink:
-    """The open table; a store is given its own tables only."""
+    """The open table; a store receives only tables that it has opened."""
     assert isinstance(table, DeltaStoredTable)
     return table.sink
 

@@ -69,7 +69,7 @@ class DeltaStoredTable:
         return walk(self.path)
 
     def holds(self, entry: LedgerEntry) -> bool:
-        """True if the table has the entry's transaction."""
+        """True if the table has the entry's transaction or a later one."""
         return self.sink.holds(entry)
 
     def mark(self, entry: LedgerEntry) -> int | None:
@@ -85,11 +85,11 @@ class DeltaStoredTable:
         return has_content(self.path, delta_content(content), version)
 
     def no_rows(self) -> DeltaContent:
-        """No file, of its columns."""
+        """A content with its columns and without files."""
         return DeltaContent({}, self.path, self.sink.handle.schema().to_json(), self.partition_by)
 
     def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
-        """Other files for its rows, in one commit."""
+        """Replace its files, in one commit."""
         return replace_rows(self.sink, delta_content(content), entry, place)
 
     def complete(self, version: int) -> bool:
@@ -106,7 +106,7 @@ class DeltaStoredTable:
         return DeltaTable(self.path, version=version)
 
     def size(self) -> tuple[int, int]:
-        """Its files, and their bytes."""
+        """The number of its files, and their total bytes."""
         sizes = self.sink.handle.get_add_actions()["size_bytes"].to_pylist()
         return len(sizes), sum(sizes)
 
@@ -129,6 +129,6 @@ class DeltaStoredTable:
 
 
 def delta_content(content: Content) -> DeltaContent:
-    """A content as files: a table takes those of its own store only."""
+    """A content as files; a table receives only contents of its store."""
     assert isinstance(content, DeltaContent)
     return content

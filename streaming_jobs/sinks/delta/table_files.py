@@ -1,8 +1,8 @@
-"""The files of one version of a table, as its log adds them: what a savepoint keeps and a publish compares.
+"""The files of one version of a table, as its log adds them: a savepoint keeps them, a publish compares them.
 
 deltalake lists a version's files but not the text of their statistics and partition values, which a later commit has
-to repeat. So the log is replayed (Delta's protocol, "Action Reconciliation"), and the outcome compared with
-deltalake's list.
+to repeat. So the log is replayed (Delta's protocol, "Action Reconciliation"), and the result compared with deltalake's
+list.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TableFile:
     def remove(self, at: int) -> RemoveAction:
         """The action that removes it, `at` milliseconds since 1970.
 
-        deltalake percent-encodes the path again, so it gets it as it is on disk.
+        The path is that on disk, because deltalake percent-encodes it again.
         """
         return RemoveAction(unquote(self.path), True, at, self.size, dict(self.partition))
 
@@ -54,9 +54,9 @@ class TableFile:
 def table_files(table: Path, version: int) -> dict[str, TableFile]:
     """The files of a version by their paths; raises PreflightRefused when the log no longer holds the version."""
     log = table / "_delta_log"
-    kept = list(log_files(log))
-    begin = max((f.version for f in kept if f.kind == "checkpoint" and f.version <= version), default=-1)
-    commits = {f.version: f.path for f in kept if f.kind == "commit" and begin < f.version <= version}
+    log_folder = list(log_files(log))
+    begin = max((f.version for f in log_folder if f.kind == "checkpoint" and f.version <= version), default=-1)
+    commits = {f.version: f.path for f in log_folder if f.kind == "commit" and begin < f.version <= version}
     if len(commits) != version - begin:
         raise PreflightRefused(
             f"version {version} of table {table.name} cannot be read: its log was cleaned up", "choose a savepoint"
@@ -73,14 +73,14 @@ def table_files(table: Path, version: int) -> dict[str, TableFile]:
     listed = DeltaTable(table, version=version).get_add_actions()["path"].to_pylist()
     if {unquote(path) for path in files} != {unquote(path) for path in listed}:
         raise PreflightRefused(
-            f"the files of version {version} of table {table.name} are told differently by its log and by deltalake",
+            f"the files of version {version} of table {table.name} are not the same in its log and in deltalake's list",
             "report it; nothing was changed",
         )
     return files
 
 
 def on_disk(table: Path, path: str) -> Path:
-    """Where a file of the log lies; writers disagree on how often a path is percent-encoded."""
+    """The path on disk of a file of the log; writers differ in how often they percent-encode it."""
     for name in (path, unquote(path), unquote(unquote(path))):
         if (file := table / name).exists():
             return file

@@ -28,8 +28,8 @@ def ensure_sink(
 ) -> DeltaSink:
     """Open the table, made or widened to hold `output`; raises OutputMismatch for any other difference.
 
-    A new table opens the generation: its first commit carries the transaction of batch -1. A column that
-    `output` has and the table has not is added, null in all rows that are there.
+    The first commit of a new table opens the generation: it carries the transaction of batch -1. A column that
+    `output` has and the table lacks is added, null in all existing rows.
     """
     contract = _contract(declared, output)
     sink = open_sink(settings, declared, stream)
@@ -68,9 +68,9 @@ def ensure_sink(
 
 
 def _contract(declared: DeclaredTable, output: StructType) -> StructType:
-    """What the table must hold: the declared schema if there is one, checked against the function's output.
+    """The columns that the table must have: the declared schema if there is one, checked against the function's output.
 
-    The position that Recourse adds is no part of what the function returns.
+    The column of the position, which Recourse adds, is not part of the function's output.
     """
     position = [field for field in output.fields if is_position(field)]
     output = StructType([field for field in output.fields if not is_position(field)])
@@ -90,24 +90,26 @@ def _contract(declared: DeclaredTable, output: StructType) -> StructType:
 
 
 def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> str:
-    said = [f"column {n} is missing" for n in wanted.keys() - got.keys()]
-    said += [f"column {n} is not declared" for n in got.keys() - wanted.keys()]
-    said += [f"column {n} is {got[n]}, declared {wanted[n]}" for n in wanted.keys() & got.keys() if wanted[n] != got[n]]
-    return "; ".join(sorted(said))
+    differences = [f"column {n} is missing" for n in wanted.keys() - got.keys()]
+    differences += [f"column {n} is not declared" for n in got.keys() - wanted.keys()]
+    differences += [
+        f"column {n} is {got[n]}, declared {wanted[n]}" for n in wanted.keys() & got.keys() if wanted[n] != got[n]
+    ]
+    return "; ".join(sorted(differences))
 
 
 def _added(sink: DeltaSink, contract: StructType) -> list[StructField]:
     table, wanted = _types(sink.schema), _types(contract)
-    own = {field.name for field in sink.schema.fields if is_position(field)}
-    said = [f"column {n} is gone" for n in table.keys() - wanted.keys() - own]
-    said += [
+    positions = {field.name for field in sink.schema.fields if is_position(field)}
+    differences = [f"column {n} is gone" for n in table.keys() - wanted.keys() - positions]
+    differences += [
         f"column {n} would change from {table[n]} to {wanted[n]}"
         for n in table.keys() & wanted.keys()
         if table[n] != wanted[n]
     ]
-    if said:
+    if differences:
         raise OutputMismatch(
-            f"table {sink.name} cannot take the new output: {'; '.join(sorted(said))}",
+            f"table {sink.name} cannot take the new output: {'; '.join(sorted(differences))}",
             "a table gains columns only: keep the old column beside the new one, or write a new table",
         )
     return [field for field in contract.fields if field.name not in table]
@@ -123,7 +125,7 @@ def _check_layout(sink: DeltaSink, declared: DeclaredTable) -> None:
 
 
 def _sought(declared: DeclaredTable) -> tuple[str, ...]:
-    """Columns that every merge looks for: theirs are the bounds that matter most."""
+    """Columns that every merge searches by: their bounds matter most."""
     return (*declared.keys, *declared.order_by)
 
 
@@ -135,10 +137,10 @@ def _apply_properties(sink: DeltaSink, wanted: dict[str, str], generation: int) 
 
 
 def _properties(table: TableSettings, declared: DeclaredTable) -> dict[str, str]:
-    """Properties of every table; delta-spark puts files of a partitioned one into folders without partition values.
+    """Properties of every table; those of a partitioned one make delta-spark use folder names without partition values.
 
-    It writes a value that is not ASCII into the log as it is, deltalake percent-encodes it: a file that deltalake
-    removes would then stay in the table, with its rows a second time.
+    In a path, delta-spark writes a value that is not ASCII into the log as it is, and deltalake percent-encodes it: a
+    file that deltalake removes would then stay in the table, with its rows a second time.
     """
     return {**_upkeep_properties(table), **({"delta.randomizeFilePrefixes": "true"} if declared.partition_by else {})}
 
@@ -148,7 +150,7 @@ def _upkeep_properties(table: TableSettings) -> dict[str, str]:
         "delta.logRetentionDuration": f"interval {milliseconds(table.log_retention) // 1000} seconds",
         "delta.deletedFileRetentionDuration": f"interval {milliseconds(table.deleted_file_retention) // 1000} seconds",
         "delta.checkpointInterval": str(table.checkpoint_interval),
-        # Upkeep does it: deltalake would look at each file of the log in each commit, and knows ages only.
+        # `maintenance.py` does it: deltalake would check each file of the log in each commit, and by age only.
         "delta.enableExpiredLogCleanup": "false",
     }
 
@@ -160,7 +162,8 @@ def _types(schema: StructType) -> dict[str, str]:
 def _nullable(schema: StructType) -> StructType:
     """The same columns, all nullable: Delta then needs no invariants. Comments stay.
 
-    A watermark does not: in the table's schema it would pass for one in every stream that reads the table.
+    The metadata of a watermark is removed: in the table's schema, every stream that reads the table would take it for
+    its watermark.
     """
     return StructType([StructField(f.name, _nullable_type(f.dataType), True, _comments(f)) for f in schema.fields])
 

@@ -1,6 +1,6 @@
-"""Dates and times of the years 1 to 9999: those that every reader of a table takes.
+"""Dates and times of the years 1 to 9999: those that every reader of a table can represent.
 
-Spark counts further in both directions. Python has no such dates, so pyarrow's bounds and `to_pylist` fail on them, and
+Spark has years beyond both ends. Python has no such dates, so pyarrow's bounds and `to_pylist` fail on them, and
 a bound of the year 10000 makes a whole table unreadable for pyarrow.
 """
 
@@ -35,13 +35,13 @@ def in_range(value: Column, kind: DataType) -> Column | None:
 
 
 def rows_outside(rows: pa.Table) -> pa.Array:
-    """Positions of the rows with a date or time of another year, also inside of a struct, list or map."""
-    found = [_outside(rows[name]) for name in rows.column_names]
-    return pa.array(np.unique(np.concatenate([np.empty(0, np.int64), *found])), pa.int64())
+    """Positions of the rows with a date or time outside of these years, also inside of a struct, list or map."""
+    positions = [_outside(rows[name]) for name in rows.column_names]
+    return pa.array(np.unique(np.concatenate([np.empty(0, np.int64), *positions])), pa.int64())
 
 
 def without_outside(values: pa.Array) -> pa.Array:
-    """A column of times with null in place of those of another year."""
+    """A column of times with null in place of those outside of these years."""
     return pc.if_else(_is_outside(values), pa.scalar(None, values.type), values)
 
 

@@ -1,9 +1,9 @@
-"""Which of a Delta table's newest commits a power cut has left half written, and whether they may go.
+"""The newest commits of a Delta table that a power cut has left half written, and the test if they may be removed.
 
-A commit is torn when its text is cut off, or a file that it adds is not there with all its bytes. Damage that comes
-later looks alike, so it goes only where nothing is lost with it: where it is not somebody else's, the version below it
-still has all of its files, and that version is at least where others say that the table is. Nothing is removed here but
-copies: a checkpoint of the log that was cut off, and what names the newest one.
+A commit is torn if its text is truncated, or a file that it adds is not on disk with all its bytes. Later damage looks
+the same, so a torn commit may be removed only if nothing is lost with it: it is not another writer's, the version below
+still has all of its files, and that version has reached the position that others rely on. This module itself removes
+only copies: a truncated checkpoint of the log, and the file that names the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Actions:
 
 @dataclass(frozen=True)
 class Torn:
-    """A version that is not whole: what of it, in words, and its ledger entry; None for one that cannot be read."""
+    """A version that is not whole: the damage in words, and its ledger entry; None for one that cannot be read."""
 
     version: int
     found: str
@@ -48,7 +48,7 @@ class Torn:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, its stream, and what others rely on."""
+    """A table, its stream, and the facts that others rely on."""
 
     path: Path
     stream: str
@@ -61,7 +61,7 @@ class Table:
 
 
 def torn_end(path: Path, stream: str, relied: ReliedOn) -> TornEnd | None:
-    """The files of its torn commits, in the order in which they are to be removed; None where there is no table.
+    """The files of its torn commits, in the order in which they are to be removed; None if there is no table.
 
     Raises PreflightRefused for a commit that is not whole and that something relies on.
     """
@@ -75,7 +75,7 @@ def torn_end(path: Path, stream: str, relied: ReliedOn) -> TornEnd | None:
 
 
 def torn_copies(path: Path) -> Iterator[Path]:
-    """Remove a checkpoint of the log that was cut off, and what names the newest one; both repeat what commits say."""
+    """Remove truncated checkpoints of the log, and the file that names the newest; both repeat what commits say."""
     log = path / "_delta_log"
     if not log.is_dir():
         return
@@ -108,10 +108,10 @@ def _tail(table: Table) -> tuple[list[Torn], int]:
 
 
 def _read(path: Path, table: Table) -> Actions | None:
-    """The commit; None when its text was cut off.
+    """The commit; None if its text is truncated.
 
-    Others may leave `commitInfo` out. Of ours, every one that moves the table carries its transaction, and a text that
-    was cut off between two lines has one of the two.
+    Other writers may leave `commitInfo` out. Every commit of ours that moves the table has both `commitInfo` and a
+    transaction, and a text that was truncated between two lines has only one of the two.
     """
     try:
         lines = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
@@ -131,7 +131,7 @@ def _read(path: Path, table: Table) -> Actions | None:
 
 
 def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
-    """Raise PreflightRefused if one of the torn versions may not go."""
+    """Raise PreflightRefused if one of the torn versions may not be removed."""
     name, first = table.path.name, torn[0].found
     relied = table.relied
     for each in torn:
@@ -154,7 +154,7 @@ def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
     if furthest > relied.generation and not relied.recovering:
         raise PreflightRefused(
             f"{first}: a recovery was writing it",
-            "go on with the recovery, or give it up; its name: `recourse recover list`",
+            "resume the recovery, or abort it; its name: `recourse recover list`",
         )
     listed = handle.get_add_actions(flatten=True)
     files = zip(listed["path"].to_pylist(), listed["size_bytes"].to_pylist(), strict=True)
@@ -163,7 +163,7 @@ def _refuse_needed(table: Table, torn: Sequence[Torn], below: int) -> None:
 
 
 def _files(log: Path, torn: Sequence[Torn]) -> Iterator[Path]:
-    """Everything that the log holds of these versions: what points at a version before it, and its commit last."""
+    """All files of these versions in the log: the pointer to a checkpoint first, of each version its commit last."""
     if any(log.glob(f"{each.version:020d}.checkpoint*") for each in torn):
         yield log / "_last_checkpoint"
     for each in torn:
@@ -178,7 +178,7 @@ def _added(commit: Actions) -> list[tuple[str, int]]:
 
 
 def _missing(table: Path, files: Iterator[tuple[str, int]] | Sequence[tuple[str, int]]) -> list[str]:
-    """The files that are not there with all their bytes; those of other places are passed."""
+    """The files that are not on disk with all their bytes; files outside of the table's folder are not checked."""
     return [path for path, size in files if "://" not in path and _size(table, path) != size]
 
 

@@ -1,8 +1,8 @@
-"""Files of a partitioned table whose paths the log has unencoded, as delta-spark writes text that is not ASCII.
+"""Files of a partitioned table whose paths are in the log unencoded, as delta-spark writes text that is not ASCII.
 
-deltalake percent-encodes the path when it removes such a file. For every reader that is the removal of another file:
+deltalake percent-encodes the path when it removes such a file. Every reader takes that for the removal of another file:
 the old one stays in the table, with its rows a second time. New files do not get such paths (the property
-`delta.randomizeFilePrefixes`); those that a table has from before get other names here, before deltalake removes them.
+`delta.randomizeFilePrefixes`); older ones are renamed here, before deltalake removes them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FOLDER = "renamed"
 
 
 def rename(sink: DeltaSink, generation: int) -> int:
-    """Give the live files with such paths a second name (a hard link) under which the table lists them; how many.
+    """Give the live files with such paths a second name (a hard link), and list them under it; returns their number.
 
-    One commit that changes no rows. It is written here: deltalake cannot name the path that goes. A commit of somebody
-    else that comes first raises CommitRefused, and nothing has changed.
+    One commit that changes no rows. It is written here because deltalake cannot express the removal of such a path.
+    Raises CommitRefused, with nothing changed, if another writer's commit comes first.
     """
     paths = sink.handle.get_add_actions()["path"].to_pylist()
     if all(path.isascii() for path in paths):  # deltalake shows some of the encoded ones decoded
@@ -63,7 +63,7 @@ def _actions(file: TableFile, name: str, now: int) -> Iterable[Mapping[str, Any]
 
 
 def _commit(log: Path, version: int, actions: Iterable[Mapping[str, Any]]) -> None:
-    """Write a commit that is whole or not there; a link fails where another writer's commit is already."""
+    """Write a commit, whole or not at all; raises CommitRefused if another writer has made that version."""
     written = log / f"_commit_{uuid4().hex}.json.tmp"
     try:
         written.write_text("".join(json.dumps(action) + "\n" for action in actions), encoding="utf-8")

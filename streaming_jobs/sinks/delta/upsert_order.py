@@ -1,4 +1,4 @@
-"""Which row of a key a table with `order_by` holds: the one definition, for every path.
+"""The rule for the row of a key that a table with `order_by` holds: one definition, for every path.
 
 An event of a key is a row, or a delete (`delete_when` holds). Its order is the values of the `order_by` columns, then
 its source position. Nulls are lower than every value; NaN is higher than every other number; -0.0 equals 0.0. The
@@ -6,11 +6,11 @@ greatest event wins over the table's whole life, whatever the batches are and in
 table's row and the remembered delete (`remembered_deletes.py`) take part. Of events of equal order and position the
 later one wins.
 
-A delete without any order value, such as a Kafka tombstone, counts by its position alone: it takes away what was read
-of its key before it, the remembered delete too, and what is read after it counts anew.
+A delete without any order value, such as a Kafka tombstone, counts by its position alone: it removes all events of its
+key that were read before it, the remembered delete too; events that are read after it start from nothing.
 
 So a batch is reduced to one event per key, the greatest of those after the key's last tombstone, or that tombstone
-itself where nothing came after it; `__reset` says that there was one. `clauses` is what the merge then does.
+itself if nothing came after it; `__reset` is true if there was one. `clauses` has the conditions of the merge.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Clauses:
-    """SQL conditions of a merge of `s` into `t`, in the order of its clauses; None stands for always."""
+    """SQL conditions of a merge of `s` into `t`, in the order of its clauses.
+
+    None stands for always; where `delete` is None the merge has no such clause.
+    """
 
     delete: str | None
     update: str | None
@@ -57,16 +60,16 @@ class Clauses:
 
 
 def order_of(schema: T.StructType, order_by: Sequence[str], *, by_position: bool) -> Order:
-    """The order of a table with this schema; positions count only if the table keeps them."""
+    """The order of a table with this schema; positions count only if the table has their column."""
     floating = frozenset(f.name for f in schema.fields if isinstance(f.dataType, (T.FloatType, T.DoubleType)))
-    kept = any(is_position(f) for f in schema.fields)
-    return Order(tuple(order_by), floating, bool(order_by) and by_position and kept)
+    has_position = any(is_position(f) for f in schema.fields)
+    return Order(tuple(order_by), floating, bool(order_by) and by_position and has_position)
 
 
 def packed(topics: Sequence[str], source: str) -> str:
     """SQL for the position of a record as one number: topic by name, partition, offset, the higher the later.
 
-    `source` is the struct with topic, partition and offset. A position that does not fit is an error, and no number.
+    `source` is the struct with topic, partition and offset. A position that does not fit into it is an error.
     """
     names = ", ".join("'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'" for name in sorted(topics))
     topic = f"coalesce(array_position(array({names}), {source}.topic), 0) - 1" if len(topics) > 1 else "0"
@@ -103,7 +106,7 @@ def at_least(order: Order) -> str:
 
 
 def clauses(order: Order, columns: Sequence[str]) -> Clauses:
-    """What a merge of reduced events with these columns does, by whether their key is in the table."""
+    """The conditions of a merge of reduced events with these columns."""
     wins = at_least(order) if order.columns else None
     if wins is not None and RESET_COLUMN in columns:
         wins = f"(s.`{RESET_COLUMN}` OR {wins})"
@@ -146,7 +149,7 @@ def sorted_by(rows: pa.Table, columns: Sequence[str]) -> np.ndarray[Any, Any]:
 
 
 def without_order(rows: pa.Table, order_by: Sequence[str]) -> np.ndarray[Any, Any]:
-    """Which rows are deletes that count by their position: no order value is there."""
+    """A mask of the rows that are deletes without any order value, which count by their position."""
     mask = rows[DELETE_COLUMN]
     for column in order_by:
         mask = pc.and_(mask, pc.is_null(rows[column]))
@@ -154,7 +157,7 @@ def without_order(rows: pa.Table, order_by: Sequence[str]) -> np.ndarray[Any, An
 
 
 def _resets(rows: pa.Table, keys: Sequence[str], order: Order) -> tuple[np.ndarray[Any, Any], pa.Table]:
-    """True if each row's key was reset, and the rows from each key's last reset on, that one included."""
+    """Of each key the rows from its last reset on, that one included, and before them a mask: the key was reset."""
     resets = without_order(rows, order.columns)
     if not resets.any():
         return resets, rows
@@ -167,5 +170,5 @@ def _resets(rows: pa.Table, keys: Sequence[str], order: Order) -> tuple[np.ndarr
     last = np.full(len(lists), -1, np.int64)
     np.maximum.at(last, groups[resets], sequence[resets])
     from_reset = last[groups]
-    kept = sequence >= from_reset
-    return (from_reset >= 0)[kept], rows.filter(pa.array(kept))
+    remaining = sequence >= from_reset
+    return (from_reset >= 0)[remaining], rows.filter(pa.array(remaining))

@@ -23,7 +23,7 @@ _RESET_AT = "__reset_at"
 
 
 def last_per_key(rows: DataFrame, sink: DeltaSink, place: Sequence[str]) -> tuple[DataFrame, int]:
-    """The last row of each key by its place in the source, and how many that are; `rows` are numbered."""
+    """The last row of each key by its place in the source, and their number; `rows` are numbered."""
     keys = sink.declared.keys
     count, distinct = rows.count(), rows.select(*map(_column, keys)).distinct().count()
     if count == distinct:
@@ -53,25 +53,25 @@ def last_events(rows: DataFrame, keys: Sequence[str], order: Order) -> DataFrame
     return _greatest(rows, keys, compared)
 
 
-def beside(events: DataFrame, kept: DeltaSink, order: Order) -> DataFrame:
+def beside(events: DataFrame, delete_table: DeltaSink, order: Order) -> DataFrame:
     """Each event `s` with the remembered delete `t` of its key, if there is one."""
-    keys = kept.declared.keys
+    keys = delete_table.declared.keys
     columns = list(dict.fromkeys([*keys, *order.all]))
-    held = events.sparkSession.read.format("delta").load(str(kept.path)).select(*map(_column, columns))
+    held = events.sparkSession.read.format("delta").load(str(delete_table.path)).select(*map(_column, columns))
     s, t = F.struct(*map(_column, events.columns)).alias("s"), F.struct(*map(_column, columns)).alias("t")
     on = reduce(lambda a, b: a & b, [F.col(f"s.`{key}`") == F.col(f"t.`{key}`") for key in keys])
     return events.select(s).join(held.select(t), on, "left")
 
 
-def split(events: DataFrame, kept: DeltaSink, order: Order) -> tuple[DataFrame, pa.Table]:
-    """The events that the table takes, and what its remembered deletes take; `events` as `beside` returns them."""
+def split(events: DataFrame, delete_table: DeltaSink, order: Order) -> tuple[DataFrame, pa.Table]:
+    """The events to merge into the table, and the changes to its remembered deletes; `events` as from `beside`."""
     deleted, reset = F.col(f"s.{DELETE_COLUMN}"), F.col(f"s.{RESET_COLUMN}")
     taken = F.col("t").isNull() | deleted | reset | F.expr(at_least(order))
     no_order = reduce(lambda a, b: a & b, [F.col(f"s.`{c}`").isNull() for c in order.columns])
     noted = (deleted & ~no_order) | (reset & F.col("t").isNotNull())
-    columns = list(dict.fromkeys([*kept.declared.keys, *order.all, DELETE_COLUMN, RESET_COLUMN]))
+    columns = list(dict.fromkeys([*delete_table.declared.keys, *order.all, DELETE_COLUMN, RESET_COLUMN]))
     rows = events.where(noted).select(*(F.col(f"s.`{c}`") for c in columns)).toArrow()
-    return events.where(taken).select("s.*"), notes(rows, kept.declared.keys, order)
+    return events.where(taken).select("s.*"), notes(rows, delete_table.declared.keys, order)
 
 
 def _greatest(rows: DataFrame, keys: Sequence[str], compared: Sequence[Column]) -> DataFrame:

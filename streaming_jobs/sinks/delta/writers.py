@@ -1,4 +1,4 @@
-"""The five ways a batch's rows get into a table, each in two steps: prepare (nothing visible), then commit.
+"""The five ways of a batch's rows into a table, each in two steps: prepare (nothing visible), then commit.
 
 | class          | rows travel                    | committed by | for                                        |
 |----------------|--------------------------------|--------------|--------------------------------------------|
@@ -8,8 +8,8 @@
 | SparkAppend    | executors, delta-spark         | delta-spark  | appends to tables outside our profile      |
 | SparkMerge     | executors, delta-spark         | delta-spark  | large upserts, and such tables             |
 
-Staging runs the stream's plan, once. That is why bad records can be counted on the way and written out before
-the primary table commits. All of them leave the same ledger entry.
+Preparing runs the stream's plan, once. So bad records are counted in the same pass and written out before the primary
+table commits. All five write the same ledger entry.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ArrowAppend:
 
     @property
     def rows(self) -> int:
-        """How many rows are staged."""
+        """The number of prepared rows."""
         return int(self.table.num_rows)
 
     def commit(self, entry: LedgerEntry) -> int | None:
@@ -101,7 +101,7 @@ class ParquetAppend:
         return self.sink.commit(entry, lambda _, properties: self.sink.commit_actions(list(self.actions), properties))
 
     def close(self) -> None:
-        """Nothing is held; files of a batch that was not committed go when the batch is tried again."""
+        """Nothing is held; the next attempt of the batch removes files that were not committed."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ class ArrowMerge:
 
     @property
     def rows(self) -> int:
-        """How many rows are staged."""
+        """The number of prepared rows."""
         return int(self.table.num_rows)
 
     def commit(self, entry: LedgerEntry) -> int | None:
@@ -229,13 +229,13 @@ def prepare_write(
     spark_commits: bool,
     batch: tuple[int, int],
     topics: Sequence[str] = (),
-    kept: DeltaSink | None = None,
+    delete_table: DeltaSink | None = None,
 ) -> PendingWrite:
     """Compute the frame's rows for the table.
 
     `driver`: through the driver's memory. `spark_commits`: delta-spark makes the commit (then rows never pass
     the driver). `batch` is (generation, batch id), for the names of files. `topics` are the stream's, for positions;
-    `kept` remembers the table's deletes.
+    `delete_table` remembers the table's deletes.
     """
     rows = fitted(sink, frame, topics)
     if sink.declared.mode == "append":
@@ -246,12 +246,12 @@ def prepare_write(
             return ArrowAppend(sink, without_place(fine), named(unheld, topics))
         return _parquet(sink, rows, batch, topics)
     if driver and not spark_commits:
-        return merged(sink, rows.toArrow(), kept, by_position=SOURCE_COLUMN in frame.columns)
-    return _spark_merge(sink, rows, kept, by_position=SOURCE_COLUMN in frame.columns)
+        return merged(sink, rows.toArrow(), delete_table, by_position=SOURCE_COLUMN in frame.columns)
+    return _spark_merge(sink, rows, delete_table, by_position=SOURCE_COLUMN in frame.columns)
 
 
-def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by_position: bool) -> ArrowMerge:
-    """Stage an upsert's rows that are in the driver's memory: those it cannot hold aside, one event per key."""
+def merged(sink: DeltaSink, rows: pa.Table, delete_table: DeltaSink | None = None, *, by_position: bool) -> ArrowMerge:
+    """Prepare an upsert of rows in the driver's memory: refused rows set aside, one event per key."""
     keys = sink.declared.keys
     rows, unheld = refused_rows.split(sink.declared, sink.schema, rows)
     table, null_keys = split_null_keys(rows, keys)
@@ -261,9 +261,9 @@ def merged(sink: DeltaSink, rows: pa.Table, kept: DeltaSink | None = None, *, by
     noted = None
     if order.columns:
         unique = last_events(table, keys, order)
-        if kept is not None:
-            unique, notes = deletes.split(unique, kept, order)
-            noted = ArrowMerge(kept, notes, None, order.by_position)
+        if delete_table is not None:
+            unique, notes = deletes.split(unique, delete_table, order)
+            noted = ArrowMerge(delete_table, notes, None, order.by_position)
     else:
         unique = last_per_key(table, keys, [c for c in ORDER if c in table.column_names])
     unique = unique.drop_columns([c for c in PLACE if c in unique.column_names])
@@ -284,7 +284,7 @@ def _parquet(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int], topics: S
 
 
 def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
-    """Remove the files of an attempt that died before its commit; a folder with a live file is none."""
+    """Remove the files of attempts that died before their commit; a folder with a live file is not one of them."""
     if not (attempts := list(folder.glob(f"{prefix}*"))):
         return
     sink.refresh()
@@ -295,10 +295,10 @@ def _remove_leftovers(sink: DeltaSink, folder: Path, prefix: str) -> None:
 
 
 def _write_parquet(sink: DeltaSink, rows: DataFrame, target: Path) -> pa.Table | None:
-    """Write the rows in one pass that counts those that the table cannot hold; if there are any, write once more.
+    """Write the rows, and count those that the table cannot hold; if there are any, write again without them.
 
-    In the first pass such a row goes to the partition of nulls: its own may not be a folder's name. Only the second
-    pass takes the places of the rows along.
+    In the first pass such a row is written to the partition of nulls, because its value may not be a folder's name.
+    Only the second pass carries the places of the rows.
     """
     partition_by, reason = list(sink.declared.partition_by), refused_rows.reason(sink.declared, sink.schema)
     plain = rows.drop(*PLACE)
@@ -335,7 +335,7 @@ def _spark_rows(sink: DeltaSink, rows: DataFrame, topics: Sequence[str]) -> Spar
         raise
 
 
-def _spark_merge(sink: DeltaSink, rows: DataFrame, kept: DeltaSink | None, *, by_position: bool) -> SparkMerge:
+def _spark_merge(sink: DeltaSink, rows: DataFrame, delete_table: DeltaSink | None, *, by_position: bool) -> SparkMerge:
     keys = sink.declared.keys
     order = order_of(sink.schema, sink.declared.order_by, by_position=by_position)
     with ExitStack() as held:
@@ -350,10 +350,10 @@ def _spark_merge(sink: DeltaSink, rows: DataFrame, kept: DeltaSink | None, *, by
         whole, noted = cached[0].where(~no_key).drop(REASON_COLUMN), None
         if order.columns:
             unique = upsert_order_frames.last_events(whole, keys, order)
-            if kept is not None:
-                cached.append(upsert_order_frames.beside(unique, kept, order).persist())
-                unique, notes = upsert_order_frames.split(cached[1], kept, order)
-                noted = ArrowMerge(kept, notes, None, order.by_position)
+            if delete_table is not None:
+                cached.append(upsert_order_frames.beside(unique, delete_table, order).persist())
+                unique, notes = upsert_order_frames.split(cached[1], delete_table, order)
+                noted = ArrowMerge(delete_table, notes, None, order.by_position)
             count = unique.count()
         else:
             unique, count = upsert_order_frames.last_per_key(whole, sink, [c for c in ORDER if c in rows.columns])
@@ -372,9 +372,9 @@ def _spark_append(sink: DeltaSink, frame: DataFrame, entry: LedgerEntry) -> None
 def _spark_commit(
     sink: DeltaSink, entry: LedgerEntry, write: Callable[[], None], write_nothing: Callable[[], None] | None = None
 ) -> int | None:
-    """Commit through delta-spark, which skips silently where deltalake's way raises: so look before and after.
+    """Commit through delta-spark. It skips silently where deltalake raises: check the position before and after.
 
-    `write_nothing` commits the transaction alone, for a write that turned out to change nothing.
+    `write_nothing` commits the transaction alone, if the write changed nothing.
     """
     if sink.holds(entry):
         sink.sync()

@@ -1,4 +1,4 @@
-"""What the embedded broker is told. What it then does is in tests/broker."""
+"""The configuration of the embedded broker; tests/broker starts it."""
 
 from __future__ import annotations
 

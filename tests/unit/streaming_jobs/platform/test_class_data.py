@@ -17,7 +17,7 @@ JARS = [Path("/cache/a-1.jar"), Path("/cache/b-1.jar")]
 
 
 @pytest.fixture
-def own(settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def home_settings(settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     use_java(tmp_path / "java", monkeypatch)
     return settings({"jars_dir": tmp_path / "cache" / "jars"})
 
@@ -30,14 +30,14 @@ def use_java(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_jars_another_kind_or_another_java_have_an_archive_of_their_own(
-    own: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = class_data.archive(own, "spark", JARS)
-    assert first == class_data.archive(own, "spark", JARS)
+    first = class_data.archive(home_settings, "spark", JARS)
+    assert first == class_data.archive(home_settings, "spark", JARS)
     assert first.parent == tmp_path / "cache" / "class-data"
-    others = {class_data.archive(own, "broker", JARS), class_data.archive(own, "spark", JARS[:1])}
+    others = {class_data.archive(home_settings, "broker", JARS), class_data.archive(home_settings, "spark", JARS[:1])}
     use_java(tmp_path / "other", monkeypatch)
-    others.add(class_data.archive(own, "spark", JARS))
+    others.add(class_data.archive(home_settings, "spark", JARS))
     assert len(others | {first}) == 4
 
 
@@ -48,22 +48,22 @@ def test_a_jvm_is_told_of_an_archive_only_where_there_is_one(tmp_path: Path) -> 
     assert class_data.reading(file)[0] == f"-XX:SharedArchiveFile={file}"
 
 
-def test_the_newest_three_of_each_kind_are_kept(own: Settings) -> None:
-    folder = class_data.folder(own)
+def test_the_newest_three_of_each_kind_are_kept(home_settings: Settings) -> None:
+    folder = class_data.folder(home_settings)
     folder.mkdir(parents=True)
     for age in range(5):
         for kind in ("spark", "broker"):
             file = folder / f"{kind}-{age}.jsa"
             file.touch()
             os.utime(file, (1000 - age, 1000 - age))
-    class_data.discard_old(own)
+    class_data.discard_old(home_settings)
     assert sorted(file.name for file in folder.iterdir()) == [
         f"{kind}-{age}.jsa" for kind in ("broker", "spark") for age in range(3)
     ]
 
 
 def test_a_rehearsal_keeps_whole_files_and_is_not_needed_again(
-    own: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_up, "spark_jars", lambda settings: JARS)
     monkeypatch.setattr(warm_up, "broker_jars", lambda settings: JARS)
@@ -78,23 +78,25 @@ def test_a_rehearsal_keeps_whole_files_and_is_not_needed_again(
 
     monkeypatch.setattr(warm_up, "_run", run)
     monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "production.example:9092")
-    assert warm_up.needed(own)
-    warm_up.rehearse(own)
-    assert not warm_up.needed(own)
-    spark, broker = warm_up.archives(own)
+    assert warm_up.needed(home_settings)
+    warm_up.rehearse(home_settings)
+    assert not warm_up.needed(home_settings)
+    spark, broker = warm_up.archives(home_settings)
     assert (spark.read_bytes(), broker.read_bytes()) == (b"s" * 5_000_000, b"b")
     assert sorted(spark.parent.glob("*.jsa")) == sorted((spark, broker))
     assert not homes[0].exists()
-    warm_up.rehearse(own)
+    warm_up.rehearse(home_settings)
     assert len(homes) == 1
 
 
-def test_a_jvm_that_wrote_nothing_is_told_and_leaves_nothing(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jvm_that_wrote_nothing_is_told_and_leaves_nothing(
+    home_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(warm_up, "spark_jars", lambda settings: JARS)
     monkeypatch.setattr(warm_up, "broker_jars", lambda settings: JARS)
     monkeypatch.setattr(warm_up, "_run", lambda settings, spark, broker: (0, 143))
     with pytest.raises(SetupError, match="did not write"):
-        warm_up.rehearse(own)
-    assert warm_up.needed(own)
-    monkeypatch.setattr(Settings, "load", lambda *_: own)
+        warm_up.rehearse(home_settings)
+    assert warm_up.needed(home_settings)
+    monkeypatch.setattr(Settings, "load", lambda *_: home_settings)
     assert warm_up.main() == 0

@@ -1,4 +1,4 @@
-"""A table's log is read as Delta writes it: one action a line, and a line ends at a line feed and nowhere else."""
+"""A table's log is read as Delta writes it: one action per line, and a line ends only at a line feed."""
 
 from __future__ import annotations
 

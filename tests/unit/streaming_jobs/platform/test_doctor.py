@@ -1,4 +1,4 @@
-"""The doctor: what is wrong is named, and each fault comes with its fix."""
+"""The doctor names every fault, each with its fix."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def java_that_says(folder: Path, text: str) -> Path:
 )
 def test_java_has_to_be_17_or_21(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, ok: bool | None) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path, text)))
-    found = doctor.check_java()
-    assert found.ok is ok
-    assert ok or java.INSTALL in found.fix
+    check = doctor.check_java()
+    assert check.ok is ok
+    assert ok or java.INSTALL in check.fix
 
 
 def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    found = doctor.check_java()
-    assert (found.ok, str(tmp_path) in found.found, "JAVA_HOME" in found.fix) == (False, True, True)
+    check = doctor.check_java()
+    assert (check.ok, str(tmp_path) in check.found, "JAVA_HOME" in check.fix) == (False, True, True)
 
 
 def test_no_java_at_all_is_told_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +90,10 @@ def test_a_package_other_than_pinned_is_named(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(doctor, "requires", lambda _: pins)
     monkeypatch.setattr(doctor, "version", version)
-    found = doctor.check_packages()
-    assert found.ok is False
-    assert found.found == "deltalake is 1.6.5, 1.6.6 is pinned; gone is missing, 1.0 is pinned"
-    assert "make setup" in found.fix
+    check = doctor.check_packages()
+    assert check.ok is False
+    assert check.found == "deltalake is 1.6.5, 1.6.6 is pinned; gone is missing, 1.0 is pinned"
+    assert "make setup" in check.fix
 
 
 def test_packages_as_pinned_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,15 +114,15 @@ def test_jars_are_missing_damaged_or_fine(
     monkeypatch.setattr(doctor, "locked", lambda _: [wanted])
     if content is not None:
         (tmp_path / wanted.file).write_bytes(content)
-    found = doctor.check_jars(settings({"jars_dir": tmp_path}), "spark")
-    assert found.ok is ok
-    assert ok or found.fix
-    assert ok is not False or str(tmp_path / wanted.file) in found.found
+    check = doctor.check_jars(settings({"jars_dir": tmp_path}), "spark")
+    assert check.ok is ok
+    assert ok or check.fix
+    assert ok is not False or str(tmp_path / wanted.file) in check.found
 
 
 def test_a_taken_ui_port_is_told_with_who_has_it(settings: Callable[..., Settings], taken: int) -> None:
-    found = doctor.check_ui_port(settings({"dagster.port": taken}))
-    assert (found.ok, str(os.getpid()) in found.found, "--port 0" in found.fix) == (False, True, True)
+    check = doctor.check_ui_port(settings({"dagster.port": taken}))
+    assert (check.ok, str(os.getpid()) in check.found, "--port 0" in check.fix) == (False, True, True)
 
 
 def test_our_own_ui_on_its_port_is_fine(
@@ -151,17 +151,17 @@ def test_a_free_ui_port_is_fine(settings: Callable[..., Settings]) -> None:
 
 
 def test_a_taken_broker_port_is_told_with_who_has_it(settings: Callable[..., Settings], taken: int) -> None:
-    found = doctor.check_broker(settings({"broker.port": taken}))
-    assert (found.ok, str(os.getpid()) in found.found, "RECOURSE_BROKER__PORT" in found.fix) == (False, True, True)
+    check = doctor.check_broker(settings({"broker.port": taken}))
+    assert (check.ok, str(os.getpid()) in check.found, "RECOURSE_BROKER__PORT" in check.fix) == (False, True, True)
 
 
 def test_a_configured_cluster_that_does_not_answer_is_told_in_seconds(
     settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_ASK", doctor.timedelta(seconds=0.5))
-    found = doctor.check_cluster(settings({"kafka.bootstrap_servers": f"{ports.HOST}:{ports.free_port()}"}))
-    assert found.ok is False
-    assert found.fix
+    check = doctor.check_cluster(settings({"kafka.bootstrap_servers": f"{ports.HOST}:{ports.free_port()}"}))
+    assert check.ok is False
+    assert check.fix
 
 
 def test_little_room_is_a_warning_and_a_folder_that_cannot_be_written_a_fault(
@@ -178,9 +178,9 @@ def test_each_fault_and_warning_has_a_fix_and_looking_changes_nothing(
     settings: Callable[..., Settings], tmp_path: Path, taken: int
 ) -> None:
     made = settings({"jars_dir": tmp_path / "jars", "broker.port": taken, "dagster.port": taken})
-    found = checks(made)
-    assert [check.name for check in found if check.ok is False] == ["broker", "UI port"]
-    assert all(check.fix for check in found if not check.ok)
+    results = checks(made)
+    assert [check.name for check in results if check.ok is False] == ["broker", "UI port"]
+    assert all(check.fix for check in results if not check.ok)
     assert not list(tmp_path.iterdir())
 
 

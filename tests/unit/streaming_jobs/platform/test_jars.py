@@ -29,7 +29,7 @@ ALL = [jar(name) for name in CONTENT]
 
 
 class Fetcher:
-    """Stands in for the Maven repository and counts what it is asked for."""
+    """Stands in for the Maven repository and counts its requests."""
 
     def __init__(self, content: dict[str, bytes] | None = None, failures: int = 0) -> None:
         self.content, self.failures = content or CONTENT, failures

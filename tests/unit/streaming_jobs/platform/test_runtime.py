@@ -21,7 +21,7 @@ from tests.conftest import SettingsFactory
 
 @dataclass
 class Launch:
-    """Starts a process in the place of a JVM, or finds one that is there."""
+    """Starts a process in the place of a JVM, or uses one that exists."""
 
     command: Sequence[str] = ("cat",)
     stopping: Callable[[], object] = lambda: None
@@ -114,7 +114,7 @@ def test_where_no_spark_is_there_none_can_be_used(settings: SettingsFactory) -> 
 
 @dataclass
 class There:
-    """A Spark that is there, in process 17; also the session beside it."""
+    """A Spark that exists, in process 17; also the session beside it."""
 
     stopped: Callable[[], bool] = lambda: False
     queries: list[SimpleNamespace] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the JVM is started with, as text; tests/spark starts it."""
+"""The options of the JVM, as text; tests/spark starts it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_a_home_with_a_blank_in_its_path_stays_one_option(tmp_path: Path) -> Non
     assert crash_report == f"-XX:ErrorFile={file.parent}/both.crash.log" and temporary == "-Djava.io.tmpdir=/my tmp"
 
 
-@pytest.mark.parametrize(("own", "serial"), [("-Dx=1 -Xss4m", True), ("-XX:+UseG1GC", False)])
+@pytest.mark.parametrize(("user_options", "serial"), [("-Dx=1 -Xss4m", True), ("-XX:+UseG1GC", False)])
 def test_java_options_of_ones_own_come_after_ours_and_choose_the_collector(
-    settings: SettingsFactory, own: str, serial: bool
+    settings: SettingsFactory, user_options: str, serial: bool
 ) -> None:
-    options = _java_options(settings({"spark.extra": {"spark.driver.extraJavaOptions": own}}), "both")
-    assert options.endswith(" " + own)
+    options = _java_options(settings({"spark.extra": {"spark.driver.extraJavaOptions": user_options}}), "both")
+    assert options.endswith(" " + user_options)
     assert ("-XX:+UseSerialGC" in options) == serial
 
 

@@ -1,4 +1,4 @@
-"""After a power cut: what was journaled as done is there, and a stream goes on exactly once."""
+"""After a power cut: what was journaled as done is there, and a stream continues exactly once."""
 
 from __future__ import annotations
 
@@ -95,16 +95,16 @@ def act(settings: Settings, plan: str, what: str) -> None:
 
 def cut_after_each_line(power: Power, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Line, Settings]]:
     """From here on, each line of a journal leaves a home behind in which the power was cut right after it."""
-    found: list[tuple[Line, Settings]] = []
+    cuts: list[tuple[Line, Settings]] = []
     write = Journal.write
 
     def writing(self: Journal, *arguments: Any, **more: Any) -> None:
         write(self, *arguments, **more)
-        home = power.cut(tmp_path / f"cut-{len(found)}")
-        found.append((self.lines()[-1], Settings.load({"home": home})))
+        home = power.cut(tmp_path / f"cut-{len(cuts)}")
+        cuts.append((self.lines()[-1], Settings.load({"home": home})))
 
     monkeypatch.setattr(Journal, "write", writing)
-    return found
+    return cuts
 
 
 def test_what_a_recovery_has_journaled_as_done_survives_a_power_cut(
@@ -177,7 +177,7 @@ class Night:
         return Driver(self.disk)
 
     def batches(self, driver: Driver, last: int, step: Callable[[str], None] = lambda _: None) -> None:
-        """As Spark does: repeat the planned batch if it is not committed, then go on."""
+        """As Spark does: repeat the planned batch if it is not committed, then continue."""
         while (number := self.following()) <= last:
             self.disk.plan(number)
             step(f"planned {number}")
@@ -194,7 +194,7 @@ class Night:
         return 0 if planned is None else planned if planned != committed else planned + 1
 
     def rows(self, table: str) -> list[int]:
-        """What is in a table."""
+        """The rows of a table."""
         return sorted(DeltaTable(self.disk.table(table)).to_pyarrow_table()["n"].to_pylist())
 
 
@@ -336,8 +336,8 @@ def test_a_compaction_that_is_damaged_after_what_it_replaced_was_swept_stays(
 
 def listing(settings: Settings) -> dict[Path, bytes]:
     """Every file of the logs and the checkpoints."""
-    found = [*settings.tables.glob("*/_delta_log/*"), *settings.state.rglob("*")]
-    return {path: path.read_bytes() for path in found if path.is_file()}
+    files = [*settings.tables.glob("*/_delta_log/*"), *settings.state.rglob("*")]
+    return {path: path.read_bytes() for path in files if path.is_file()}
 
 
 def test_a_publish_that_a_recovery_relies_on_stays(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

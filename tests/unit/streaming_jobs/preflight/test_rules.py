@@ -124,14 +124,14 @@ SOUND = {
 KEPT = "evens_deletes"
 
 
-def remembering(snapshot: StreamSnapshot, kept: Txn | None, *, listed: bool, bound: bool) -> StreamSnapshot:
-    """The world of a stream that remembers deletes: in a table that is at `kept`, and perhaps known already."""
+def remembering(snapshot: StreamSnapshot, at: Txn | None, *, listed: bool, bound: bool) -> StreamSnapshot:
+    """The snapshot of a stream that remembers deletes, in a table at position `at`, which the record may know."""
     primary = next(t for t in snapshot.tables if t.name == PRIMARY)
-    table = replace(primary, name=KEPT, role="deletes", table_id=kept and "kept", txn=kept, entry=None)
-    table = replace(table, owner=primary.owner if kept else None)
+    table = replace(primary, name=KEPT, role="deletes", table_id=at and "kept", txn=at, entry=None)
+    table = replace(table, owner=primary.owner if at else None)
     if listed:
-        assert primary.entry is not None and kept is not None
-        txns = {**primary.entry.txns, KEPT: kept.version}
+        assert primary.entry is not None and at is not None
+        txns = {**primary.entry.txns, KEPT: at.version}
         snapshot = with_table(snapshot, PRIMARY, entry=replace(primary.entry, txns=txns))
     if bound:
         assert snapshot.record is not None
@@ -205,14 +205,14 @@ REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
         f"table {PRIMARY} has no batch, the checkpoint has batch 7",
         "put the table back",
     ),
-    "the checkpoint is of another life of the stream, at the same batch": (
+    "the checkpoint is from another copy, at the same batch": (
         with_table(
             settled(7),
             PRIMARY,
             entry=entry(7, offsets=(OffsetRange(TOPIC, "id", ends(6)[TOPIC], {0: 99, 1: 44}),)),
         ),
         "refuse",
-        "the checkpoint is from another life of the stream",
+        "checkpoint and table do not come from the same copy",
         "put the checkpoint folder back",
     ),
     # secondary tables
@@ -345,7 +345,7 @@ REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
     "a sink was added to the declaration": (
         replace(settled(7), record=record(tables=tuple(t for t in record().tables if t.name != DEAD_LETTERS))),
         "refuse",
-        f"stream parity would begin to write table {DEAD_LETTERS} in the middle of its life",
+        f"stream parity would begin to write table {DEAD_LETTERS} after its first start",
         "declare it as a sink of a new stream",
     ),
     "what is remembered of deletes was put back to an older version": (
@@ -395,7 +395,7 @@ REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
     "a topic was added to the declaration": (
         replace(settled(7), topics=(*settled(7).topics, topic_world(name="others"))),
         "refuse",
-        "stream parity would begin to read topic others in the middle of its life",
+        "stream parity would begin to read topic others after its first batch",
         "make it a new stream",
     ),
     "the topic was deleted": (
@@ -482,10 +482,12 @@ REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("snapshot", "severity", "found", "step"), REFUSED.values(), ids=REFUSED.keys())
-def test_preflight_says_what_it_found_when(snapshot: StreamSnapshot, severity: Severity, found: str, step: str) -> None:
+@pytest.mark.parametrize(("snapshot", "severity", "expected", "step"), REFUSED.values(), ids=REFUSED.keys())
+def test_preflight_says_what_it_found_when(
+    snapshot: StreamSnapshot, severity: Severity, expected: str, step: str
+) -> None:
     findings = check_start(snapshot)
-    assert any(f.severity == severity and found in f.found and step in f.next_step for f in findings), findings
+    assert any(f.severity == severity and expected in f.found and step in f.next_step for f in findings), findings
     assert {f.severity for f in findings} == {severity}
 
 
@@ -497,17 +499,17 @@ def test_each_finding_names_the_next_step(snapshot: StreamSnapshot) -> None:
 def test_all_of_what_is_wrong_is_said_at_once() -> None:
     snapshot = with_table(settled(7), PRIMARY, foreign=(foreign(12, "RESTORE"), foreign(13, "DELETE")))
     snapshot = with_topic(with_table(snapshot, SECONDARY, table_id="another"), topic_id=None)
-    said = " ".join(f.found for f in check_start(snapshot))
-    assert all(part in said for part in ("(RESTORE)", "(DELETE)", "another table", "does not exist"))
+    text = " ".join(f.found for f in check_start(snapshot))
+    assert all(part in text for part in ("(RESTORE)", "(DELETE)", "another table", "does not exist"))
 
 
 def test_a_renamed_stream_is_told_once_for_each_table_and_how_to_keep_its_name() -> None:
     snapshot = with_table(
         settled(7), PRIMARY, owner="evens_before", foreign=tuple(foreign(n, "WRITE") for n in range(9))
     )
-    said = [f for f in check_start(snapshot) if PRIMARY in f.found]
-    assert len(said) == 1 and "belongs to stream evens_before" in said[0].found
-    assert "@stream(name='evens_before', ...)" in said[0].next_step
+    findings = [f for f in check_start(snapshot) if PRIMARY in f.found]
+    assert len(findings) == 1 and "belongs to stream evens_before" in findings[0].found
+    assert "@stream(name='evens_before', ...)" in findings[0].next_step
     assert not any("accept" in f.next_step for f in check_start(snapshot))
 
 
@@ -515,15 +517,15 @@ def test_starting_over_names_the_folders_and_what_it_costs() -> None:
     snapshot = replace(
         with_topic(settled(7), topic_id="new"), folders=(Path("/state/parity"), Path("/tables/my evens"))
     )
-    (found,) = check_start(snapshot)
-    assert "move /state/parity '/tables/my evens' away (readers lose these rows" in found.next_step
-    assert found.next_step.endswith("run `recourse streams run parity`")
+    (start_over,) = check_start(snapshot)
+    assert "move /state/parity '/tables/my evens' away (readers lose these rows" in start_over.next_step
+    assert start_over.next_step.endswith("run `recourse streams run parity`")
 
 
 def test_a_fence_names_both_ways_on() -> None:
     fence = replace(entry(7), kind="fence", plan="parity-0001")
-    said = " ".join(f.next_step for f in check_start(with_table(settled(7), PRIMARY, entry=fence)))
-    assert "recourse recover resume parity-0001" in said and "recourse recover abort parity-0001" in said
+    steps = " ".join(f.next_step for f in check_start(with_table(settled(7), PRIMARY, entry=fence)))
+    assert "recourse recover resume parity-0001" in steps and "recourse recover abort parity-0001" in steps
 
 
 def test_a_second_generation_counts_its_batches_anew() -> None:

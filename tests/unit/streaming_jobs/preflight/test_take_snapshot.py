@@ -1,4 +1,4 @@
-"""What preflight sees of a stream on disk: real tables, a checkpoint as Spark lays it, a topic that answers."""
+"""The snapshot of a stream on disk: real tables, a checkpoint as Spark writes it, a topic that answers."""
 
 from __future__ import annotations
 
@@ -178,12 +178,14 @@ HARM = {
 }
 
 
-@pytest.mark.parametrize(("harm", "said"), HARM.items(), ids=[harm.__name__ for harm in HARM])
-def test_harm_done_to_a_stream_that_stands_still_is_found(disk: Disk, harm: Callable[[Disk], None], said: str) -> None:
+@pytest.mark.parametrize(("harm", "expected"), HARM.items(), ids=[harm.__name__ for harm in HARM])
+def test_harm_done_to_a_stream_that_stands_still_is_found(
+    disk: Disk, harm: Callable[[Disk], None], expected: str
+) -> None:
     disk.open().run(0, 1, 2, 3)
     harm(disk)
     findings = disk.findings()
-    assert any(said in f.found for f in findings), findings
+    assert any(expected in f.found for f in findings), findings
 
 
 def test_rows_put_back_by_hand_leave_the_transaction_as_it_was_and_are_found(disk: Disk) -> None:

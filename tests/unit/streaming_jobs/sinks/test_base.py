@@ -56,8 +56,8 @@ class Frame:
         return self.rows
 
     def where(self, condition: str) -> Frame:
-        kept = [n % 2 == int(condition[-1]) for n in self.rows["n"].to_pylist()]
-        return Frame(self.rows.filter(pa.array(kept, pa.bool_())))
+        mask = [n % 2 == int(condition[-1]) for n in self.rows["n"].to_pylist()]
+        return Frame(self.rows.filter(pa.array(mask, pa.bool_())))
 
     def persist(self) -> Frame:
         return self
@@ -196,9 +196,9 @@ def test_a_batch_over_tables_in_memory_is_there_once_wherever_its_driver_is_kill
         with pytest.raises(Killed):
             driver(point)(frame(1, 2, 3, 4), 0)
     driver(None)(frame(1, 2, 3, 4), 0)
-    found = {name: MemoryTable(name, commits).rows() for name, commits in tables.items()}
-    assert (found[PRIMARY]["n"].to_pylist(), found[SECONDARY]["n"].to_pylist()) == ([2, 4], [1, 3])
-    assert found[DEAD_LETTERS]["detail"].to_pylist() == ["b'?'", "a year ahead"]
+    stored = {name: MemoryTable(name, commits).rows() for name, commits in tables.items()}
+    assert (stored[PRIMARY]["n"].to_pylist(), stored[SECONDARY]["n"].to_pylist()) == ([2, 4], [1, 3])
+    assert stored[DEAD_LETTERS]["detail"].to_pylist() == ["b'?'", "a year ahead"]
     assert [len(commits) for commits in tables.values()] == [1, 1, 1]
     newest = tables[PRIMARY][-1][0]
     assert newest.rows == {SECONDARY: 2, "dead_letters": 2, "written": 2}

@@ -40,7 +40,7 @@ def entry(batch: int, generation: int = 1, kind: str = "batch", **more: object) 
 
 
 class Kind(Protocol):
-    """What differs between stores in a test: how rows get in."""
+    """The part of a test that differs between stores: writing rows."""
 
     declared: DeclaredTable
 
@@ -124,8 +124,8 @@ def home(request: pytest.FixtureRequest, settings: SettingsFactory) -> Home:
 
 def ids(table: StoredTable, version: int | None = None) -> list[int]:
     """The rows as DataFusion reads them."""
-    found = QueryBuilder().register("t", table.readable(version)).execute('SELECT id FROM "t" ORDER BY id').read_all()
-    return list(pa.table(found)["id"].to_pylist())
+    result = QueryBuilder().register("t", table.readable(version)).execute('SELECT id FROM "t" ORDER BY id').read_all()
+    return list(pa.table(result)["id"].to_pylist())
 
 
 def test_a_table_exists_once_it_was_made_and_opens_its_streams_generation(home: Home) -> None:
@@ -269,7 +269,7 @@ def test_a_table_that_begins_with_a_content_says_how_far_it_goes(home: Home) -> 
     unnamed = home.create("_look", content)
     assert unnamed.position is None and ids(unnamed) == [1] and entries(unnamed.commits(), 9) == []
     home.kind.append(home.open(home.below("_staging")), rows(5), entry(1, 2))
-    assert ids(home.open()) == [1] == ids(unnamed), "each goes on by itself"
+    assert ids(home.open()) == [1] == ids(unnamed), "each continues on its own"
 
 
 @pytest.mark.parametrize("how", [shutil.move, shutil.rmtree])
@@ -290,16 +290,16 @@ def test_what_a_savepoint_retains_outlives_the_tables_own_rows(home: Home, tmp_p
     saved = SavedAs(STREAM, "g0001-b000000000", tmp_path / "savepoint")
     saved.folder.mkdir()
     home.batch(1, 2)
-    kept = home.store.retain([(home.open(), version)], saved)
-    assert [(t.name, t.table_id, t.version, t.partition_by, t.files) for t in kept] == [
+    retained = home.store.retain([(home.open(), version)], saved)
+    assert [(t.name, t.table_id, t.version, t.partition_by, t.files) for t in retained] == [
         (TABLE, table.table_id, version, (), 1)
     ]
-    assert StructType.fromJson(json.loads(kept[0].schema)) == columns
+    assert StructType.fromJson(json.loads(retained[0].schema)) == columns
     table = home.open()
     table.replace_rows(table.no_rows(), entry(1, 2, "publish"), "r-1")
     for file in (home.settings.tables / TABLE).glob("*.parquet"):
         file.unlink()
-    content = home.store.retained(home.settings, kept, saved)[TABLE]
+    content = home.store.retained(home.settings, retained, saved)[TABLE]
     assert content.pieces == 1 and ids(home.create("again", content)) == [1]
     assert table.has_content(content, version) if isinstance(table, MemoryTable) else not table.complete(version)
     for _ in range(2):
@@ -307,7 +307,7 @@ def test_what_a_savepoint_retains_outlives_the_tables_own_rows(home: Home, tmp_p
     assert not [place for place in home.store.retained_in(home.settings, TABLE, saved) if place.exists()]
     shutil.rmtree(saved.folder)
     with pytest.raises((OSError, LookupError)):
-        home.store.retained(home.settings, kept, saved)
+        home.store.retained(home.settings, retained, saved)
     assert ids(home.open(home.below("again"))) == [1], "what was made of it stays"
 
 

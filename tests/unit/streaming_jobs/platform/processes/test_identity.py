@@ -123,8 +123,8 @@ def test_a_broker_file_of_an_earlier_version_is_still_read(
     started = psutil.Process(other.pid).create_time()
     text = {"pid": other.pid, "create_time": started, "bootstrap_servers": "127.0.0.1:9092", "started_at": started}
     write_json(home.broker_dir / "broker.json", text, durable=False)
-    found = broker.running(home)
-    assert found is not None and found.port == 9092
+    read = broker.running(home)
+    assert read is not None and read.port == 9092
 
 
 def test_without_proc_the_start_time_in_seconds_is_the_mark(

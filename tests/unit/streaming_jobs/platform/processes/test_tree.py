@@ -1,4 +1,4 @@
-"""A child's tree: also what has left its group; whoever has ended and is not collected counts as ended."""
+"""A child's tree includes processes that left its group; one that has ended but is not collected counts as ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No filter misses a row: which columns have bounds, on every way that deltalake commits and through two readers."""
+"""No filter misses a row: the bounds of columns, on every way that deltalake commits and through two readers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def make(settings: Settings, name: str = "odd", keys: tuple[str, ...] = ()) -> D
 
 
 def published(sink: DeltaSink, content: DeltaContent, generation: int) -> DeltaSink:
-    said = LedgerEntry("publish", STREAM, sink.name, generation, 0, plan="p")
-    _publish(DeltaStoredTable(sink), content, said, f"r-{generation}")
+    entry = LedgerEntry("publish", STREAM, sink.name, generation, 0, plan="p")
+    _publish(DeltaStoredTable(sink), content, entry, f"r-{generation}")
     return sink
 
 
@@ -94,7 +94,7 @@ def undone(settings: Settings) -> DeltaSink:
 
 
 def of_before(settings: Settings) -> DeltaSink:
-    """A table without the property, with whatever deltalake writes into the log by itself."""
+    """A table without the property, with the statistics that deltalake writes into the log by default."""
     path, rows = settings.tables / "odd", values.rows()
     handle = DeltaTable.create(path, Schema.from_json(values.SCHEMA.json()))
     for number in range(rows.num_rows):
@@ -139,10 +139,10 @@ def test_a_column_that_was_added_later_has_no_bounds_and_its_nulls_are_found(set
     ArrowAppend(sink, pa.table({"id": [2], "n": [7]})).commit(entry(1))
     sink = ensure_sink(settings(), Declared("later"), STREAM, NUMBERS, generation=1)
     assert sink.bounded == ("id",)
-    found = DeltaTable(sink.path).to_pyarrow_table(
+    rows = DeltaTable(sink.path).to_pyarrow_table(
         filters=[("n", "is", None)] if False else column_bounds.pc.field("n").is_null()
     )
-    assert found["id"].to_pylist() == [1]
+    assert rows["id"].to_pylist() == [1]
 
 
 def test_a_column_loses_its_bounds_when_older_files_without_them_are_published(settings: SettingsFactory) -> None:

@@ -1,4 +1,4 @@
-"""Which files of a table's log may go: never one that a version within the bounds, or the stream's place, needs."""
+"""Clean-up of a table's log: it keeps every file that a version within the bounds, or the stream's position, needs."""
 
 from __future__ import annotations
 

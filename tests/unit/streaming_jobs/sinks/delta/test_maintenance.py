@@ -1,4 +1,4 @@
-"""What keeps a table's files and log bounded, on real tables, without a JVM."""
+"""Maintenance keeps a table's files and log bounded, on real tables, without a JVM."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ def test_merges_that_rewrite_a_table_are_cleaned_up_by_bytes_and_not_by_commits(
 ) -> None:
     """Forty merges of random keys write forty tables; the regular look comes after fifty."""
     monkeypatch.setattr(orphan_files, "_AT_LEAST", 0.0)  # a reader has no minute here
-    own = TableSettings(deleted_files_max_mb=2)
+    bounds = TableSettings(deleted_files_max_mb=2)
     upserts = ensure_sink(settings(), Declared("u", keys=["k"]), "s", KEYED, generation=1)
-    upkeep = TableMaintenance(upserts, own, 1)
+    upkeep = TableMaintenance(upserts, bounds, 1)
     most = 0
     for batch in range(40):
         rows = pa.table({"k": list(range(8)), "text": [os.urandom(30_000).hex() for _ in range(8)]})
@@ -137,7 +137,7 @@ def test_merges_that_rewrite_a_table_are_cleaned_up_by_bytes_and_not_by_commits(
 def test_a_damaged_log_puts_upkeep_off_and_ends_no_stream(
     sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, text: bytes
 ) -> None:
-    """The batch is committed by then. What was put off is told until it succeeds."""
+    """The batch is committed by then. A task that was put off is reported until it succeeds."""
     upkeep = TableMaintenance(sink, TableSettings(), 1)
     for batch in range(49):
         append(sink, batch)

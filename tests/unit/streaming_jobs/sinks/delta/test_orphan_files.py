@@ -1,4 +1,4 @@
-"""Files that no version of a table lists: which may go, and that no listed one ever does."""
+"""Files that no version of a table lists: the choice of those to delete, which never includes a listed one."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def test_no_listed_file_goes_whatever_its_folder_is_called_and_however_old_it_is
     for file in data(sink):
         os.utime(file, (0, 0))
     assert upkeep(sink, deleted_file_retention="0 s", deleted_files_max_mb=0).remove_unlisted() == 0
-    found = DeltaTable(sink.path).to_pyarrow_table().sort_by([("n", "ascending"), ("k", "ascending")]).to_pylist()
-    assert found == [{"k": k, "n": n} for n in range(7) for k in sorted(AWKWARD)]
+    rows = DeltaTable(sink.path).to_pyarrow_table().sort_by([("n", "ascending"), ("k", "ascending")]).to_pylist()
+    assert rows == [{"k": k, "n": n} for n in range(7) for k in sorted(AWKWARD)]
 
 
 @pytest.mark.parametrize("batches", [3, 12])  # removals that only the log's commits tell of, and a checkpoint
@@ -199,8 +199,8 @@ def file(age: float, size: int = MB, *, removed: bool = True) -> Unlisted:
     ],
 )
 def test_which_files_are_due(files: list[Unlisted], max_bytes: int, gone: list[float]) -> None:
-    found = due(files, now=NOW, retention=HOUR, max_bytes=max_bytes)
-    assert [NOW - one.since for one in found] == gone
+    due_files = due(files, now=NOW, retention=HOUR, max_bytes=max_bytes)
+    assert [NOW - one.since for one in due_files] == gone
 
 
 @pytest.mark.parametrize(

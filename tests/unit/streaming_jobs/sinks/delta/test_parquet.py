@@ -21,8 +21,8 @@ def stats(folder: Path, **columns: Any) -> dict[str, Any]:
 
 
 def test_records_nulls_and_bounds_are_counted_over_all_row_groups(tmp_path: Path) -> None:
-    found = stats(tmp_path, n=[5, None, -3, 8, None], d=[date(2024, 2, 29), None, None, None, date(1, 1, 1)])
-    assert found == {
+    described = stats(tmp_path, n=[5, None, -3, 8, None], d=[date(2024, 2, 29), None, None, None, date(1, 1, 1)])
+    assert described == {
         "numRecords": 5,
         "minValues": {"n": -3, "d": "0001-01-01"},
         "maxValues": {"n": 8, "d": "2024-02-29"},
@@ -31,8 +31,8 @@ def test_records_nulls_and_bounds_are_counted_over_all_row_groups(tmp_path: Path
 
 
 def test_a_column_of_nulls_has_a_count_and_no_bounds(tmp_path: Path) -> None:
-    found = stats(tmp_path, n=pa.array([None, None, None], pa.int64()))
-    assert (found["nullCount"], found["minValues"], found["maxValues"]) == ({"n": 3}, {}, {})
+    described = stats(tmp_path, n=pa.array([None, None, None], pa.int64()))
+    assert (described["nullCount"], described["minValues"], described["maxValues"]) == ({"n": 3}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -50,40 +50,40 @@ def test_times_are_widened_to_whole_milliseconds_within_the_calendar(
     tmp_path: Path, at: str, low: str, high: str
 ) -> None:
     zoned = datetime.fromisoformat(at).replace(tzinfo=UTC)
-    found = stats(tmp_path, t=pa.array([zoned], pa.timestamp("us", "UTC")))
-    assert (found["minValues"]["t"], found["maxValues"]["t"]) == (f"{low}Z", f"{high}Z")
-    found = stats(tmp_path, t=pa.array([datetime.fromisoformat(at)], pa.timestamp("us")))
-    assert (found["minValues"]["t"], found["maxValues"]["t"]) == (low, high)
+    described = stats(tmp_path, t=pa.array([zoned], pa.timestamp("us", "UTC")))
+    assert (described["minValues"]["t"], described["maxValues"]["t"]) == (f"{low}Z", f"{high}Z")
+    described = stats(tmp_path, t=pa.array([datetime.fromisoformat(at)], pa.timestamp("us")))
+    assert (described["minValues"]["t"], described["maxValues"]["t"]) == (low, high)
 
 
 def test_a_day_that_sparks_calendar_lacks_is_between_its_neighbours(tmp_path: Path) -> None:
     at = datetime(1582, 10, 10, 12, tzinfo=UTC)
-    found = stats(tmp_path, d=[at.date()], t=pa.array([at], pa.timestamp("us", "UTC")))
-    assert found["minValues"] == {"d": "1582-10-04", "t": "1582-10-04T00:00:00.000Z"}
-    assert found["maxValues"] == {"d": "1582-10-15", "t": "1582-10-15T00:00:00.000Z"}
+    described = stats(tmp_path, d=[at.date()], t=pa.array([at], pa.timestamp("us", "UTC")))
+    assert described["minValues"] == {"d": "1582-10-04", "t": "1582-10-04T00:00:00.000Z"}
+    assert described["maxValues"] == {"d": "1582-10-15", "t": "1582-10-15T00:00:00.000Z"}
 
 
 def test_only_columns_that_have_bounds_at_all_are_described(tmp_path: Path) -> None:
     table = pa.table({"n": [1], "a.b": [2], "s": [{"n": 3}], "a": [{"b": 4}], "text": ["x"]})
     pq.write_table(table, tmp_path / "a.parquet")
-    found = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n", "a.b"])
-    assert found["minValues"] == found["maxValues"] == {"n": 1, "a.b": 2}
+    described = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n", "a.b"])
+    assert described["minValues"] == described["maxValues"] == {"n": 1, "a.b": 2}
 
 
 def test_a_footer_without_statistics_is_made_up_for_by_the_rows(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [4, None, 2]}), tmp_path / "a.parquet", write_statistics=False)
-    found = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n"])
-    assert (found["nullCount"], found["minValues"], found["maxValues"]) == ({"n": 1}, {"n": 2}, {"n": 4})
+    described = statistics(tmp_path / "a.parquet", pq.read_metadata(tmp_path / "a.parquet"), ["n"])
+    assert (described["nullCount"], described["minValues"], described["maxValues"]) == ({"n": 1}, {"n": 2}, {"n": 4})
 
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), min_size=1, max_size=9))
 def test_no_value_lies_outside_its_bounds(tmp_path_factory: pytest.TempPathFactory, values: list[int | None]) -> None:
-    found = stats(tmp_path_factory.mktemp("bounds"), n=pa.array(values, pa.int64()))
+    described = stats(tmp_path_factory.mktemp("bounds"), n=pa.array(values, pa.int64()))
     there = [v for v in values if v is not None]
-    assert found["nullCount"]["n"] == len(values) - len(there)
+    assert described["nullCount"]["n"] == len(values) - len(there)
     if there:
-        assert (found["minValues"]["n"], found["maxValues"]["n"]) == (min(there), max(there))
+        assert (described["minValues"]["n"], described["maxValues"]["n"]) == (min(there), max(there))
 
 
 def test_each_file_is_named_from_the_table_and_counted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a table cannot hold becomes a dead letter, on the driver's way, before anything is written."""
+"""Rows that a table cannot hold become dead letters, on the driver's way, before anything is written."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def text(values: Sequence[bytes | None]) -> pa.Array:
 
 
 def nested(values: Sequence[bytes | None], first: int = 0) -> pa.Table:
-    """Rows with a value in the text, in a struct, in a list, as a map's key, and as a map's value: one place a row."""
+    """Rows with a value in the text, in a struct, in a list, as a map's key and as its value: one place per row."""
     rows: list[pa.Table] = []
     count = len(values)
     for place in range(1 if None in values else 5):  # no map has a null for a key
@@ -111,7 +111,7 @@ TIMES = StructType(
 
 
 def times(days: Sequence[int]) -> pa.Table:
-    """Each of the days in each of seven places, one place a row, and a row of nulls."""
+    """Each of the days in each of seven places, one place per row, and a row of nulls."""
     fine, rows = 19_723, []
     at, local = pa.timestamp("us", "UTC"), pa.timestamp("us")
     for place in range(7):
@@ -143,8 +143,8 @@ def test_dates_and_times_outside_of_the_calendar_are_found_wherever_they_are() -
     assert set(bad[REASON_COLUMN].to_pylist()) == {"time_out_of_range"}
     within = times([-719_162, 2_932_896])
     assert refused_rows.split(Declared("t"), TIMES, within)[0] is within
-    said = [json.loads(letter["value"]) for letter in letters(bad)]
-    assert [one["day"] for one in said[:2]] == ["10000-01-01", "0000-12-31"]
+    values = [json.loads(letter["value"]) for letter in letters(bad)]
+    assert [one["day"] for one in values[:2]] == ["10000-01-01", "0000-12-31"]
 
 
 @pytest.mark.parametrize("keys", [(), ("id",)], ids=["append", "upsert"])
@@ -163,9 +163,9 @@ def test_a_year_that_python_has_not_leaves_the_table_readable(settings: Settings
 
 
 def test_a_dead_letter_shows_any_time_that_a_row_without_its_key_has() -> None:
-    said = [json.loads(letter["value"]) for letter in letters(times([0, *OUTSIDE]))]
-    assert [one["day"] for one in said[:3]] == ["1970-01-01", "10000-01-01", "0000-12-31"]
-    assert said[5]["at"] == "1970-01-01 00:00:00.000000Z" and said[6]["at"] == "10000-01-01 00:00:00.000000Z"
+    values = [json.loads(letter["value"]) for letter in letters(times([0, *OUTSIDE]))]
+    assert [one["day"] for one in values[:3]] == ["1970-01-01", "10000-01-01", "0000-12-31"]
+    assert values[5]["at"] == "1970-01-01 00:00:00.000000Z" and values[6]["at"] == "10000-01-01 00:00:00.000000Z"
 
 
 def test_rows_that_are_all_fine_are_passed_on_as_they_are() -> None:
@@ -190,17 +190,17 @@ def test_a_table_stays_readable_and_is_written_on(settings: SettingsFactory, key
     rows = nested([b"x"]).set_column(1, "text", text([b"k%d" % number for number in range(5)]))
     poisoned = rows.set_column(1, "text", text([b"\xff", b"k1", b"k7", b"\xfe\xff", b"k8"]))
     assert write(rows, 0) == []
-    said = write(poisoned, 1)
-    assert [(one["reason"], json.loads(one["value"])["text"]) for one in said] == [
+    refused = write(poisoned, 1)
+    assert [(one["reason"], json.loads(one["value"])["text"]) for one in refused] == [
         ("not_utf8", "\\xff"),
         ("not_utf8", "\\xfe\\xff"),
     ]
     assert write(rows, 2) == []
     TableMaintenance(sink, home.table, 1).compact()
-    found = QueryBuilder().register("t", DeltaTable(sink.path)).execute("SELECT text FROM t ORDER BY text").read_all()
+    stored = QueryBuilder().register("t", DeltaTable(sink.path)).execute("SELECT text FROM t ORDER BY text").read_all()
     times = 1 if keys else 2
-    assert set(pa.table(found)["text"].to_pylist()) == {"k0", "k1", "k2", "k3", "k4", "k7", "k8"}
-    assert pa.table(found)["text"].to_pylist().count("k0") == times
+    assert set(pa.table(stored)["text"].to_pylist()) == {"k0", "k1", "k2", "k3", "k4", "k7", "k8"}
+    assert pa.table(stored)["text"].to_pylist().count("k0") == times
 
 
 PARTED = StructType([StructField("k", StringType()), StructField("n", LongType())])
@@ -220,8 +220,8 @@ def test_what_cannot_name_a_partition_becomes_a_dead_letter(settings: SettingsFa
     )
     staged.commit(entry(0))
     assert staged.null_keys is not None
-    (said,) = letters(staged.null_keys)
-    assert (said["reason"], json.loads(said["value"])) == ("partition_value", {"k": value, "n": 1})
+    (letter,) = letters(staged.null_keys)
+    assert (letter["reason"], json.loads(letter["value"])) == ("partition_value", {"k": value, "n": 1})
     assert DeltaTable(sink.path).to_pyarrow_table().to_pylist() == [{"k": "a", "n": 2}]
 
 

@@ -151,7 +151,7 @@ def test_adding_a_column_changes_no_rows_and_keeps_the_position(make: Make) -> N
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("output", "named"),
     [
         (fields(k=StringType()), "column n is gone"),
         (fields(k=StringType(), n=StringType()), "column n would change from bigint to string"),
@@ -159,24 +159,24 @@ def test_adding_a_column_changes_no_rows_and_keeps_the_position(make: Make) -> N
         (fields(k=StringType(), m=LongType()), "column n is gone"),
     ],
 )
-def test_any_other_change_of_columns_is_refused_and_named(make: Make, output: StructType, said: str) -> None:
+def test_any_other_change_of_columns_is_refused_and_named(make: Make, output: StructType, named: str) -> None:
     make()
-    with pytest.raises(OutputMismatch, match=said) as refused:
+    with pytest.raises(OutputMismatch, match=named) as refused:
         make(output)
     assert "a table gains columns only" in refused.value.next_step
     assert make().handle.version() == 0
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("output", "named"),
     [
         (fields(k=StringType()), "column n is missing"),
         (fields(k=StringType(), n=LongType(), o=LongType()), "column o is not declared"),
         (fields(k=StringType(), n=DoubleType()), "column n is double, declared bigint"),
     ],
 )
-def test_an_output_that_is_not_what_the_table_declares_is_refused(make: Make, output: StructType, said: str) -> None:
-    with pytest.raises(OutputMismatch, match=said):
+def test_an_output_that_is_not_what_the_table_declares_is_refused(make: Make, output: StructType, named: str) -> None:
+    with pytest.raises(OutputMismatch, match=named):
         make(output, schema=OUTPUT)
 
 
@@ -447,7 +447,7 @@ def spark_escaped(value: str) -> str:
 
 
 def staged_files(sink: DeltaSink, values: Mapping[str | None, int]) -> Path:
-    """Files below the table as Spark's executors leave them, one a value of `k`."""
+    """Files below the table as Spark's executors leave them, one per value of `k`."""
     folder = sink.path / "g0001" / "b000000000-1a2b3c4d"
     for value, number in values.items():
         name = "__HIVE_DEFAULT_PARTITION__" if value is None else spark_escaped(value)
@@ -534,8 +534,8 @@ def test_a_reader_skips_files_by_the_statistics_of_executors_and_misses_nothing(
     sink = make(partition_by=["k"])
     actions, _ = add_actions(sink.path, staged_files(sink, {"a": 1, "b": 2, "c": 3}), ["k"], sink.bounded)
     sink.commit(entry(0), lambda _, properties: sink.commit_actions(list(actions), properties))
-    found = DeltaTable(sink.path).to_pyarrow_table(filters=[("n", "=", 2)])
-    assert found.to_pylist() == [{"k": "b", "n": 2}]
+    rows = DeltaTable(sink.path).to_pyarrow_table(filters=[("n", "=", 2)])
+    assert rows.to_pylist() == [{"k": "b", "n": 2}]
 
 
 def test_files_that_executors_wrote_are_committed_once(make: Make) -> None:

@@ -70,8 +70,8 @@ def play(
 def test_the_table_is_the_same_whatever_the_batches_of_keys_that_live_in_one_partition(
     tmp_path: Path, by_position: bool, events: list[Event], borders: list[int], seed: int
 ) -> None:
-    found, _ = play(tmp_path, events, borders, seed, by_position=by_position)
-    assert found == expected(read(events), by_position=by_position)
+    rows, _ = play(tmp_path, events, borders, seed, by_position=by_position)
+    assert rows == expected(read(events), by_position=by_position)
 
 
 @slow
@@ -94,22 +94,22 @@ def test_events_with_an_order_may_come_from_any_partition_in_any_order(
 @pytest.mark.parametrize("batches", [1, 2])
 def test_every_value_has_its_place_in_the_order(settings: SettingsFactory, kind: DataType, batches: int) -> None:
     tables = Tables.make(settings(), types={"k": LongType(), "at": kind, "value": LongType()})
-    found = pairs(HOSTILE[kind])
+    sampled = pairs(HOSTILE[kind])
     at = tables.sink.handle.schema().to_arrow()
     at_type = pa.schema(at).field("at").type
     halves = []
     for place in (0, 1):
         columns = {
-            "k": pa.array(range(len(found)), pa.int64()),
-            "at": pa.array([pair[place] for pair in found], at_type),
-            "value": pa.array([place] * len(found), pa.int64()),
-            POSITION_COLUMN: pa.array([place] * len(found), pa.int64()),
-            DELETE_COLUMN: pa.array([False] * len(found)),
+            "k": pa.array(range(len(sampled)), pa.int64()),
+            "at": pa.array([pair[place] for pair in sampled], at_type),
+            "value": pa.array([place] * len(sampled), pa.int64()),
+            POSITION_COLUMN: pa.array([place] * len(sampled), pa.int64()),
+            DELETE_COLUMN: pa.array([False] * len(sampled)),
         }
         halves.append(pa.table(columns))
     for rows in halves if batches == 2 else [pa.concat_tables(reversed(halves))]:
         tables.upsert(rows, by_position=True)
-    assert tables.shown() == {key: int(pair[2] >= 0) for key, pair in enumerate(found)}
+    assert tables.shown() == {key: int(pair[2] >= 0) for key, pair in enumerate(sampled)}
 
 
 def one(key: int, at: float | None, n: int = 0, *, delete: bool = False, place: int = 0) -> list[tuple[int, Event]]:
@@ -201,10 +201,10 @@ def test_the_position_is_no_part_of_what_the_function_returns(settings: Settings
     with pytest.raises(UsageError, match="order_by 'att' is not a column of its rows") as refused:
         ensure_sink(settings(), misspelt, STREAM, with_position, generation=1)
     assert "at" in refused.value.next_step
-    own = StructType([*output.fields, StructField(POSITION_COLUMN, LongType())])
+    taken = StructType([*output.fields, StructField(POSITION_COLUMN, LongType())])
     with pytest.raises(UsageError, match="the column name _position is taken"):
-        ensure_sink(settings(), Declared("others", keys=["k"], order_by=["at"]), STREAM, own, generation=1)
-    assert ensure_sink(settings(), Declared("plain"), STREAM, own, generation=1).schema == own
+        ensure_sink(settings(), Declared("others", keys=["k"], order_by=["at"]), STREAM, taken, generation=1)
+    assert ensure_sink(settings(), Declared("plain"), STREAM, taken, generation=1).schema == taken
 
 
 def test_rows_without_a_key_stay_as_the_function_returned_them(settings: SettingsFactory) -> None:
@@ -250,8 +250,10 @@ def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFa
     )
     sink = ensure_sink(settings(), declared, STREAM, output, generation=1)
     assert declared.deletes is not None
-    kept = ensure_sink(settings(), declared.deletes, STREAM, schemas.remembered_deletes(declared, output), generation=1)
-    tables = Tables(sink, kept)
+    delete_table = ensure_sink(
+        settings(), declared.deletes, STREAM, schemas.remembered_deletes(declared, output), generation=1
+    )
+    tables = Tables(sink, delete_table)
 
     def events(*rows: tuple[int, str, int, bool]) -> pa.Table:
         k, p, at, gone = zip(*rows, strict=True)
@@ -262,5 +264,5 @@ def test_several_keys_and_partitions_are_looked_up_together(settings: SettingsFa
     tables.upsert(
         events((1, "a", 1, False), (1, "b", 1, False), (2, "a", 9, False), (1, "c", 4, True)), by_position=False
     )
-    found = DeltaTable(sink.path).to_pyarrow_table().select(["k", "p", "at"]).to_pylist()
-    assert sorted(tuple(row.values()) for row in found) == [(1, "a", 1), (1, "c", 5), (2, "a", 9)]
+    stored = DeltaTable(sink.path).to_pyarrow_table().select(["k", "p", "at"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in stored) == [(1, "a", 1), (1, "c", 5), (2, "a", 9)]

@@ -47,7 +47,7 @@ def test_rows_without_null_keys_are_passed_on_as_they_are() -> None:
 @given(batches)
 def test_of_each_key_the_row_with_the_greatest_order_stays(rows: pa.Table) -> None:
     whole, _ = split_null_keys(rows, ["k", "j"])
-    kept = last_per_key(whole, ["k", "j"], ["at", "n"])
+    last = last_per_key(whole, ["k", "j"], ["at", "n"])
 
     def order(r: dict[str, int | None]) -> tuple[int, int]:
         return (-100 if r["at"] is None else r["at"], r["n"] or 0)
@@ -55,9 +55,9 @@ def test_of_each_key_the_row_with_the_greatest_order_stays(rows: pa.Table) -> No
     expected = {}
     for r in sorted(whole.to_pylist(), key=order):
         expected[r["k"], r["j"]] = r
-    assert {(r["k"], r["j"]): r for r in kept.to_pylist()} == expected
-    assert kept.num_rows == len(expected)
-    assert kept.column_names == rows.column_names
+    assert {(r["k"], r["j"]): r for r in last.to_pylist()} == expected
+    assert last.num_rows == len(expected)
+    assert last.column_names == rows.column_names
 
 
 def test_a_null_in_the_order_loses_against_every_value() -> None:
