@@ -387,10 +387,7 @@ def test_a_savepoint_outlives_the_declaration_of_its_tables(tmp_path: Path) -> N
     """Such a stream does not start; what it has kept can still be looked at and dropped, and nothing new is kept."""
     both = replace(STREAM, sinks={**STREAM.sinks, "copies": Declared("copies")})
 
-    class OfTwo(Life):
-        stream = both
-
-    life = OfTwo(tmp_path)
+    life = Life.begin(tmp_path, both)
     for number in range(3):
         life.batch(number)
     taken = savepoints.take(life.settings, both, life.record, 1, "purpose")
