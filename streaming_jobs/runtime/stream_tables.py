@@ -79,7 +79,7 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
         if len(stream.sources) > TOPICS:
             raise ConfigurationError(
                 f"stream {stream.name} orders table {table} by the positions of {len(stream.sources)} topics, and "
-                f"{TOPICS} can be told apart",
+                f"{TOPICS} can be distinguished",
                 "leave _source out of the output, so that rows of equal order replace each other as they arrive",
             )
         output = StructType([*output.fields, POSITION_FIELD])
