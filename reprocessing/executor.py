@@ -1,7 +1,7 @@
 """Apply, resume, abort and undo plans. One operator at a time: each holds the plan's lock and its streams' leases.
 
-What is done is in the journal, so `resume` begins with the first stage that is not. The streams are asked to stop, and
-stay stopped until the plan is over: their leases are held, and from the fence on the tables refuse every other start.
+The journal has the stages that are done, so `resume` begins with the first one that is not. The streams are stopped
+until the plan is over: their leases are held, and from the fence on the tables refuse every other start.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def recovery_of(
     *,
     replay: Callable[[RecoveryContext], Mapping[str, Any]] = replay,
 ) -> Recovery:
-    """A plan that is to be carried out; raises UsageError where `streams` are not those of the plan.
+    """The recovery that carries out a plan; raises UsageError if `streams` are not those of the plan.
 
-    `replay` runs a stream on its staging tables: an ordinary session, if nothing else is given.
+    `replay` runs a stream on its staging tables; the default is an ordinary session.
     """
     by_name = {stream.name: stream for stream in streams}
     if set(by_name) != set(plan.names):
@@ -64,9 +64,9 @@ def recovery_of(
 
 
 def apply(recovery: Recovery) -> None:
-    """Carry a plan out that was not begun, or that waits for nothing but confirmation.
+    """Carry out a plan that was not begun, or that only waits for confirmation.
 
-    Raises UsageError for any other one, and for a stale one.
+    Raises UsageError for a plan in any other state, and for one that no longer holds.
     """
     plan, outcome = recovery.plan, recovery.journal.outcome
     if outcome == "waits for confirmation":
@@ -74,20 +74,20 @@ def apply(recovery: Recovery) -> None:
         return
     if outcome != "planned":
         raise UsageError(f"plan {plan.id} was applied already: it is {outcome}", next_step(plan.id, outcome))
-    words = [
+    changes = [
         each
         for context in recovery.each()
         for each in moved(context.plan, planning_snapshot(context.settings, context.stream, context.topics).world)
     ]
-    if words:
-        raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(words)}", "make a new plan")
+    if changes:
+        raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(changes)}", "make a new plan")
     resume(recovery)
 
 
 def resume(recovery: Recovery) -> None:
-    """Go on with the first stage that is not done; nothing is done twice. A plan that is over is left alone.
+    """Continue with the first stage that is not done; nothing is done twice. A published plan is left as it is.
 
-    Raises UsageError when it was aborted, when another plan of a stream is under way, or when the code is another.
+    Raises UsageError if it was aborted, if another plan of a stream is under way, or if the code has changed.
     """
     settings, plan = recovery.settings, recovery.plan
 
@@ -129,7 +129,7 @@ def _run(recovery: Recovery, stage: Stage) -> None:
 
 
 def give_up(recovery: Recovery) -> None:
-    """Abort a plan that has published nothing: its streams go on as they were, one generation later."""
+    """Abort a plan that has published nothing: its streams continue as they were, one generation later."""
     settings, plan, journal = recovery.settings, recovery.plan, recovery.journal
 
     def check() -> None:
@@ -144,7 +144,7 @@ def give_up(recovery: Recovery) -> None:
                 )
 
     with _only_operator(settings, plan):
-        if journal.outcome == "planned":  # nothing was begun, so nothing has to stop
+        if journal.outcome == "planned":  # nothing was begun, so no stream has to stop
             journal.write("abort", "done")
             _let_start(recovery)
             return
@@ -159,7 +159,7 @@ def give_up(recovery: Recovery) -> None:
 
 
 def undone_by(settings: Settings, plan: RecoveryPlan) -> str | None:
-    """The plan that has taken a published one back and was not taken back itself."""
+    """The plan that has undone a published one and was not undone itself."""
     for name in names_of(settings, plan.names[0]):
         if journal_of(settings, name).outcome != "published":
             continue
@@ -170,7 +170,7 @@ def undone_by(settings: Settings, plan: RecoveryPlan) -> str | None:
 
 
 def under_way(settings: Settings, stream: str) -> RecoveryPlan | None:
-    """The plan of this stream that is begun and not over."""
+    """The plan of this stream that was begun and is not over."""
     for name in names_of(settings, stream):
         if journal_of(settings, name).outcome not in _OVER:
             return load(settings, name)
@@ -189,12 +189,12 @@ def needed_savepoints(settings: Settings, stream: str) -> dict[str, str]:
 
 
 def report_of(settings: Settings, plan: str) -> Path:
-    """Where a plan's report lies, once it was carried out as far as it goes."""
+    """The path of a plan's report, which is written when a stage fails or the plan is over."""
     return folder(settings, plan) / "report.html"
 
 
 def _report(recovery: Recovery) -> None:
-    """What could not be written is told, and changes nothing of the outcome."""
+    """Write the report; a failure is only reported to the operator, and does not change the outcome."""
     path = report_of(recovery.settings, recovery.plan.id)
     try:
         write_report(path, recovery.plan, recovery.journal, recovery.differences)
@@ -207,13 +207,13 @@ def _crash_point(recovery: Recovery, point: str, stream: str | None = None) -> N
 
 
 def _let_start(recovery: Recovery) -> None:
-    """Take back what the plan has asked of its streams: to stop."""
+    """Remove the plan's stop requests, so that its streams may start."""
     for name in recovery.plan.names:
         stop_request.clear_for(recovery.settings, name, recovery.plan.id)
 
 
 def _refuse_other_code(context: RecoveryContext) -> None:
-    """Refuse to replay with other code than the plan names, however long the plan has lain."""
+    """Refuse to replay with other code than that of the plan, also long after the plan was made."""
     now = code_version(context.stream, context.settings.flows)
     if context.journal.done("replay") is None and now != context.plan.saw.code:
         raise UsageError(
@@ -224,9 +224,9 @@ def _refuse_other_code(context: RecoveryContext) -> None:
 
 @contextmanager
 def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
-    """Hold the plan and its streams. `check` refuses before they are stopped, and again once nobody else can act.
+    """Hold the plan and its streams. `check` may refuse before the streams are stopped, and again under their leases.
 
-    They may start again, if the plan has stopped them, when nothing was begun or the plan is over.
+    At the end the plan's stop requests are removed if nothing was begun or the plan is over.
     """
     settings, plan = recovery.settings, recovery.plan
     with _only_operator(settings, plan):
@@ -246,7 +246,7 @@ def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _leases(recovery: Recovery) -> Iterator[None]:
-    """The leases of all streams, in the order of their names: so that two recoveries never wait for each other."""
+    """Hold the leases of all streams, taken in the order of their names, so that no two recoveries block each other."""
     settings, plan = recovery.settings, recovery.plan
     began = time.monotonic()
     with ExitStack() as leases:
@@ -258,7 +258,7 @@ def _leases(recovery: Recovery) -> Iterator[None]:
 
 
 def _reached(context: RecoveryContext) -> Txn:
-    """Where the journal, or the stream's record, says that every table is."""
+    """The position that every table has reached, by the journal and the stream's record."""
     journal, plan, generation = context.journal, context.plan, context.record.generation
     if generation < plan.generation and journal.done("publish") is not None:
         return last_entry(context.own, context.stream).txn
@@ -272,5 +272,5 @@ def _only_operator(settings: Settings, plan: RecoveryPlan) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise LeaseBusy(f"somebody else is at plan {plan.id}", "wait until they are done") from error
+            raise LeaseBusy(f"another process is working on plan {plan.id}", "wait until it has ended") from error
         yield

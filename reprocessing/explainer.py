@@ -1,4 +1,4 @@
-"""A plan in words, for people. What will happen is read off the very stages that the executor runs."""
+"""A plan in words, for people. The steps are read from the same stages that the executor runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reprocessing.stages import stages_of
 from streaming_jobs.spelling import counted
 
 _COMMITS = 2
-"""Commits that a plan adds to each table's log: the fence, and the publish."""
+"""Number of commits that a plan adds to each table's log: the fence, and the publish."""
 
 
 def explain(plan: RecoveryPlan) -> str:

@@ -1,6 +1,6 @@
-"""The outcome of a plan, as a page that can be kept and sent on: `<state>/recoveries/<plan>/report.html`.
+"""The outcome of a plan, as a page that can be archived and sent: `<state>/recoveries/<plan>/report.html`.
 
-The page is whole in itself: no script, nothing loaded, every text escaped.
+The page is self-contained: no script, nothing loaded, every text escaped.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ td.n { text-align: right; font-variant-numeric: tabular-nums }
 
 
 def write_report(path: Path, plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]) -> None:
-    """Write the page anew; readable by its owner alone."""
+    """Write the page anew; only its owner can read it."""
     write_atomic(path, page(plan, journal, differences))
 
 
 def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]) -> str:
-    """The page as HTML. `differences` of the audit; where this process had none, the journal's."""
+    """The page as HTML. `differences` are those of the audit; if empty, those in the journal are shown."""
     noted = (journal.done("audit") or {}).get("differences", [])
     differences = differences or [Difference(**each) for each in noted]
     title = escape(f"Recovery {plan.id}: {journal.outcome}")
@@ -53,7 +53,7 @@ def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]
 
 
 def _steps(plan: RecoveryPlan, journal: Journal) -> str:
-    """One row per attempt at a stage: when it began, how long it took, and its outcome."""
+    """One row per attempt at a stage: its start, its duration, and its outcome."""
     rows: list[list[str]] = []
     begun = 0.0
     for line in journal.lines():

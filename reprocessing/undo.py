@@ -21,9 +21,9 @@ from streaming_jobs.stream import Stream
 def plan_undo(
     settings: Settings, streams: Mapping[str, Stream], topics: TopicReader, plan: RecoveryPlan
 ) -> RecoveryPlan:
-    """The plan that takes a published one back: to the savepoints from before it, and what came since after that.
+    """The plan that takes a published one back: to the savepoints from before it, then a replay of the records since.
 
-    Raises UsageError when it was not published, was undone already, or a savepoint is gone.
+    Raises UsageError if it was not published, was undone already, or a savepoint is gone.
     """
     journal = journal_of(settings, plan.id)
     if journal.outcome != "published":
@@ -52,7 +52,7 @@ def _savepoint_before(settings: Settings, plan: RecoveryPlan, stream: str) -> Sa
 
 
 def _refuse_later(snapshot: PlanningSnapshot, plan: RecoveryPlan) -> None:
-    """Raise UsageError where a later recovery has opened a generation; one that was given up does not count."""
+    """Raise UsageError if a later recovery has opened a generation; one that was aborted does not count."""
     generations = {each.number: each for each in snapshot.record.generations}
     number: int | None = snapshot.record.generation
     while number is not None and generations[number].aborts:

@@ -1,12 +1,12 @@
 """From a request to a plan: targets, history, bad rows, and where a replay starts. Read `planner.py` first.
 
 planner.py        from requests to a plan
-targets.py        targets become offsets, and the end of a batch
-offsets_text.py   offsets as people write them
+targets.py        from a target to offsets, and to the end of a batch
+offsets_text.py   offsets in text form
 history.py        the batches of a stream, over all of its generations
-snapshot.py       a stream as planning finds it
-offline.py        the same where no broker answers
+snapshot.py       the state of a stream at planning
+offline.py        the same without a broker
 first_bad_row.py  the batch that made the first bad row, and the code that wrote it
-conditions.py     questions about rows, in SQL
-replay_start.py   where a replay starts: a savepoint, or the very start
+conditions.py     SQL conditions on rows
+replay_start.py   the start of a replay: a savepoint, or the very start
 """

@@ -1,9 +1,9 @@
-"""Conditions that a person has written, asked of a table: how many rows, which ones, and what is wrong with them.
+"""SQL conditions that a person has written, evaluated on a table: the number of rows that meet or break them.
 
-DataFusion reads it through deltalake, without Spark (`StoredTable.readable`). Rows are counted by a filter of the
-aggregate, not of the scan: a scan passes over files by their statistics, and those that were written before may be
-wrong (decimals). What it says of a condition that it cannot ask is put into words that name the unknown column or
-function first, and another name only if that is near it.
+DataFusion reads the table through deltalake, without Spark (`StoredTable.readable`). Rows are counted by a filter of
+the aggregate, not of the scan: a scan skips files by their statistics, and statistics written by earlier versions may
+be wrong (decimals). An error of DataFusion is reworded: it names the unknown column or function first, and suggests
+another name only if that is similar.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MEANT = re.compile(r"Did you mean '(.+?)'\?")
 
 
 class UnknownColumn(UsageError):
-    """A condition names a column that the table has not."""
+    """A condition names a column that the table does not have."""
 
     def __init__(self, found: str, next_step: str, column: str) -> None:
         super().__init__(found, next_step)
@@ -38,14 +38,14 @@ class UnknownColumn(UsageError):
 
 @dataclass(frozen=True)
 class Broken:
-    """How many rows break a rule, for how many of them it is null (unknown), and some of them."""
+    """The number of rows that break a rule, the number of those for which it is null (unknown), and a sample."""
 
     rows: int
     null: int
     sample: Sequence[Mapping[str, Any]] = ()
 
     def words(self, rule: str) -> str:
-        """What is wrong, in one line; the rows shown are those for which the rule is false, if there are any."""
+        """The breach in one line; the sample has rows for which the rule is false, if there are any."""
         if self.null == self.rows:
             why = f"for {'it' if self.rows == 1 else 'all of them'} it is null (unknown)"
         else:
@@ -55,19 +55,19 @@ class Broken:
 
 
 def bad_rows(table: DeltaTable, condition: str, *, now: DeltaTable | None = None) -> int:
-    """How many rows meet the condition; raises UsageError for one that cannot be asked.
+    """The number of rows that meet the condition; raises UsageError if it cannot be evaluated.
 
-    With `now`, columns that only the table of now has are null, as its readers see them in old rows.
+    With `now`, columns that only the newest version has are null, as its readers see them in old rows.
     """
     source, tables = '"t"', {"t": table}
     if now is not None and (added := added_columns(table, now)):
         nulls = ", ".join(f'(SELECT {quoted(c)} FROM "now" WHERE FALSE) AS {quoted(c)}' for c in added)
         source, tables = f'(SELECT *, {nulls} FROM "t") AS t', {"t": table, "now": now}
-    return int(_asked(tables, f"SELECT count(*) FILTER (WHERE ({condition})) AS n FROM {source}", condition)[0]["n"])
+    return int(_evaluate(tables, f"SELECT count(*) FILTER (WHERE ({condition})) AS n FROM {source}", condition)[0]["n"])
 
 
 def added_columns(old: DeltaTable, now: DeltaTable) -> list[str]:
-    """Columns of the table as it is now that it did not have then."""
+    """Columns that the table has now and did not have in the `old` version."""
     had = columns(old)
     return [name for name in columns(now) if name not in had]
 
@@ -75,35 +75,35 @@ def added_columns(old: DeltaTable, now: DeltaTable) -> list[str]:
 def broken(table: DeltaTable, rules: Sequence[str]) -> dict[str, Broken]:
     """Rows that break each rule: a SQL condition that has to hold for every row. Unknown (null) counts as broken.
 
-    Raises UnknownColumn for a rule on a column that is not there, UsageError for any other that cannot be asked.
+    Raises UnknownColumn for a rule on a missing column, UsageError for any other rule that cannot be evaluated.
     """
     return {rule: _broken(table, rule) for rule in rules}
 
 
 def refuse_unaskable(table: DeltaTable, rules: Sequence[str]) -> None:
-    """Raise UsageError for a rule that cannot be asked of the table; no row is read."""
+    """Raise UsageError for a rule that cannot be evaluated on the table; no row is read."""
     for rule in rules:
         sql = f'SELECT count(*) AS n FROM (SELECT * FROM "t" LIMIT 0) AS t WHERE ({rule})'
-        _asked({"t": table}, sql, rule)
+        _evaluate({"t": table}, sql, rule)
 
 
 def _broken(table: DeltaTable, rule: str) -> Broken:
-    # nullif: DataFusion stops at a column that the plan calls never null, and its execution may be.
+    # nullif: DataFusion fails if a column is null that its plan declares never null.
     holds = f'SELECT nullif(({rule}), NULL) AS holds FROM "t"'
     counts = "count(*) FILTER (WHERE holds IS NOT TRUE) AS n, count(*) FILTER (WHERE holds IS NULL) AS unknown"
-    found = _asked({"t": table}, f"SELECT {counts} FROM ({holds}) AS t", rule)[0]
-    if not found["n"]:
+    counted_rows = _evaluate({"t": table}, f"SELECT {counts} FROM ({holds}) AS t", rule)[0]
+    if not counted_rows["n"]:
         return Broken(0, 0)
     names = columns(table)
     named = [name for name in names if re.search(rf"\b{re.escape(name)}\b", rule)]
     others = [name for name in names if name not in named][: max(_COLUMNS - len(named), 1)]
     shown = ", ".join(quoted(name) for name in names if name in named or name in others)
-    rows = _asked(
+    rows = _evaluate(
         {"t": table},
         f'SELECT {shown} FROM "t" WHERE ({rule}) IS NOT TRUE ORDER BY ({rule}) IS NULL LIMIT {_SAMPLE}',
         rule,
     )
-    return Broken(int(found["n"]), int(found["unknown"]), rows)
+    return Broken(int(counted_rows["n"]), int(counted_rows["unknown"]), rows)
 
 
 def columns(table: DeltaTable) -> list[str]:
@@ -112,23 +112,23 @@ def columns(table: DeltaTable) -> list[str]:
 
 
 def quoted(name: str) -> str:
-    """A column's name as SQL takes it, whatever is in it."""
+    """A column's name in quotes, with quotes in it doubled, for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def _asked(tables: Mapping[str, DeltaTable], sql: str, condition: str) -> list[dict[str, Any]]:
+def _evaluate(tables: Mapping[str, DeltaTable], sql: str, condition: str) -> list[dict[str, Any]]:
     data = QueryBuilder()
     for name, table in tables.items():
         data = data.register(name, table)
     try:
         return list(pa.table(data.execute(sql).read_all()).to_pylist())
-    except Exception as error:  # what a condition meets while it runs, deltalake raises as a plain Exception
+    except Exception as error:  # errors while a query runs, deltalake raises as a plain Exception
         known = [name for table in tables.values() for name in columns(table)]
-        raise _cannot_be_asked(condition, str(error), list(dict.fromkeys(known))) from error
+        raise _not_evaluated(condition, str(error), list(dict.fromkeys(known))) from error
 
 
-def _cannot_be_asked(condition: str, text: str, known: Sequence[str]) -> UsageError:
-    start = f"the condition '{condition}' cannot be asked: "
+def _not_evaluated(condition: str, text: str, known: Sequence[str]) -> UsageError:
+    start = f"the condition '{condition}' cannot be evaluated: "
     if match := _COLUMN.search(text):
         name = match[1].strip("'\"").removeprefix("t.").strip('"')
         exact = next((c for c in known if c.lower() == name.lower()), None)
@@ -145,14 +145,14 @@ def _cannot_be_asked(condition: str, text: str, known: Sequence[str]) -> UsageEr
     if match := _FUNCTION.search(text):
         near = _near(match[1], _MEANT.findall(text))
         return UsageError(f"{start}there is no function {match[1]}{near}", "use a function that DataFusion has")
-    said = " ".join(line for line in text.splitlines() if line and line != "caused by")
-    return UsageError(f"{start}{said[:300]}", "write a SQL condition on the table's columns")
+    reason = " ".join(line for line in text.splitlines() if line and line != "caused by")
+    return UsageError(f"{start}{reason[:300]}", "write a SQL condition on the table's columns")
 
 
 def _near(name: str, others: Sequence[str]) -> str:
-    """The nearest of some names, if it is near at all."""
-    found = [other for other in others if difflib.SequenceMatcher(None, name, other).ratio() >= _NEAR]
-    return f"; did you mean {found[0]}" if found else ""
+    """A suggestion of the most similar of some names; empty if none is similar enough."""
+    similar = [other for other in others if difflib.SequenceMatcher(None, name, other).ratio() >= _NEAR]
+    return f"; did you mean {similar[0]}" if similar else ""
 
 
 def _short(value: object) -> str:

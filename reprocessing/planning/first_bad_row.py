@@ -1,9 +1,9 @@
-"""Before the first bad row: which batch made it, and which code wrote that batch.
+"""The target before the first bad row: the batch that made the row, and the code that wrote that batch.
 
-The primary table is asked as it was after each savepoint, oldest first, and between the last clean one and the first
-bad one by halves, as far as the table's own log still shows the versions. The state of a stream may be wrong long
-before a wrong row shows, so the way back goes before the first batch of the code that wrote the bad row's batch;
-`exact` goes before that batch only.
+The condition is evaluated on the primary table after each savepoint, oldest first; then, by bisection, between the last
+clean savepoint and the first bad one, as far as the table's log still has the versions. The state of a stream may be
+wrong long before a wrong row shows, so the target is before the first batch of the code that wrote the bad row's batch;
+with `exact` it is before that batch only.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from streaming_jobs.stream import Stream
 
 
 def before_first_bad(
-    found: PlanningSnapshot, condition: str, *, exact: bool, same_code: bool = False
+    snapshot: PlanningSnapshot, condition: str, *, exact: bool, same_code: bool = False
 ) -> tuple[Target, Resolved]:
-    """Where to rewind to; raises UsageError when no row is bad, and for a condition that the table cannot be asked.
+    """The target of a rewind; raises UsageError if no row is bad, and if the condition cannot be evaluated.
 
-    Also where the code of today is what wrote the first bad row, unless with `same_code`: it would write it again.
+    Also if today's code is the one that wrote the first bad row, since it would write it again; not with `same_code`.
     """
-    table = existing_table(found.settings, found.stream.primary, found.stream.name)
+    table = existing_table(snapshot.settings, snapshot.stream.primary, snapshot.stream.name)
     bad_now = bad_rows(table.readable(), condition)
     if not bad_now:
         raise UsageError(f"no row of table {table.name} is bad: {condition}", "there is nothing to put right")
     notes: list[str] = []
-    batch = _first(found, table, condition, notes)
-    said = refuse_same_code(found, batch.code, f"wrote the first bad row, with {batch.txn},", same_code=same_code)
-    code = _first_of_code(found, batch)
+    batch = _first(snapshot, table, condition, notes)
+    remarks = refuse_same_code(snapshot, batch.code, f"wrote the first bad row, with {batch.txn},", same_code=same_code)
+    code = _first_of_code(snapshot, batch)
     start = batch if exact else code
-    view = found.view()
+    view = snapshot.view()
     txn, ends = before(start.txn, view)
     ran = f"written by code {batch.code.hash}, which ran since {code.txn}"
     are = "row is" if bad_now == 1 else "rows are"
-    notes = [f"{bad_now:,} {are} bad now; the first came with {batch.txn}, {ran}", *said, *notes]
+    notes = [f"{bad_now:,} {are} bad now; the first came with {batch.txn}, {ran}", *remarks, *notes]
     if exact and code.txn != batch.txn:
         notes.append(f"--exact: what code {batch.code.hash} wrote from {code.txn} to {batch.txn} stays as it is")
     words = f"{txn.batch if txn else -1} (before the first bad row: {condition})"
     return Target("batch", words), Resolved(txn, ends, tuple(notes))
 
 
-def refuse_same_code(found: PlanningSnapshot, code: CodeVersion, did: str, *, same_code: bool) -> list[str]:
-    """Raise UsageError where that code is the one that would run the replay; with `same_code`, a note instead.
+def refuse_same_code(snapshot: PlanningSnapshot, code: CodeVersion, did: str, *, same_code: bool) -> list[str]:
+    """Raise UsageError if `code` is the one that would run the replay; with `same_code`, return a note instead.
 
-    It is the same function that makes it the same code; a newer version of the package alone corrects no function.
+    Code with the same function is the same code; a newer version of the package alone corrects no function.
     """
-    today = found.world.code
+    today = snapshot.world.code
     if code.hash != today.hash:
         return []
     if same_code:
@@ -74,17 +74,17 @@ def refuse_same_code(found: PlanningSnapshot, code: CodeVersion, did: str, *, sa
     )
 
 
-def _first(found: PlanningSnapshot, table: StoredTable, condition: str, notes: list[str]) -> Batch:
-    """The first batch after which the table holds a bad row, as near as savepoints and the log can tell."""
-    last = found.history.last
+def _first(snapshot: PlanningSnapshot, table: StoredTable, condition: str, notes: list[str]) -> Batch:
+    """The first batch after which the table has a bad row, as exactly as savepoints and the log show it."""
+    last = snapshot.history.last
     assert last is not None
-    clean, bad = None, last.txn  # positions: clean after the one, bad after the other
+    clean, bad = None, last.txn  # positions: the table is clean after the first, bad after the second
     now = table.readable()
-    added: dict[str, str] = {}  # columns that a savepoint has not, with the newest such savepoint
-    for savepoint in found.savepoints:
-        if savepoint.txn >= bad or not in_lineage(found.record.generations, savepoint.txn):
+    added: dict[str, str] = {}  # columns that a savepoint does not have, with the newest such savepoint
+    for savepoint in snapshot.savepoints:
+        if savepoint.txn >= bad or not in_lineage(snapshot.record.generations, savepoint.txn):
             continue
-        with as_table(found.settings, found.stream, savepoint) as then:
+        with as_table(snapshot.settings, snapshot.stream, savepoint) as then:
             is_bad = bad_rows(then, condition, now=now)
             added.update((column, savepoint.id) for column in added_columns(then, now))
         if is_bad:
@@ -94,16 +94,16 @@ def _first(found: PlanningSnapshot, table: StoredTable, condition: str, notes: l
     for column, savepoint_id in added.items():
         if re.search(rf"\b{re.escape(column)}\b", condition):
             notes.append(f"savepoints up to {savepoint_id} have no column {column}: it counts as null in their rows")
-    batches = found.history.between(clean, bad)
+    batches = snapshot.history.between(clean, bad)
     if not batches:
         raise UsageError(
-            f"the first bad row came before {bad}, and the ledger no longer tells with which batch",
+            f"the first bad row came before {bad}, and the ledger no longer shows with which batch",
             f"go back to --savepoint {savepoints.name_of(clean)}" if clean else "choose another target",
         )
     low, high = -1, len(batches) - 1
-    kept = {commit.version for commit in table.commits()}
+    in_log = {commit.version for commit in table.commits()}
     while high - low > 1:
-        seen = [p for p in range(low + 1, high) if _readable(table, batches[p].versions.get(table.name), kept)]
+        seen = [p for p in range(low + 1, high) if _readable(table, batches[p].versions.get(table.name), in_log)]
         if not seen:
             break
         middle = seen[len(seen) // 2]
@@ -111,26 +111,26 @@ def _first(found: PlanningSnapshot, table: StoredTable, condition: str, notes: l
             high = middle
         else:
             low = middle
-    # Where nothing shows what lies between, the first batch after the last clean moment may be the one.
+    # If no version in between can be read, the first batch after the last clean one may have made the row.
     return batches[low + 1]
 
 
-def _readable(table: StoredTable, version: int | None, kept: set[int]) -> bool:
-    """True if a version is in the log and all of its rows are still there."""
-    return version is not None and version in kept and table.complete(version)
+def _readable(table: StoredTable, version: int | None, in_log: set[int]) -> bool:
+    """True if a version is in the log and all of its files still exist."""
+    return version is not None and version in in_log and table.complete(version)
 
 
-def _first_of_code(found: PlanningSnapshot, batch: Batch) -> Batch:
-    """The first of the batches in a row, up to this one, that the same code wrote."""
+def _first_of_code(snapshot: PlanningSnapshot, batch: Batch) -> Batch:
+    """The first batch of the unbroken run of the same code that includes this batch."""
     first = batch
-    while (earlier := found.history.before(first.txn)) is not None and earlier.code.hash == batch.code.hash:
+    while (earlier := snapshot.history.before(first.txn)) is not None and earlier.code.hash == batch.code.hash:
         first = earlier
     return first
 
 
 @contextmanager
 def as_table(settings: Settings, stream: Stream, savepoint: Savepoint) -> Iterator[DeltaTable]:
-    """The primary table at a savepoint as DataFusion reads it, for as long as it is looked at."""
+    """The primary table at a savepoint, readable for DataFusion within the block."""
     declared = stream.primary
     place = private_folder(settings.tables / "_staging") / f"look-{stream.name}-{savepoint.id}-{declared.name}"
     shutil.rmtree(place, ignore_errors=True)

@@ -1,9 +1,9 @@
 """The history of a stream: its batches in order, over all generations.
 
-A recovery opens a generation that goes on after a batch of an older one. The history is therefore a path:
+A recovery opens a generation that continues after a batch of an older one. The history is therefore a path:
 the batches of the current generation, before them those of the generation it came from up to that batch, and so on.
-What was left behind is not on the path. Lines come from the ledger beside the state; the newest may be missing there
-after a crash, so the last batch is the table's.
+Later batches of the older generation are not on the path. Lines come from the ledger beside the state; the newest may
+be missing there after a crash, so the last batch is read from the table.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PACE_OF = 2_000
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch on the path: where it ended by topic and partition, when, with which code; tables' versions then.
+    """One batch on the path: its offsets (topic -> partition -> offset), its code, and the tables' versions after it.
 
-    `seconds` is how long it took; None where that is not known.
+    `at` is its time in seconds since 1970, `seconds` its duration; None if that is not known.
     """
 
     txn: Txn
@@ -45,18 +45,18 @@ class Pace:
     per_record: float
 
     def rate(self, records: int, largest: int) -> float:
-        """Records per second over that many, in batches of `largest`."""
+        """Records per second for so many records, in batches of `largest`."""
         return records / (math.ceil(records / largest) * self.per_batch + records * self.per_record)
 
 
 class History:
-    """The path: the newest batches are known, older ones are read from the ledger, by days, as a question needs them.
+    """The path: the newest batches are known, older ones are read from the ledger, day by day, when they are needed.
 
-    Where records were skipped, the path has a batch without records that ends after them.
+    After skipped records, the path has a batch without records that ends after them.
     """
 
     def __init__(self, batches: Iterable[Batch] = (), older: Iterator[Sequence[RawLine]] | None = None) -> None:
-        self._known: list[Batch | RawLine] = list(batches)  # oldest first; a line is read when it is asked for
+        self._known: list[Batch | RawLine] = list(batches)  # oldest first; a line is decoded when it is needed
         self._older = older if older is not None else iter(())
 
     @property
@@ -72,11 +72,11 @@ class History:
         return self.last.ends if self.last else {}
 
     def append(self, batch: Batch) -> None:
-        """Add what the ledger's file does not know yet."""
+        """Add the newest batch, which the ledger file does not have yet."""
         self._known.append(batch)
 
     def newest_first(self) -> Iterator[Batch]:
-        """Every batch, back to the oldest that the ledger keeps."""
+        """Yields every batch, back to the oldest in the ledger."""
         seen = 0
         while seen < len(self._known) or self._load():
             if seen < len(self._known):
@@ -84,11 +84,11 @@ class History:
                 yield self._batch(len(self._known) - seen)
 
     def last_within(self, wanted: TopicOffsets) -> Batch | None:
-        """The last batch that read nothing from `wanted` on; None when already the first one did."""
+        """The last batch that read no record at or after `wanted`; None if already the first one did."""
         return self._last(lambda at: within(self._batch(at).ends, wanted))
 
     def at_version(self, table: str, version: int) -> Batch | None:
-        """The last batch after which the table had at most that version; replayed ones have none of their own."""
+        """The last batch after which the table had at most that version; replayed batches have no version."""
         return next((b for b in self.newest_first() if b.versions.get(table, 1 << 62) <= version), None)
 
     def up_to(self, txn: Txn) -> Batch | None:
@@ -115,7 +115,7 @@ class History:
         return batches[::-1]
 
     def numbered(self, number: int) -> Batch | None:
-        """The newest batch of that number; the border behind a skip, which reads nothing, if there is no other."""
+        """The newest batch of that number; only if there is no other, the empty batch after a skip."""
         border = None
         for batch in self.newest_first():
             if batch.txn.batch == number:
@@ -125,9 +125,9 @@ class History:
         return border
 
     def pace(self) -> Pace | None:
-        """The pace of its newest batches: a line laid through their sizes and times; None where that is not known.
+        """The pace of the newest batches: a line fitted through their sizes and times; None if that is not known.
 
-        A batch that began right after the one before it took all the time since, Spark's own part included.
+        For a batch that began right after the one before, all the time since is counted, Spark's part included.
         """
         newest: list[Batch] = []
         for batch in self.newest_first():
@@ -150,7 +150,7 @@ class History:
         return Pace(max(time - per_record * size, 0.001), per_record)
 
     def _last(self, holds: Callable[[int], bool]) -> Batch | None:
-        """The last batch for which something holds that holds for all before it."""
+        """The last batch for which `holds` is true; it is true for all before that one."""
         while not (self._known and holds(0)):
             if not self._load():
                 break
@@ -164,7 +164,7 @@ class History:
         return self._batch(low - 1) if low else None
 
     def _load(self) -> bool:
-        """Know one day more; False when there is none."""
+        """Load one more day; False if there is none."""
         day = next(self._older, None)
         if day is None:
             return False
@@ -182,7 +182,9 @@ class History:
 def lineage(generations: Sequence[Generation], days: Iterable[Sequence[RawLine]]) -> History:
     """The path from a ledger's days, newest day first; of a batch that was repeated, the newest line counts."""
     spans = generation_spans(generations)
-    batches = {number: (first - 1, last) for number, first, last in spans}  # a skip's border is before the first
+    batches = {
+        number: (first - 1, last) for number, first, last in spans
+    }  # the empty batch after a skip is before the first
 
     def on_the_path() -> Iterator[Sequence[RawLine]]:
         for day in days:
@@ -224,7 +226,7 @@ def generation_spans(generations: Sequence[Generation]) -> Iterator[tuple[int, i
 
 
 def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
-    """True if a position is on the path; the end of one generation's span counts, where the next one goes on."""
+    """True if a position is on the path, including the one just before a generation's first batch."""
     return any(
         number == txn.generation and first - 1 <= txn.batch <= last
         for number, first, last in generation_spans(generations)
@@ -232,5 +234,5 @@ def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
 
 
 def within(ends: TopicOffsets, wanted: TopicOffsets) -> bool:
-    """True if what ended there has read nothing from `wanted` on."""
+    """True if a batch that ended at `ends` has read no record at or after `wanted`."""
     return all(end <= wanted[topic].get(p, end) for topic, offsets in ends.items() for p, end in offsets.items())

@@ -1,7 +1,7 @@
-"""Planning without a broker: as far as the stream's own files tell what its topics hold.
+"""Planning without a broker, from the stream's files alone.
 
-That is enough for targets that are a batch of the stream. What else the plan says of the topics is what the record and
-the ledger say; whether it still holds is looked up when the plan is applied, as for every plan.
+They are enough for targets that are a batch of the stream. The plan's figures about the topics then come from the
+record and the ledger; like every plan, it is compared with the topics when it is applied.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 
 OF_THE_STREAM = ("batch", "table-version", "savepoint", "code")
-"""Targets for which nobody has to be asked."""
+"""Targets that need no broker."""
 
 
 def look_for_plan(settings: Settings, stream: Stream, reach: Callable[[], TopicReader]) -> PlanningSnapshot:
-    """The stream as planning finds it; where no broker can be reached, with what its files say of its topics."""
+    """The planning snapshot of a stream; if no broker can be reached, with its topics as its files have them."""
     try:
         return planning_snapshot(settings, stream, reach())
     except BrokerUnreachable as error:
@@ -33,17 +33,17 @@ def look_for_plan(settings: Settings, stream: Stream, reach: Callable[[], TopicR
         if record is None:
             raise
         reason = error
-        found = planning_snapshot(settings, stream, RememberedTopics(record, reason))
-    topics = tuple(_up_to(topic, found.history.position.get(topic.name, {})) for topic in found.around.topics)
+        snapshot = planning_snapshot(settings, stream, RememberedTopics(record, reason))
+    topics = tuple(_up_to(topic, snapshot.history.position.get(topic.name, {})) for topic in snapshot.around.topics)
     note = (
         f"no broker answered ({reason.found}): how many records there are, and whether the topics still have all of "
         "those to replay, is looked up by `recover apply`"
     )
-    return replace(found, around=replace(found.around, topics=topics), notes=(note,), unreachable=reason)
+    return replace(snapshot, around=replace(snapshot.around, topics=topics), notes=(note,), unreachable=reason)
 
 
 class RememberedTopics:
-    """The topics as the stream's record knows them; what only a broker knows raises BrokerUnreachable."""
+    """The topics as the stream's record has them; raises BrokerUnreachable for what only a broker knows."""
 
     def __init__(self, record: StreamRecord, error: BrokerUnreachable) -> None:
         self._record, self._error = record, error
@@ -54,17 +54,17 @@ class RememberedTopics:
         return None if bound is None else TopicInfo(name, bound.topic_id, len(bound.start), -1, "delete")
 
     def offsets(self, name: str) -> OffsetBounds:
-        """Where the stream began, as both ends."""
+        """The offsets of the first start, as both ends."""
         bound = self._record.topic(name)
         starts = dict(bound.start) if bound else {}
         return OffsetBounds(starts, dict(starts))
 
     def latest(self, name: str) -> dict[int, int]:
-        """Where the stream began."""
+        """The offsets of the first start."""
         return self.offsets(name).latest
 
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:  # noqa: ARG002
-        """Only the broker knows."""
+        """Raise BrokerUnreachable: only the broker knows."""
         raise only_the_broker(self._error, "which record has which time")
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Offsets as people write them: the CSV of Kafka's own tool, and a short form on the command line."""
+"""Offsets in text form: the CSV of Kafka's tool, and a short form for the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streaming_jobs.positions import TopicOffsets
 def read_offsets(path: Path) -> dict[str, dict[int, int]]:
     """Offsets by topic and partition from lines `topic,partition,offset`, as kafka-consumer-groups reads and exports.
 
-    Raises UsageError for a file that cannot be read and for a line that is no such thing.
+    Raises UsageError for a file that cannot be read and for a line of another form.
     """
     offsets: dict[str, dict[int, int]] = {}
     try:
@@ -36,12 +36,12 @@ def read_offsets(path: Path) -> dict[str, dict[int, int]]:
 
 
 def write_offsets(offsets: TopicOffsets) -> str:
-    """Offsets as such lines."""
+    """Offsets as lines `topic,partition,offset`."""
     return "".join(f"{t},{p},{o}\n" for t, each in sorted(offsets.items()) for p, o in sorted(each.items()))
 
 
 def parse_offsets(text: str, topics: Sequence[str]) -> dict[str, dict[int, int]]:
-    """`0:120,1:98` for a stream with one topic, `orders/0:120,...` for several; raises UsageError."""
+    """Parse `0:120,1:98` for a stream with one topic, `orders/0:120,...` for several; raises UsageError."""
     offsets: dict[str, dict[int, int]] = {}
     for item in text.split(","):
         place, colon, offset = item.strip().rpartition(":")

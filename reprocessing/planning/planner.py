@@ -1,6 +1,6 @@
-"""From what is asked of one or more streams to a plan: look at each, choose where its replay starts, write it all down.
+"""From the requests for one or more streams to a plan: check each, choose the start of its replay, write the plan.
 
-A target that is ahead of the stream replays nothing: what lies between is skipped.
+With a target ahead of the stream nothing is replayed: the records in between are skipped.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from streaming_jobs.state.savepoints import Savepoint
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a recovery for one stream.
+    """The request for a recovery of one stream.
 
-    `resolved` and `base`, if given, are taken instead of being worked out. With `same_code` the code that a target
-    names as wrong may be the one that runs the replay.
+    `resolved` and `base`, if given, are used as they are. With `same_code` the code that a target names as wrong may be
+    the one that runs the replay.
     """
 
     snapshot: PlanningSnapshot
@@ -44,9 +44,9 @@ class Request:
 
 
 def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | None = None) -> RecoveryPlan:
-    """The plan for these requests, each of another stream, in the order in which they are to be put right.
+    """The plan for these requests, each for another stream, in the order in which they are to be put right.
 
-    It is written to disk, and named for the first stream. Raises UsageError or PreflightRefused with the ways out.
+    It is written to disk, and named after the first stream. Raises UsageError or PreflightRefused with the ways out.
     """
     drafts = [_draft(request, undoes) for request in requests]
     name = next_id(settings, drafts[0].stream)
@@ -110,7 +110,7 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
 
 
 def _start(request: Request, resolved: Resolved) -> tuple[Base, list[str], bool]:
-    """The replay's start, what is to be said about it, and whether state is discarded."""
+    """The replay's start, notes about it, and True if state is discarded."""
     snapshot = request.snapshot
     if resolved.ahead:
         here = Base(None, snapshot.record.generation, snapshot.world.batch, snapshot.history.position)
@@ -122,7 +122,7 @@ def _start(request: Request, resolved: Resolved) -> tuple[Base, list[str], bool]
 
 
 def _words(target: Target, resolved: Resolved) -> str:
-    """The target for people; one that names code also names the batch."""
+    """The target in words; one that names code also names the batch."""
     if target.kind != "code":
         return str(target)
     return f"batch {resolved.batch.batch if resolved.batch else -1}, before code {target.value}"
@@ -144,8 +144,8 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
             if not changed:
                 raise
             notes.append(
-                f"the table has no column {error.column} yet: {rule} is asked of the rebuilt rows, and the replay ends "
-                "at once if they have none either"
+                f"the table has no column {error.column} yet: {rule} is checked on the rebuilt rows, and the replay "
+                "ends at once if they have none either"
             )
     return notes
 
@@ -156,18 +156,18 @@ def _refuse_append_only(snapshot: PlanningSnapshot) -> None:
 
 
 def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str | None) -> None:
-    """Raise UsageError where the savepoint's state does not fit the code of today, as far as that is known.
+    """Raise UsageError if the savepoint's state does not fit today's code, as far as that is known.
 
-    It is known for the code that the stream ran last. For any other code the replay finds out, before it publishes.
+    It is known for the code that the stream ran last. Any other code is checked by the replay, before it publishes.
     """
     record = snapshot.record
-    kept = next((s for s in savepoints.savepoints(snapshot.settings, record.stream) if s.id == savepoint), None)
+    saved = next((s for s in savepoints.savepoints(snapshot.settings, record.stream) if s.id == savepoint), None)
     ran = record.code[-1] if record.code else None
-    if kept is None or ran is None or ran.version != snapshot.world.code or kept.code == snapshot.world.code:
+    if saved is None or ran is None or ran.version != snapshot.world.code or saved.code == snapshot.world.code:
         return
-    if words := differences(kept.state_fingerprint, record.state_fingerprint):
+    if words := differences(saved.state_fingerprint, record.state_fingerprint):
         ways = (
-            f"deploy code {kept.code.hash} again, then: recourse recover undo {undoes}"
+            f"deploy code {saved.code.hash} again, then: recourse recover undo {undoes}"
             if undoes
             else "rebuild the state: --to-batch -1; or begin with empty state: --discard-state"
         )
@@ -190,15 +190,15 @@ def _refuse_other_topics(snapshot: PlanningSnapshot) -> None:
 
 
 def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base) -> list[str]:
-    """What people have decided since, which the replay does not know of."""
+    """Notes about decisions of people since, which the replay does not repeat: skipped ranges, accepted commits."""
     if resolved.ahead:
         return []
-    lives = {number for number, _, _ in generation_spans(snapshot.record.generations)}
+    generations = {number for number, _, _ in generation_spans(snapshot.record.generations)}
     read_now = [
         {**void, "from": max(void["from"], begin)}
         for void in snapshot.record.void_ranges
         if (begin := start.ends.get(void["topic"], {}).get(void["partition"], void["from"])) < void["to"]
-        and void.get("generation", snapshot.record.generation) in lives
+        and void.get("generation", snapshot.record.generation) in generations
     ]
     return [
         *(
@@ -213,7 +213,7 @@ def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base) -> l
 
 
 def _rate(snapshot: PlanningSnapshot, base: Base) -> float | None:
-    """Records a second that a replay from there can be expected to make; None when the ledger does not say."""
+    """Expected records per second of a replay from `base`; None if the ledger does not show it."""
     pace = snapshot.history.pace()
     latest = {(t.name, p): end for t in snapshot.around.topics for p, end in t.latest.items()}
     records = sum(max(end - base.ends.get(t, {}).get(p, 0), 0) for (t, p), end in latest.items())
@@ -222,7 +222,7 @@ def _rate(snapshot: PlanningSnapshot, base: Base) -> float | None:
 
 
 def _mean_size(snapshot: PlanningSnapshot, base: Base) -> float | None:
-    """Bytes of an average record at the replay's beginning, over the topics."""
+    """Mean size of a record in bytes at the beginning of the replay, over the topics."""
     sizes = []
     for topic in snapshot.around.topics:
         begins = {p: max(base.ends.get(topic.name, {}).get(p, 0), first) for p, first in topic.earliest.items()}

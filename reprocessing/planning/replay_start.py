@@ -1,8 +1,8 @@
-"""Where a replay starts.
+"""The start of a replay.
 
-It is the latest of: a savepoint at or before the target; the target's own batch, while Spark's log and the table's log
-still reach it (a savepoint of it is then taken at once, so that it is there when the plan is applied); the very start
-of the stream, if the topics still have every record since. None of these: the plan is refused, unless it may discard
+It is the latest of: a savepoint at or before the target; the target's batch, while Spark's log and the table's log
+still reach it (a savepoint of it is then taken at once, so that it exists when the plan is applied); the very start of
+the stream, if the topics still have every record since. Without any of them the plan is refused, unless it may discard
 the state.
 """
 
@@ -21,13 +21,13 @@ from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
 
 Start = tuple[Base, list[str], bool]
-"""The base, what is to be said about it, and whether state is discarded."""
+"""The base, notes about it, and True if state is discarded."""
 
 
 def replay_start(
     snapshot: PlanningSnapshot, resolved: Resolved, base: Savepoint | None, *, discard_state: bool
 ) -> Start:
-    """The start of a replay to `resolved`, from `base` if that is given; raises UsageError with the ways out."""
+    """The start of a replay for the target `resolved`, from `base` if given; raises UsageError with the ways out."""
     if base is None:
         return _base(snapshot, resolved, discard_state=discard_state)
     if gone := _lost(base.ends, snapshot):
@@ -39,12 +39,12 @@ def _base(snapshot: PlanningSnapshot, resolved: Resolved, *, discard_state: bool
     name, record = snapshot.stream.name, snapshot.record
     wanted = resolved.batch
     if wanted is not None:
-        kept = [s for s in snapshot.savepoints if in_lineage(record.generations, s.txn) and s.txn <= wanted]
-        kept = [s for s in kept if not _lost(s.ends, snapshot)]
-        if (not kept or kept[-1].txn < wanted) and (taken := _take(snapshot, wanted)) is not None:
-            kept += [taken] if not _lost(taken.ends, snapshot) else []
-        if kept:
-            return *_from_savepoint(kept[-1], wanted), discard_state
+        usable = [s for s in snapshot.savepoints if in_lineage(record.generations, s.txn) and s.txn <= wanted]
+        usable = [s for s in usable if not _lost(s.ends, snapshot)]
+        if (not usable or usable[-1].txn < wanted) and (taken := _take(snapshot, wanted)) is not None:
+            usable += [taken] if not _lost(taken.ends, snapshot) else []
+        if usable:
+            return *_from_savepoint(usable[-1], wanted), discard_state
     starts = record.starts
     gone = _lost(starts, snapshot)
     if not gone:
@@ -67,7 +67,7 @@ def _base(snapshot: PlanningSnapshot, resolved: Resolved, *, discard_state: bool
 
 
 def _ways_back(snapshot: PlanningSnapshot) -> str:
-    """The oldest moments that can still be gone back to, in words."""
+    """The oldest targets to which the stream can still return, in words."""
     ways = []
     generations, current = snapshot.record.generations, snapshot.record.generation
     for savepoint in snapshot.savepoints:
@@ -92,7 +92,7 @@ def _from_savepoint(savepoint: Savepoint, wanted: Txn) -> tuple[Base, list[str]]
 
 
 def _take(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
-    """A savepoint of the target's own batch, if the logs still show that moment."""
+    """A savepoint of the target's batch, if the logs still reach it."""
     checkpoint = StreamFolder.of(snapshot.settings, snapshot.stream.name).checkpoint(wanted.generation)
     if wanted.generation != snapshot.record.generation or wanted.batch not in cuttable(checkpoint):
         return None
@@ -106,7 +106,7 @@ def _take(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
 
 
 def _lost(ends: TopicOffsets, snapshot: PlanningSnapshot) -> str:
-    """What a replay from these offsets would miss, in words; empty if nothing."""
+    """The first range that a replay from these offsets would miss, in words; empty if there is none."""
     for topic in snapshot.around.topics:
         for partition, first in topic.earliest.items():
             begin = ends.get(topic.name, {}).get(partition)

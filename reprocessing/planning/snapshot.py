@@ -1,4 +1,4 @@
-"""A stream as planning finds it: its record, its tables and topics, its history, its savepoints."""
+"""The snapshot that planning takes of a stream: its record, its tables and topics, its history, its savepoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from streaming_jobs.stream import Stream
 
 @dataclass(frozen=True)
 class PlanningSnapshot:
-    """A stream as planning finds it; `unreachable` where no broker answered (`offline.py`)."""
+    """A stream at the moment of planning; `unreachable` is the error if no broker answered (`offline.py`)."""
 
     settings: Settings
     stream: Stream
@@ -42,7 +42,7 @@ class PlanningSnapshot:
 
     @cached_property
     def world(self) -> PlannedAgainst:
-        """What a plan keeps of it; raises UsageError where there is nothing to put right."""
+        """The part that a plan stores; raises UsageError if there is nothing to put right."""
         if self.history.last is None:
             raise UsageError(f"stream {self.stream.name} has not run a batch yet", "there is nothing to put right")
         last = self.history.last.txn
@@ -56,7 +56,7 @@ class PlanningSnapshot:
         )
 
     def view(self) -> View:
-        """What resolving a target looks at."""
+        """The view that a target is resolved on."""
         return View(
             record=self.record,
             history=self.history,
@@ -67,7 +67,7 @@ class PlanningSnapshot:
         )
 
     def _tables(self) -> list[SawTable]:
-        found = []
+        tables = []
         for declared, role in all_tables(self.stream):
             table = open_table(self.settings, declared, self.stream.name)
             if table is None and role == "deletes":  # the stream has not run since it remembers deletes
@@ -76,7 +76,7 @@ class PlanningSnapshot:
                 raise PreflightRefused(f"table {declared.name} is gone", "put it back from a copy")
             table.check_one_commit()
             files, size = table.size()
-            found.append(
+            tables.append(
                 SawTable(
                     name=declared.name,
                     role=role,
@@ -87,11 +87,11 @@ class PlanningSnapshot:
                     mode=declared.mode,
                 )
             )
-        return found
+        return tables
 
 
 def planning_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> PlanningSnapshot:
-    """Gather everything; raises UsageError for a stream that has never run. Takes no lease and changes nothing."""
+    """Take the snapshot; raises UsageError for a stream that has never run. Takes no lease and changes nothing."""
     record = stream_record.load(settings, stream.name)
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to put right")
@@ -106,12 +106,12 @@ def planning_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -
     )
 
 
-def refuse_fenced(found: PlanningSnapshot) -> None:
-    """Raise PreflightRefused when another recovery has fenced a table and is not over."""
-    for table in found.around.tables:
+def refuse_fenced(snapshot: PlanningSnapshot) -> None:
+    """Raise PreflightRefused if another recovery has fenced a table and is not over."""
+    for table in snapshot.around.tables:
         if table.entry is not None and (
             table.entry.kind == "fence"
-            or (table.entry.kind == "publish" and table.entry.generation > found.record.generation)
+            or (table.entry.kind == "publish" and table.entry.generation > snapshot.record.generation)
         ):
             raise PreflightRefused(
                 f"the recovery plan {table.entry.plan} of table {table.name} is under way",

@@ -1,14 +1,14 @@
-"""Targets of a recovery. Every one becomes exact offsets per partition and the end of one batch at or before them.
+"""Targets of a recovery. Each is resolved to exact offsets per partition and the end of one batch at or before them.
 
-    earliest, latest            the topic's first record that is left; its end
-    offsets, file               per partition; the file is the CSV of Kafka's own tool: topic,partition,offset
+    earliest, latest            the topic's first retained record; its end
+    offsets, file               per partition; the file is the CSV of Kafka's tool: topic,partition,offset
     shift-by N                  N records from the stream's position, in each partition; back is negative
     duration, datetime          the first record at or after a time; a datetime names its zone; a partition that has
                                 no such record stays where the stream is
     batch N, table-version V    the end of a batch, or of the batch that made a version of the primary table
     savepoint, code             a savepoint; before the first batch of a version of the code
 
-Offsets outside of what the topic holds are moved to its edge, and the plan says so. If every partition
+Offsets outside of the topic's retained range are moved to its edge, and the plan notes it. If every partition
 of a target is at or ahead of the stream, and at least one ahead, the plan skips the records between.
 """
 
@@ -47,7 +47,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Target:
-    """A target as text; raises UsageError for a kind that there is not."""
+    """A target in text form; raises UsageError for an unknown kind."""
 
     kind: Kind
     value: str = ""
@@ -62,10 +62,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A target in the stream's own terms: the batch after which all is replayed (None: from the very start).
+    """A target resolved on the stream: the batch after which all is replayed (None: from the very start).
 
-    `wanted` are the offsets asked for, `notes` say in words what was moved and why. With `ahead` it goes forward to
-    `wanted`, and there is no batch.
+    `wanted` are the offsets of the target, `notes` the changes to them, in words. With `ahead` the stream skips forward
+    to `wanted`, and there is no batch.
     """
 
     batch: Txn | None
@@ -76,7 +76,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class View:
-    """The stream as resolving a target sees it.
+    """The facts about a stream on which a target is resolved.
 
     `now` in seconds since 1970; `for_time` gives the offsets for a topic and a time in ms.
     """
@@ -91,19 +91,19 @@ class View:
 
     @property
     def position(self) -> TopicOffsets:
-        """Where the stream's last batch ended."""
+        """The offsets at which the stream's last batch ended."""
         if self.history.last is None:
             raise UsageError(f"stream {self.record.stream} has not run a batch yet", "there is nothing to put right")
         return self.history.position
 
     @property
     def starts(self) -> TopicOffsets:
-        """Where the stream began."""
+        """The offsets of the stream's first start."""
         return self.record.starts
 
 
 def resolve(target: Target, view: View) -> Resolved:
-    """The batch that the stream goes back to; raises UsageError for a target that cannot be."""
+    """The target resolved to a batch or to offsets ahead; raises UsageError for one that cannot be reached."""
     if target.kind == "savepoint":
         return _savepoint(target.value, view)
     if target.kind in ("batch", "table-version", "code"):
@@ -115,7 +115,7 @@ def resolve(target: Target, view: View) -> Resolved:
 
 
 def at_or_before(wanted: TopicOffsets, view: View) -> Resolved:
-    """The last batch that read nothing from these offsets on."""
+    """The last batch that read no record at or after these offsets."""
     border: Batch | Savepoint | None = view.history.last_within(wanted)
     notes = list(view.notes)
     if border is None:  # the ledger may not reach back that far
@@ -154,7 +154,7 @@ def _at_time(at: float, view: View) -> dict[str, dict[int, int]]:
         offsets = wanted[topic.name] = dict(view.for_time(topic.name, int(at * 1000)))
         late = [p for p, offset in offsets.items() if offset >= topic.latest.get(p, 0)]
         dated = dated or len(late) < len(offsets)
-        for partition in late:  # a time that no record answers to says nothing about what was not read yet
+        for partition in late:  # such a time is no request to skip the records that are not read yet
             here = view.position.get(topic.name, {}).get(partition, topic.earliest.get(partition, 0))
             offsets[partition] = min(offsets[partition], here)
         if late:
@@ -185,7 +185,7 @@ def _instant(target: Target, now: float) -> float:
 
 
 def _complete(offsets: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
-    """Every partition that the stream reads has to be named, and nothing else."""
+    """Raise UsageError unless the offsets name exactly the partitions that the stream reads."""
     for topic, position in view.position.items():
         missing = sorted(set(position) - set(offsets.get(topic, {})))
         if missing:
@@ -201,7 +201,7 @@ def _complete(offsets: dict[str, dict[int, int]], view: View) -> dict[str, dict[
 
 
 def _clamped(wanted: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
-    """Within what the topic holds; each move is noted."""
+    """The offsets, moved into the topic's retained range; each move is noted."""
     known = {topic.name: topic for topic in view.topics}
     for topic, each in wanted.items():
         for partition, offset in each.items():
@@ -215,7 +215,7 @@ def _clamped(wanted: dict[str, dict[int, int]], view: View) -> dict[str, dict[in
 
 
 def _behind(wanted: dict[str, dict[int, int]], view: View) -> bool:
-    """True if this goes back; a partition that is ahead of the stream then stays where the stream is, which is noted.
+    """True if the target rewinds; a partition ahead of the stream then stays where the stream is, which is noted.
 
     Raises UsageError for the stream's own position.
     """
@@ -270,9 +270,9 @@ def _batch(target: Target, view: View) -> Resolved:
 
 
 def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
-    """The end of the last batch before a position, and its offsets; None and the start where there was none.
+    """The last batch before a position, and its end offsets; None and the offsets of the start if there was none.
 
-    Raises UsageError when neither ledger nor savepoints reach back to it.
+    Raises UsageError if neither ledger nor savepoints reach back to it.
     """
     batch = view.history.before(txn)
     if batch is not None:
@@ -288,9 +288,9 @@ def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
 
 
 def named_code(text: str, record: StreamRecord) -> CodeSince:
-    """The newest code of that hash, or of one that begins so, and since when it ran without a break; raises UsageError.
+    """The newest code whose hash begins with `text`, from the start of its unbroken run; raises UsageError if none.
 
-    Another version of the package is no break: the function is the same.
+    A change of the package's version does not break a run: the function is the same.
     """
     codes = record.code
     at = max((i for i, code in enumerate(codes) if text and code.hash.startswith(text)), default=None)
@@ -326,5 +326,5 @@ def _words(offsets: TopicOffsets) -> str:
 
 
 def instant_words(at: float) -> str:
-    """A time as the plan shows it, UTC."""
+    """A time in the form that plans show, UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

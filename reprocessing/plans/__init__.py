@@ -1,1 +1,1 @@
-"""What a recovery is on disk: its plan, and the journal of what was done. Read `plan.py` first."""
+"""A recovery on disk: its plan, and the journal of its stages. Read `plan.py` first."""

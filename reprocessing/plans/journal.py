@@ -1,7 +1,7 @@
-"""What a recovery has done so far: one line a step, on disk before the next begins.
+"""The journal of a recovery: one line per step, on disk before the next begins.
 
 `<state>/recoveries/<plan>/journal.jsonl`. A stage is begun, then done; a kill leaves a stage begun, and each stage may
-be run again from its beginning. A line that a kill cut off counts as not written.
+be run again from its beginning. A line that a kill cut off is ignored.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ State = Literal["begun", "done", "failed"]
 Outcome = Literal["planned", "applying", "waits for confirmation", "published", "aborting", "aborted", "refused"]
 
 NOT_CONFIRMED = "not confirmed"
-"""What the stage that asks has found when nobody said yes."""
+"""The error in the journal if publishing was not confirmed."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One step: its stage, what became of it, when (seconds since 1970), what it found, and of which stream it is.
+    """One step: its stage, its state, its time (seconds since 1970), its findings (`found`), and its stream.
 
-    A line without a stream is of all of the plan's streams: of a stage that they share, or of a plan that had only one.
+    A line without a stream is of all streams of the plan: of a stage that they share, or of a plan with only one.
     """
 
     stage: str
@@ -37,7 +37,7 @@ class Line:
     stream: str | None = None
 
     def is_of(self, stage: str, stream: str | None) -> bool:
-        """True if it tells of that stage of that stream; without a stream, of that stage of all of them."""
+        """True if the line is of that stage of that stream; without a stream, of that stage of all of them."""
         return self.stage == stage and self.stream in (None, stream)
 
 
@@ -48,7 +48,7 @@ class Journal:
     path: Path
 
     def lines(self) -> list[Line]:
-        """All whole lines, oldest first."""
+        """All complete lines, oldest first."""
         try:
             texts = self.path.read_text(encoding="utf-8").split("\n")
         except FileNotFoundError:
@@ -62,10 +62,10 @@ class Journal:
         return lines
 
     def write(
-        self, stage: str, state: State, found: Mapping[str, Any] | None = None, *, stream: str | None = None
+        self, stage: str, state: State, findings: Mapping[str, Any] | None = None, *, stream: str | None = None
     ) -> None:
         """Add a line; it is on disk when this returns."""
-        line = {"stage": stage, "state": state, "at": round(time.time(), 3), "found": dict(found or {})}
+        line = {"stage": stage, "state": state, "at": round(time.time(), 3), "found": dict(findings or {})}
         if stream is not None:
             line["stream"] = stream
         private_folder(self.path.parent)
@@ -90,12 +90,12 @@ class Journal:
         return any(line.is_of(stage, stream) for line in self.lines())
 
     def of(self, stream: str) -> StreamJournal:
-        """The journal as one stream's stages see it."""
+        """The part of the journal for the stages of one stream."""
         return StreamJournal(self, stream)
 
     @property
     def outcome(self) -> Outcome:
-        """How far the plan has come."""
+        """The outcome of the plan so far."""
         if self.done("abort") is not None:
             return "aborted"
         if self.begun("abort"):
@@ -118,9 +118,9 @@ class StreamJournal:
     journal: Journal
     stream: str
 
-    def write(self, stage: str, state: State, found: Mapping[str, Any] | None = None) -> None:
+    def write(self, stage: str, state: State, findings: Mapping[str, Any] | None = None) -> None:
         """Add a line of this stream; it is on disk when this returns."""
-        self.journal.write(stage, state, found, stream=self.stream)
+        self.journal.write(stage, state, findings, stream=self.stream)
 
     def done(self, stage: str) -> Mapping[str, Any] | None:
         """The findings of a stage that is done; None if it is not."""
@@ -132,11 +132,11 @@ class StreamJournal:
 
 
 def next_step(plan: str, outcome: Outcome) -> str:
-    """What can be done with a plan that has come so far."""
+    """The commands that are possible for a plan with this outcome."""
     abort = f"give it up: recourse recover abort {plan}"
     return {
         "planned": f"apply it: recourse recover apply {plan}",
-        "applying": f"go on with it: recourse recover resume {plan}, or {abort}",
+        "applying": f"continue it: recourse recover resume {plan}, or {abort}",
         "waits for confirmation": f"confirm it: recourse recover apply {plan} --yes, or {abort}",
         "refused": f"check again: recourse recover resume {plan}, or {abort}",
         "published": f"take it back: recourse recover undo {plan}",

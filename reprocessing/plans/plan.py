@@ -1,7 +1,7 @@
-"""The plan of a recovery: what it does with each of its streams; frozen, and shown before it is applied.
+"""The plan of a recovery for each of its streams; frozen, and shown before it is applied.
 
-What planning saw of a stream is in `saw`; `moved` says what of it is different now. That the stream has meanwhile gone
-on by itself is no difference: the replay reads to the topic's end anyway. `plan_file.py` writes plans and reads them.
+The facts about a stream at planning are in `saw`; `moved` returns what is different now. Batches that the stream has
+run since are no difference: the replay reads to the topic's end anyway. `plan_file.py` writes and reads plans.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kind = Literal["rewind", "skip"]
 
 @dataclass(frozen=True)
 class SawTable:
-    """A table as the plan saw it: Delta id, version, live files and bytes, and how the stream writes it."""
+    """A table at planning: its id, version, live files and bytes, and the mode in which the stream writes it."""
 
     name: str
     role: Literal["primary", "secondary", "deletes"]
@@ -31,7 +31,7 @@ class SawTable:
 
 @dataclass(frozen=True)
 class SawTopic:
-    """A topic as the plan saw it, offsets by partition."""
+    """A topic at planning, with its offsets by partition."""
 
     name: str
     topic_id: str
@@ -41,7 +41,7 @@ class SawTopic:
 
 @dataclass(frozen=True)
 class PlannedAgainst:
-    """What the plan rests on. `code` is the function as it is now, which the replay will run."""
+    """The facts that the plan relies on. `code` is the version of the function that the replay will run."""
 
     generation: int
     batch: int
@@ -51,15 +51,15 @@ class PlannedAgainst:
 
     @property
     def txn(self) -> Txn:
-        """Where the stream was."""
+        """The position of the stream."""
         return Txn(self.generation, self.batch)
 
 
 @dataclass(frozen=True)
 class Base:
-    """What the replay starts from: a savepoint, or nothing at all (`savepoint` None: empty state, empty tables).
+    """The start of the replay: a savepoint, or nothing (`savepoint` None: empty state, empty tables).
 
-    In a plan that goes forward it is where the stream was when the plan was made.
+    In a plan that skips forward it is the position of the stream when the plan was made.
     """
 
     savepoint: str | None
@@ -70,9 +70,9 @@ class Base:
 
 @dataclass(frozen=True)
 class Checks:
-    """What must hold before publishing: SQL conditions for every row of the primary table, and a bound on change.
+    """The checks before publishing: SQL conditions for every row of the primary table, and a bound on change.
 
-    `max_changed` is the greatest share of the published table's rows that may change, go or come; None: any.
+    `max_changed` is the largest share of the published table's rows that may change, vanish or appear; None: any.
     """
 
     rules: tuple[str, ...] = ()
@@ -84,11 +84,11 @@ NO_CHECKS = Checks()
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """What a recovery does with one stream; `id` is the recovery's, which commits, savepoints and folders name.
+    """The plan for one stream; `id` is that of the recovery, which commits, savepoints and folders name.
 
     `rewind` replays from `base` and publishes the rebuilt rows; with `discards_state` the replay starts with the base's
-    tables and empty state. `skip` goes forward: nothing is replayed, and records from `base.ends` to `wanted` are never
-    read. `staging` is the name of its folder of staging tables.
+    tables and empty state. `skip` moves forward: nothing is replayed, and records from `base.ends` to `wanted` are
+    never read. `staging` is the name of its folder of staging tables.
     """
 
     id: str
@@ -113,33 +113,33 @@ class StreamPlan:
 
     @property
     def generation(self) -> int:
-        """The generation it opens."""
+        """The generation that it opens."""
         return self.saw.generation + 1
 
     @property
     def records(self) -> int:
-        """Records to replay, as of when the plan was made."""
+        """Records to replay, counted when the plan was made."""
         return sum(end - begin for _, _, begin, end in self.ranges())
 
     @property
     def size(self) -> float | None:
-        """Bytes of keys and values to replay, from records read at its beginning; None when none could be read."""
+        """Bytes of keys and values to replay, estimated from records at its beginning; None if none could be read."""
         return None if self.record_bytes is None else self.records * self.record_bytes
 
     @property
     def seconds(self) -> float | None:
-        """How long the replay takes at the stream's own pace so far; None when that is not known."""
+        """The expected duration of the replay in seconds, at the stream's pace so far; None if that is not known."""
         return self.records / self.rate if self.rate else None
 
     def ranges(self) -> Iterator[tuple[str, int, int, int]]:
-        """(topic, partition, first offset, offset after the last) of what is replayed."""
+        """Yields the ranges to replay: (topic, partition, first offset, offset after the last)."""
         for topic in () if self.skips else self.saw.topics:
             begins = self.base.ends.get(topic.name, {})
             for partition, end in sorted(topic.latest.items()):
                 yield topic.name, partition, begins.get(partition, topic.earliest.get(partition, 0)), end
 
     def skipped(self) -> Iterator[tuple[str, int, int, int]]:
-        """(topic, partition, first offset, offset after the last) of what is never read, as of when it was made."""
+        """Yields the ranges never read, as of planning: (topic, partition, first offset, offset after the last)."""
         if not self.skips:
             return
         for topic in self.saw.topics:
@@ -169,7 +169,7 @@ class RecoveryPlan:
 
     @property
     def target(self) -> str:
-        """Where it leads, in words."""
+        """The targets, in words."""
         return "; ".join(dict.fromkeys(each.target for each in self.streams))
 
     @property
@@ -179,11 +179,11 @@ class RecoveryPlan:
 
     @property
     def records(self) -> int:
-        """Records to replay, as of when the plan was made."""
+        """Records to replay, counted when the plan was made."""
         return sum(each.records for each in self.streams)
 
     def of(self, stream: str) -> StreamPlan:
-        """What it does with a stream; raises KeyError for one that is not in it."""
+        """The plan for one stream; raises KeyError for one that is not in it."""
         for each in self.streams:
             if each.stream == stream:
                 return each
@@ -191,7 +191,7 @@ class RecoveryPlan:
 
 
 def moved(plan: StreamPlan, now: PlannedAgainst) -> list[str]:
-    """The changes since the plan was made because of which it no longer holds, in words."""
+    """The changes since planning that make the plan invalid, in words."""
     saw, changes = plan.saw, []
     if now.generation != saw.generation:
         changes.append(f"the stream is in generation {now.generation}, the plan was made in {saw.generation}")

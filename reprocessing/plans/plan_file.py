@@ -1,7 +1,7 @@
-"""Plans on disk: `<state>/recoveries/<plan>/plan.json`, and where a plan's other files lie.
+"""Plans on disk: `<state>/recoveries/<plan>/plan.json`, and the folders of a plan's other files.
 
-The fingerprint is checked when a plan is read, so a file that was edited by hand is refused. Format 1 is that of plans
-that were of one stream each; they are read as such.
+The fingerprint is checked when a plan is read, so a file that was edited by hand is refused. Plans of format 1 have one
+stream each; they can still be read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def folder(settings: Settings, plan: str) -> Path:
     return settings.state / "recoveries" / plan
 
 
-def staging(settings: Settings, plan: StreamPlan) -> Path:
-    """Where the staging tables of a plan's stream lie: beside the tables, on the same file system."""
+def staging_folder(settings: Settings, plan: StreamPlan) -> Path:
+    """The folder of the staging tables of a plan's stream: beside the tables, on the same file system."""
     return settings.tables / "_staging" / plan.staging
 
 
@@ -88,7 +88,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def names_of(settings: Settings, stream: str) -> list[str]:
-    """The plans that a stream is in, oldest first; one that cannot be read counts for the stream in its name."""
+    """The plans with a stream, oldest first; a plan that cannot be read counts for the stream in its name."""
     return [name for name in names(settings) if stream in _streams(settings, name)]
 
 
@@ -116,15 +116,15 @@ def _decoded(value: dict[str, Any]) -> RecoveryPlan:
 
 
 def _of_one_stream(value: dict[str, Any]) -> RecoveryPlan:
-    """A plan of format 1, whose stream's fields stand beside its own."""
-    its_own = {key: value.pop(key) for key in ("made_at", "undoes", "fingerprint")}
+    """A plan of format 1, in which the fields of the plan and of its stream are in one object."""
+    of_the_plan = {key: value.pop(key) for key in ("made_at", "undoes", "fingerprint")}
     kind = "skip" if value.pop("skips") else "rewind"
     only = _stream_plan({**value, "kind": kind, "staging": value["id"]})
-    return RecoveryPlan(id=value["id"], streams=(only,), **its_own)
+    return RecoveryPlan(id=value["id"], streams=(only,), **of_the_plan)
 
 
 def _as_of_one_stream(plan: RecoveryPlan) -> dict[str, Any]:
-    """The fields as format 1 has them, over which its fingerprint goes."""
+    """The fields in format 1, of which its fingerprint was made."""
     (only,) = plan.streams
     fields = {key: field for key, field in asdict(only).items() if key not in ("kind", "staging")}
     return {**fields, "skips": only.skips, "made_at": plan.made_at, "undoes": plan.undoes}

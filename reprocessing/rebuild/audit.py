@@ -1,8 +1,8 @@
-"""Before publishing: how do the rebuilt rows differ from the published ones?
+"""The difference of the rebuilt rows from the published ones, computed before publishing.
 
 DataFusion reads both tables through deltalake, without Spark (`StoredTable.readable`). A table with keys is compared
-key by key, any other as a bag of rows. What differs is counted by time too, where the table has a column of times. Of
-the rows that differ those are shown whose numbers differ most, each column measured by its own largest difference.
+key by key, any other as a multiset of rows. If the table has a time column, differences are counted by period too. The
+sample shows the rows whose numbers differ most, each column measured by its largest difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streaming_jobs.sinks.schemas import is_position
 
 _SAMPLE = 5
 _PERIODS = 10
-_FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that holds it may begin before
+_FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that contains it may begin before
 _NOTHING = "CAST(0 AS DOUBLE)"
 _TIMES = {"timestamp", "timestamp_ntz", "date"}
 _NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
@@ -31,10 +31,10 @@ _NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
 
 @dataclass(frozen=True)
 class Difference:
-    """How a rebuilt table differs from the published one. `totals` by numeric column: (published, rebuilt).
+    """The difference of a rebuilt table from the published one. `totals` by numeric column: (published, rebuilt).
 
-    `by_time`: from when on (text), rows that go, come and change; the periods are equally long, in order, and only
-    those with differences are named. Rows are `keyed` where the table has keys.
+    `by_time`: start of the period (text), then the numbers of rows that vanish, appear and change; the periods are
+    equally long, in order, and only those with differences are listed. `keyed` is True if the table has keys.
     """
 
     table: str
@@ -51,7 +51,7 @@ class Difference:
 
     @property
     def corrected(self) -> int:
-        """Rows that have other values; of rows without keys as many as go and come."""
+        """Rows with other values; without keys, pairs of a row that vanishes and one that appears."""
         return paired(self.only_old, self.only_new, self.changed, keyed=self.keyed)[0]
 
     @property
@@ -66,20 +66,20 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """Rows that change, go or come, by the published rows."""
+        """Rows that change, vanish or appear, as a share of the published rows."""
         return (self.only_old + self.only_new + self.changed) / max(self.old_rows, 1)
 
 
 def paired(gone: int, came: int, changed: int, *, keyed: bool) -> tuple[int, int, int]:
-    """(corrected, new, gone): without keys, a row that goes and one that comes are taken for one that was corrected."""
+    """(corrected, new, gone): without keys, a row that vanishes and one that appears count as one corrected row."""
     both = 0 if keyed else min(gone, came)
     return changed + both, came - both, gone - both
 
 
 def compare(table: str, old: DeltaTable, new: DeltaTable, keys: Sequence[str]) -> Difference:
-    """The difference of two tables with the same name; columns that only one has are left out.
+    """The difference of two tables with the same name; columns that only one of them has are left out.
 
-    So is the position that Recourse adds: rows of an earlier version have none.
+    The position that Recourse adds is left out too: rows of an earlier version have none.
     """
     shared = {field["name"] for field in _fields(old)}
     columns = [f for f in _fields(new) if f["name"] in shared and not _is_position(f)]
@@ -89,11 +89,11 @@ def compare(table: str, old: DeltaTable, new: DeltaTable, keys: Sequence[str]) -
     numbers = {str(f["name"]): str(f["type"]) for f in columns if _is_number(f["type"]) and f["name"] not in keys}
     totals = {name: _totals(data, table, name, kind) for name, kind in numbers.items()}
     gone, came, changed, sample = (_by_key if keys else _by_row)(data, table, names, keys, list(numbers))
-    found = Difference(table, counted["o"], counted["n"], gone, came, changed, totals, sample, keyed=bool(keys))
+    difference = Difference(table, counted["o"], counted["n"], gone, came, changed, totals, sample, keyed=bool(keys))
     when = next((str(f["name"]) for f in columns if str(f["type"]) in _TIMES), None)
     if when is None or not (gone or came or changed):
-        return found
-    return replace(found, time_column=when, by_time=_by_time(data, table, names, keys, when))
+        return difference
+    return replace(difference, time_column=when, by_time=_by_time(data, table, names, keys, when))
 
 
 def _is_number(kind: object) -> bool:
@@ -106,29 +106,29 @@ def _totals(data: QueryBuilder, table: str, name: str, kind: str) -> tuple[Any, 
     if kind not in ("float", "double"):
         scale = kind.rstrip(")").rpartition(",")[2].strip() if kind.startswith("decimal(") else "0"
         q = f"arrow_cast({q}, 'Decimal256(76, {scale})')"
-    found = _one(data, f'SELECT (SELECT sum({q}) FROM "old") AS o, (SELECT sum({q}) FROM "new") AS n', table)
-    return _plain(found["o"], kind), _plain(found["n"], kind)
+    sums = _one(data, f'SELECT (SELECT sum({q}) FROM "old") AS o, (SELECT sum({q}) FROM "new") AS n', table)
+    return _plain(sums["o"], kind), _plain(sums["n"], kind)
 
 
 def _plain(total: Any, kind: str) -> Any:
-    """A sum as the plan's journal can hold it."""
+    """A sum in a form that the journal's JSON can hold."""
     if total is None or kind in ("float", "double"):
         return total
     return f"{total:f}" if kind.startswith("decimal(") else int(total)
 
 
 def _score(data: QueryBuilder, table: str, sizes: Mapping[str, str], source: str) -> str:
-    """SQL for how much a row differs: each size as a share of the column's largest one."""
+    """SQL for the size of a row's difference: per column as a share of the largest one, summed."""
     if not sizes:
         return _NOTHING
     largest = ", ".join(f"max({size}) AS {quoted(name)}" for name, size in sizes.items())
-    found = _one(data, f"SELECT {largest} {source}", table)
-    shares = [f"coalesce({size} / {found[name]!r}, 0)" for name, size in sizes.items() if found[name]]
+    maxima = _one(data, f"SELECT {largest} {source}", table)
+    shares = [f"coalesce({size} / {maxima[name]!r}, 0)" for name, size in sizes.items() if maxima[name]]
     return " + ".join(shares) or _NOTHING
 
 
 def _finite(value: str) -> str:
-    """A number as a double; null for one that is none, or too large to be compared."""
+    """SQL for a number as a double; null if it is not finite, or too large to be compared."""
     number = f"CAST({value} AS DOUBLE)"
     return f"CASE WHEN abs({number}) < 1e300 THEN {number} END"
 
@@ -136,7 +136,7 @@ def _finite(value: str) -> str:
 def _by_time(
     data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], when: str
 ) -> list[tuple[str, int, int, int]]:
-    """What differs in at most `_PERIODS` periods; a changed row counts where it was published."""
+    """The differences in at most `_PERIODS` periods; a changed row counts in the period of its published time."""
     differing = _differing_by_key(names, keys, when) if keys else _differing_by_row(names, when)
     # In seconds from the start: DataFusion's TIMESTAMP counts nanoseconds and ends in the year 2262.
     epoch = "CAST(arrow_cast(at, 'Timestamp(Second, None)') AS BIGINT)"
@@ -164,7 +164,7 @@ def _by_time(
 
 
 def _width(seconds: int) -> int:
-    """The shortest period, in seconds, of which not too many cover that long."""
+    """The length of a period in seconds: the shortest with which `_PERIODS` of them cover the time."""
     for width in (60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 28 * 86_400, 364 * 86_400):
         if seconds <= width * (_PERIODS - 1):
             return width
@@ -192,7 +192,7 @@ def _differing_by_row(names: Sequence[str], when: str) -> str:
 
 
 def _joined(names: Sequence[str], keys: Sequence[str]) -> tuple[str, str, str]:
-    """For a join of both tables by their keys: its condition, the first key, and whether two rows differ."""
+    """SQL for a join of both tables by their keys: its condition, the first key, and the test that two rows differ."""
     on = " AND ".join(f"o.{quoted(k)} = n.{quoted(k)}" for k in keys)
     rest = [n for n in names if n not in keys]
     return (
@@ -203,7 +203,7 @@ def _joined(names: Sequence[str], keys: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _net(names: Sequence[str]) -> str:
-    """Each row that one table has more often, and how much more often the rebuilt one has it."""
+    """SQL for the rows whose counts differ, with the rebuilt table's count less the published one's."""
     columns = ", ".join(quoted(n) for n in names)
     return (
         f'SELECT {columns}, sum("__w") AS "__net" FROM (SELECT {columns}, 1 AS "__w" FROM "new" UNION ALL '
@@ -218,7 +218,7 @@ def _by_key(
     rest = [n for n in names if n not in keys]
     joined = f'FROM "old" o FULL JOIN "new" n ON {on}'
     both = f"o.{first} IS NOT NULL AND n.{first} IS NOT NULL"
-    found = _one(
+    counts = _one(
         data,
         f"SELECT count(*) FILTER (WHERE n.{first} IS NULL) AS gone, count(*) FILTER (WHERE o.{first} IS NULL) AS came, "
         f"count(*) FILTER (WHERE {both} AND ({differs})) AS changed {joined}",
@@ -242,7 +242,7 @@ def _by_key(
     )
     for row in rows:
         row.pop("__score")
-    return found["gone"], found["came"], found["changed"], rows
+    return counts["gone"], counts["came"], counts["changed"], rows
 
 
 def _by_row(
@@ -250,7 +250,7 @@ def _by_row(
 ) -> tuple[int, int, int, list[dict[str, Any]]]:
     columns = ", ".join(quoted(n) for n in names)
     net = _net(names)
-    found = _one(
+    counts = _one(
         data,
         'SELECT coalesce(-sum("__net") FILTER (WHERE "__net" < 0), 0) AS gone, '
         f'coalesce(sum("__net") FILTER (WHERE "__net" > 0), 0) AS came FROM ({net}) d',
@@ -259,7 +259,7 @@ def _by_row(
     score = _score(data, table, {name: f"abs({_finite(quoted(name))})" for name in numbers}, f"FROM ({net}) d")
     rows = _rows(data, f"SELECT * FROM ({net}) d ORDER BY {score} DESC, {columns} LIMIT {_SAMPLE}", table)
     shown = [{("rebuilt" if r["__net"] > 0 else "published"): {n: r[n] for n in names}} for r in rows]
-    return int(found["gone"]), int(found["came"]), 0, shown
+    return int(counts["gone"]), int(counts["came"]), 0, shown
 
 
 def _query(tables: Mapping[str, DeltaTable]) -> QueryBuilder:
@@ -276,9 +276,9 @@ def _one(data: QueryBuilder, sql: str, table: str) -> dict[str, Any]:
 def _rows(data: QueryBuilder, sql: str, table: str) -> list[dict[str, Any]]:
     try:
         return list(pa.table(data.execute(sql).read_all()).to_pylist())
-    except Exception as error:  # what a condition meets while it runs, deltalake raises as a plain Exception
+    except Exception as error:  # errors while a query runs, deltalake raises as a plain Exception
         raise UsageError(
-            f"table {table} cannot be asked that: {str(error).splitlines()[-1][:300]}",
+            f"the query on table {table} failed: {str(error).splitlines()[-1][:300]}",
             "write a SQL condition on the table's columns",
         ) from error
 

@@ -1,6 +1,6 @@
 """Checks that rebuilt rows have to pass before they are published; the audit walks the list of them.
 
-A further kind of check is a further class here, and a line in `checks_of`.
+A new kind of check is a new class here, and a line in `checks_of`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AuditCheck(Protocol):
     """One check of one stream's rebuilt rows."""
 
     def words(self) -> str:
-        """The check as a part of the plan's text; empty for one that every plan has."""
+        """The check as a part of the plan's text; empty for a check that every plan has."""
 
     def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:
         """The reasons why the rows may not be published, in words; none if they pass."""
@@ -37,7 +37,7 @@ class EveryRow:
         return f"every row: {self.rule}"
 
     def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
-        """How many rows break it, and some of them."""
+        """Yields the number of rows that break it, with a sample."""
         staged = context.staged()[context.stream.primary.name]
         for rule, rows in broken(staged.readable(), [self.rule]).items():
             if rows.rows:
@@ -49,7 +49,7 @@ class FitsTheTable:
     """The rebuilt files can become those of the published tables: columns, types and partitions are the same."""
 
     def words(self) -> str:
-        """Nothing: it goes without saying."""
+        """Empty: every plan has this check."""
         return ""
 
     def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
@@ -61,7 +61,7 @@ class FitsTheTable:
 
 @dataclass(frozen=True)
 class AtMostChanged:
-    """No more than a share of the rows of any published table changes, comes or goes."""
+    """At most a share of the rows of any published table changes, appears or vanishes."""
 
     share: float
 

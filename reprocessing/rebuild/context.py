@@ -1,4 +1,4 @@
-"""What a recovery works with, and how it speaks: all of it, and one of its streams."""
+"""The objects that stages work with: a recovery, one of its streams, and the functions that report progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streaming_jobs.stream import Stream
 
 @dataclass(frozen=True)
 class RecoveryEvents:
-    """How a recovery speaks: lines, a replay's progress (records done, of how many), the question before publishing."""
+    """A recovery's output: text lines, a replay's progress (records done, total), the question before publishing."""
 
     tell: Callable[[str], None] = lambda _: None
     progress: Callable[[int, int], None] = lambda *_: None
@@ -33,7 +33,7 @@ class RecoveryEvents:
 
 @dataclass
 class Recovery:
-    """A recovery that is carried out; `differences` are there once the audit has compared."""
+    """A recovery that is being carried out; `differences` are those of the audit, once it has run."""
 
     settings: Settings
     streams: Mapping[str, Stream]
@@ -44,7 +44,7 @@ class Recovery:
     replay: Callable[[RecoveryContext], Mapping[str, Any]]
     """Runs a stream on its staging tables to its topics' ends; returns the findings of the stage."""
     patience: float = 30.0
-    """Seconds that a stream is given to stop, beyond its own deadline for that."""
+    """Seconds to wait for a stream to stop, beyond the stop deadline of its settings."""
     differences: list[Difference] = field(default_factory=list)
 
     def of(self, stream: str) -> RecoveryContext:
@@ -65,7 +65,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class RecoveryContext:
-    """One stream of a recovery: what its stages work with."""
+    """One stream of a recovery, as its stages use it."""
 
     settings: Settings
     stream: Stream
@@ -76,7 +76,7 @@ class RecoveryContext:
 
     @property
     def record(self) -> StreamRecord:
-        """The stream's record as it is now."""
+        """The stream's current record."""
         record = stream_record.load(self.settings, self.stream.name)
         assert record is not None
         return record
@@ -99,7 +99,7 @@ class RecoveryContext:
         return {each.name: existing_table(settings, each, name) for each, _ in all_tables(self.stream)}
 
     def base(self) -> Savepoint | None:
-        """The savepoint that the replay starts from; raises PreflightRefused if it was dropped."""
+        """The savepoint at which the replay starts; raises PreflightRefused if it was dropped."""
         return None if self.plan.base.savepoint is None else self.savepoint(self.plan.base.savepoint)
 
     def kept(self) -> Savepoint:
@@ -113,12 +113,12 @@ class RecoveryContext:
         return findings
 
     def savepoint(self, name: str) -> Savepoint:
-        """A savepoint that is there."""
+        """The savepoint of that name; raises PreflightRefused if it is gone."""
         savepoint = savepoints.find(self.settings, self.stream.name, name)
         if savepoint is None:
             raise PreflightRefused(f"savepoint {name} of stream {self.stream.name} is gone", "make a new plan")
         return savepoint
 
     def crash_point(self, point: str) -> None:
-        """A place where a test may kill this process."""
+        """A point at which a test can kill this process."""
         crash_point(point, self.stream.name, 0)

@@ -1,8 +1,8 @@
-"""The commits of a recovery on the stream's own tables: the fence, and the one commit that replaces the rows.
+"""The commits of a recovery on the published tables: the fence, and the one commit that replaces the rows.
 
-Each is there once however often it is tried, and refused when somebody else has changed the table. Pieces that a table
-has already stay where they are; others come to the place `r-<plan>`. Secondary tables go first and the primary last;
-its entry names where the others are.
+Each is made once, however often it is tried, and refused if another writer has changed the table. Pieces that a table
+has already stay in their place; others are added at the place `r-<plan>`. Secondary tables come first and the primary
+last; its entry names the positions of the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streaming_jobs.stream import Stream
 
 @dataclass(frozen=True)
 class Published:
-    """One table's publish: its version, pieces that came, went and stayed, and how long the commit took."""
+    """One table's publish: its version, the numbers of pieces added, removed and retained, and the commit's seconds."""
 
     table: str
     version: int
@@ -40,9 +40,9 @@ def tables_to_publish(settings: Settings, stream: Stream) -> list[StoredTable]:
 
 
 def fence(settings: Settings, stream: Stream, plan: str, generation: int, *, passed: bool = False) -> None:
-    """Open the generation on every table for this plan alone: nobody else starts the stream, no old driver writes.
+    """Open the generation on every table for this plan alone: no other start of the stream and no old driver can write.
 
-    With `passed`, a table that is in a later generation is left alone: an abort that was killed has come further there.
+    With `passed`, a table in a later generation is left as it is: an abort that was killed has already moved it there.
     Raises PreflightRefused for a table that another plan has fenced.
     """
     for table in tables_to_publish(settings, stream):
@@ -58,7 +58,7 @@ def fence(settings: Settings, stream: Stream, plan: str, generation: int, *, pas
 
 
 def fenced_by(settings: Settings, stream: Stream, plan: str) -> bool:
-    """True if the plan has fenced a table, or come further there."""
+    """True if the plan has fenced a table, or has published to it."""
     marks = (newest(table.commits(), stream.name)[0] for table in tables_to_publish(settings, stream))
     return any(commit is not None and commit.entry is not None and commit.entry.plan == plan for commit in marks)
 
@@ -75,13 +75,13 @@ def publish(
     code: CodeVersion,
     between: Callable[[str], None] = lambda _: None,
 ) -> list[Published]:
-    """Make each table hold what `contents` says, at the position `at`; a table that does already is passed over.
+    """Replace each table's rows by those in `contents`, at the position `at`; a table that has them is left as it is.
 
-    `between` is called with a table's name after its commit. Raises LedgerConflict when a table holds something else
-    afterwards, ForeignWrite when somebody else has changed one since the stream's newest commit and it is not accepted.
+    `between` is called with a table's name after its commit. Raises LedgerConflict if a table has other content
+    afterwards, ForeignWrite if another writer has changed one since the stream's newest commit, unaccepted.
     """
     done = []
-    # Opened before the look at who has changed them: what comes later, the commit notices.
+    # Opened before the check for foreign changes: a later change makes the commit fail.
     tables = tables_to_publish(settings, stream)
     _refuse_foreign(tables, stream, record)
     began_later = {table.name for table in stream.deletes}
@@ -98,7 +98,7 @@ def publish(
             code=code,
             plan=plan,
         )
-        # A table of remembered deletes may be younger than the savepoint: then nothing was remembered.
+        # A table of remembered deletes may be younger than the savepoint: then it had no rows.
         nothing = table.name in began_later and table.name not in contents
         content = table.no_rows() if nothing else contents[table.name]
         done.append(_publish(table, content, entry, f"r-{plan}"))
@@ -107,7 +107,7 @@ def publish(
 
 
 def refuse_foreign(settings: Settings, stream: Stream, record: StreamRecord) -> None:
-    """Raise ForeignWrite when somebody else has changed a table since the stream's newest commit, unaccepted."""
+    """Raise ForeignWrite if another writer has changed a table since the stream's newest commit, unaccepted."""
     _refuse_foreign(tables_to_publish(settings, stream), stream, record)
 
 
@@ -124,7 +124,7 @@ def _refuse_foreign(tables: Iterable[StoredTable], stream: Stream, record: Strea
 
 
 def misfit(table: StoredTable, staged: StoredTable) -> list[str]:
-    """Reasons why staged rows cannot become the table's: a column that is gone or of another type, partitions."""
+    """Reasons why staged rows cannot be published to the table: a missing column, another type, other partitions."""
     here = {field.name: field.dataType.jsonValue() for field in table.schema.fields}
     there = {field.name: field.dataType.jsonValue() for field in staged.schema.fields}
     reasons = [
@@ -138,7 +138,7 @@ def misfit(table: StoredTable, staged: StoredTable) -> list[str]:
 
 
 def _publish(table: StoredTable, content: Content, entry: LedgerEntry, place: str) -> Published:
-    if table.holds(entry):  # a kill may have come between the commit and the look at what it made
+    if table.holds(entry):  # a kill may have come between the commit and the check of its content
         version = _published_in(table, entry)
         _refuse_other_content(table, content, version)
         return Published(table.name, version or table.version, 0, 0, content.pieces, 0.0)
@@ -149,7 +149,7 @@ def _publish(table: StoredTable, content: Content, entry: LedgerEntry, place: st
 
 
 def _published_in(table: StoredTable, entry: LedgerEntry) -> int | None:
-    """The version whose commit carries the entry; None where the log does not show it any more."""
+    """The version whose commit has the entry; None if the log does not show it any more."""
     wanted = (entry.kind, entry.plan, entry.txn)
     for commit in table.commits():
         if commit.entry is not None and (commit.entry.kind, commit.entry.plan, commit.entry.txn) == wanted:
@@ -168,7 +168,7 @@ def _refuse_other_content(table: StoredTable, content: Content, version: int | N
 
 
 def has_published(settings: Settings, stream: Stream, plan: str) -> bool:
-    """True if the plan's commit is in the primary table, which is the last one: from there on there is no way back."""
+    """True if the plan's commit is in the primary table, which is the last: then the plan can no longer be aborted."""
     commit, _ = newest(store_of(stream.primary).commits(settings, stream.primary), stream.name)
     entry = commit.entry if commit else None
     return entry is not None and entry.kind == "publish" and entry.plan == plan

@@ -1,4 +1,4 @@
-"""The replay: an ordinary session of the stream on the workshop's folders, from where its checkpoint is to the end."""
+"""The replay: an ordinary session of the stream on the staging folders, from its checkpoint to the topics' end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from streaming_jobs.stream import Stream
 
 
 def replay(context: RecoveryContext) -> Mapping[str, Any]:
-    """Run to the topic's end, and look whether that is as far as the stream had come.
+    """Run to the topics' end, and check that the replay has reached the stream's position.
 
-    Raises PermanentError or TransientError as the session's own failure was.
+    Raises PermanentError or TransientError, as the failure of the session was.
     """
     began = time.monotonic()
     session = Session(context.own, [context.stream], trigger="available-now", replan=border_of(context))
@@ -45,16 +45,16 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
             f"the replay failed: {error.get('code', '')} {error.get('found', 'see its log')}",
             f"recourse recover abort {context.plan.id}, correct it, and plan again"
             if permanent
-            else f"go on with it: recourse recover resume {context.plan.id}",
+            else f"continue it: recourse recover resume {context.plan.id}",
         )
     last = last_entry(context.own, context.stream)
-    kept = context.kept().ends
+    before = context.kept().ends
     reached = ends_of(last.offsets)
-    for topic, ends in kept.items():
+    for topic, ends in before.items():
         for partition, end in ends.items():
             if reached.get(topic, {}).get(partition, 0) < end:
                 raise PermanentError(
-                    f"the replay ended at {reached}, before where the stream was, {kept}",
+                    f"the replay ended at {reached}, before where the stream was, {before}",
                     f"records are missing from topic {topic}; abort: recourse recover abort {context.plan.id}",
                 )
     return {
@@ -66,15 +66,15 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
 
 
 def _watch(session: Session, context: RecoveryContext, over: threading.Event, refused: list[UsageError]) -> None:
-    """Tell how far the replay is, once a second; end it when a rule cannot be asked of the table that it writes."""
-    asked = False
+    """Report the replay's progress once per second; end it if a rule cannot be evaluated on the table it writes."""
+    rules_checked = False
     ends = {(topic, p): (begin, end) for topic, p, begin, end in context.plan.ranges()}
     total = sum(end - begin for begin, end in ends.values())
     while not over.wait(1.0):
         for running in list(session.running):
             pipeline = running.pipeline
-            if pipeline is not None and not asked:
-                asked = True
+            if pipeline is not None and not rules_checked:
+                rules_checked = True
                 try:
                     table = existing_table(running.settings, running.stream.primary, running.stream.name)
                     refuse_unaskable(table.readable(), context.plan.checks.rules)
@@ -98,9 +98,9 @@ def _replayed(context: RecoveryContext, reached: Mapping[str, Mapping[int, int]]
     return sum(end - begins.get((t, p), 0) for t, each in reached.items() for p, end in each.items())
 
 
-def last_entry(own: Settings, stream: Stream) -> LedgerEntry:
-    """What the replay's last batch says of itself; raises PermanentError when there was none."""
-    found = entries(store_of(stream.primary).commits(own, stream.primary), 1)
-    if not found or found[0][1].batch < 0:
+def last_entry(settings: Settings, stream: Stream) -> LedgerEntry:
+    """The ledger entry of the replay's last batch, by the replay's settings; raises PermanentError if there is none."""
+    newest = entries(store_of(stream.primary).commits(settings, stream.primary), 1)
+    if not newest or newest[0][1].batch < 0:
         raise PermanentError("the replay wrote no batch", "the topic holds no records; abort the plan")
-    return found[0][1]
+    return newest[0][1]

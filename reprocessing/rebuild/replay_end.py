@@ -1,12 +1,13 @@
-"""The moment of a replay at which its tables hold what the published ones should: where these end in the topics.
+"""The border of a replay: the offsets at which the published tables end, and the comparison of tables there.
 
-A replay reads to the topics' end, and records may have come since the stream stopped. They are no difference that a
-recovery makes. So one of the replay's batches ends where the published tables' last batch did; where state is kept
-under a watermark one also begins where that one did, since what a window emits depends on it. Before the batch after
-that, what the staging tables hold is kept in tables beside them, and the audit compares those.
+A replay reads to the topics' end, and records may have arrived since the stream stopped. They are no difference that
+the recovery makes. So one of the replay's batches ends at the border, where the last batch of the published tables
+ended. For state under a watermark, one batch also begins where that last batch began, since the rows of a window depend
+on it. Before the batch after the border, the content of the staging tables is copied to tables beside them, and the
+audit compares those.
 
-How: Spark has written `offsets/N` when it calls for batch N. If that batch would go past the border, its entry is
-written anew with an end on the border, and the query begins again: Spark then runs batch N as the entry says.
+For this, Spark has written `offsets/N` when it calls for batch N. If that batch would read past the border, its entry
+is written anew with an end on the border, and the query is restarted: Spark then runs batch N by the new entry.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from reprocessing.plans.plan_file import staging
+from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.context import RecoveryContext
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
@@ -33,11 +34,11 @@ _FOLDER = "_at_the_border"
 
 @dataclass(frozen=True)
 class Border:
-    """Called before each batch of a replay; True when the batch's entry was written anew.
+    """Called before each batch of a replay; returns True if it wrote the batch's entry anew.
 
     `steps` are offsets at which a batch has to end, in order; at the last one `keep` is called. With `empty_last` the
-    published tables' last batch had no records: so there has to be one like it at the border. No batch is made larger
-    than `largest` offsets.
+    last batch of the published tables had no records, so the replay needs such a batch at the border too. No batch is
+    made larger than `largest` offsets.
     """
 
     steps: tuple[TopicOffsets, ...]
@@ -46,14 +47,14 @@ class Border:
     keep: Callable[[], None]
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
-        """Look at the batch that is about to run."""
+        """Check the batch that is about to run, and limit its end if necessary."""
         start, end, border = (
             by_place(checkpoint.start(batch)),
             by_place(checkpoint.end(batch)),
             by_place(self.steps[-1]),
         )
         if set(end) != set(border) or any(start.get(place, 0) > offset for place, offset in border.items()):
-            return False  # a new partition, or past it
+            return False  # a new partition, or past the border
         if all(start.get(place, 0) == offset for place, offset in border.items()):
             again = self._ended_here_before(checkpoint, batch)
             if self.empty_last and not again and end != border:
@@ -69,14 +70,14 @@ class Border:
         return self._rewrite(checkpoint, batch, self._share(start, target))
 
     def _ended_here_before(self, checkpoint: Checkpoint, batch: int) -> bool:
-        """True if the batch before, which ended at the border, had no records."""
+        """True if the batch before, which ended at the border, began there too."""
         try:
             return batch > 0 and by_place(checkpoint.start(batch - 1)) == by_place(self.steps[-1])
         except PreflightRefused:  # the checkpoint begins with the batch before: a savepoint at the border
             return False
 
     def _share(self, start: Mapping[Place, int], target: Mapping[Place, int]) -> dict[Place, int]:
-        """Where a batch from `start` towards `target` ends that reads no more than the largest."""
+        """The end of a batch from `start` towards `target` with at most `largest` offsets."""
         left = {place: max(offset - start.get(place, 0), 0) for place, offset in target.items()}
         total = sum(left.values())
         if total <= self.largest:
@@ -96,28 +97,28 @@ class Border:
 
 
 def border_of(context: RecoveryContext) -> Border:
-    """The border of a plan's replay: where the published tables end, and for windows where their last batch began."""
-    kept, found = context.kept(), context.found("keep")
-    ends = decode(found["position"])
-    before: TopicOffsets | None = kept.ends
-    if found["batch"] == kept.batch:
+    """The border of a plan's replay: the end of the published tables, and for windows the start of their last batch."""
+    savepoint, findings = context.kept(), context.found("keep")
+    ends = decode(findings["position"])
+    before: TopicOffsets | None = savepoint.ends
+    if findings["batch"] == savepoint.batch:
         try:
-            before = Checkpoint(savepoints.checkpoint_of(context.settings, kept)).start(kept.batch)
+            before = Checkpoint(savepoints.checkpoint_of(context.settings, savepoint)).start(savepoint.batch)
         except PreflightRefused:  # the savepoint's log does not reach back to the batch's beginning
             before = None
-    own = context.own.for_stream(context.stream.name)
+    stream_settings = context.own.for_stream(context.stream.name)
     steps: tuple[TopicOffsets, ...] = (ends,)
     empty = False
     watermark = any(topic.event_time is not None for topic in context.stream.sources.values())
     if context.plan.stateful and watermark and before is not None and set(by_place(before)) == set(by_place(ends)):
         empty = by_place(before) == by_place(ends)
         steps = (ends,) if empty else (before, ends)
-    return Border(steps, empty, own.max_offsets_per_trigger, lambda: keep_tables(context))
+    return Border(steps, empty, stream_settings.max_offsets_per_trigger, lambda: keep_tables(context))
 
 
 def kept_table(context: RecoveryContext, declared: DeclaredTable) -> StoredTable | None:
-    """A staging table as it was at the border; None where the replay has none, or has read nothing past it."""
-    place = staging(context.settings, context.plan) / _FOLDER
+    """A staging table as it was at the border; None if there is no border, or nothing was read past it."""
+    place = staging_folder(context.settings, context.plan) / _FOLDER
     return open_table(_with_tables(context.own, place), declared, context.stream.name)
 
 
@@ -126,8 +127,8 @@ def _with_tables(settings: Settings, tables: Path) -> Settings:
 
 
 def keep_tables(context: RecoveryContext) -> None:
-    """Keep the staging tables as they are now; what was kept already stays."""
-    place = staging(context.settings, context.plan) / _FOLDER
+    """Copy the staging tables as they are now; an existing copy stays."""
+    place = staging_folder(context.settings, context.plan) / _FOLDER
     if place.is_dir():
         return
     partial = place.with_name(f"{_FOLDER}.partial")
@@ -139,13 +140,13 @@ def keep_tables(context: RecoveryContext) -> None:
                 _with_tables(context.own, partial), declared, context.stream.name, table.content(), None
             )
     partial.mkdir(parents=True, exist_ok=True)
-    sync_tree(partial)  # what lies there under its last name is believed by every resume
+    sync_tree(partial)  # every resume relies on what is there under the final name
     partial.replace(place)
     sync(place.parent)
 
 
 def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None:
-    """Records past the border that the replay has read, when the tables were kept there; None if it has no border."""
+    """Records that the replay has read past the border; None if no tables were copied there."""
     border = by_place(decode(context.found("keep")["position"]))
     since = {place: offset - border.get(place, 0) for place, offset in by_place(reached).items()}
     if not any(since.values()):

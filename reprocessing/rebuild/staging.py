@@ -1,10 +1,10 @@
-"""Where a recovery replays: a state folder and tables of its own, on which an ordinary session runs.
+"""The staging folders of a recovery: a state folder and tables, on which an ordinary session replays.
 
     <state>/recoveries/<plan>/state/<stream>/     stream.json, the new generation's checkpoint, its ledger
-    <tables>/_staging/<plan>/<table>/             ordinary tables; nobody reads them but the audit
+    <tables>/_staging/<plan>/<table>/             ordinary tables; only the audit reads them
 
-The tables begin with what the savepoint retains (of Delta tables, hard links), and say in their ledger that they hold
-everything up to its batch; so the replay is nothing but this stream, started again from there, with today's code.
+The tables begin with the content of the savepoint (of Delta tables, hard links), and with a ledger entry at its batch;
+so the replay is simply this stream, started again from there, with today's code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 from reprocessing.plans.plan import StreamPlan
-from reprocessing.plans.plan_file import folder, staging
+from reprocessing.plans.plan_file import folder, staging_folder
 from streaming_jobs.files import private_folder, sync, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import Settings
@@ -28,11 +28,11 @@ from streaming_jobs.stream import Stream
 
 
 def settings_of(settings: Settings, plan: StreamPlan) -> Settings:
-    """The settings under which the replay runs: the stream's own, with the plan's folders."""
+    """The settings of the replay: those of the stream, with the plan's folders and without periodic savepoints."""
     return settings.model_copy(
         update={
             "state_dir": folder(settings, plan.id) / "state",
-            "tables_dir": staging(settings, plan),
+            "tables_dir": staging_folder(settings, plan),
             "savepoint": settings.savepoint.model_copy(update={"every": settings.savepoint.every * 0}),
         }
     )
@@ -41,10 +41,10 @@ def settings_of(settings: Settings, plan: StreamPlan) -> Settings:
 def prepare(
     settings: Settings, stream: Stream, plan: StreamPlan, record: StreamRecord, savepoint: Savepoint | None
 ) -> None:
-    """Make the workshop anew, whatever a kill has left of it."""
+    """Make the staging folders anew; what a kill has left in them is removed."""
     clear(settings, plan)
-    own = settings_of(settings, plan)
-    private_folder(own.tables)  # also where the replay makes the tables: `sync_all` comes before it
+    replay_settings = settings_of(settings, plan)
+    private_folder(replay_settings.tables)  # also where the replay makes the tables: `sync_all` comes before it
     opened = replace(
         record,
         generations=(*record.generations, opened_by(plan)),
@@ -55,7 +55,7 @@ def prepare(
         topics = tuple(replace(topic, start=plan.base.ends.get(topic.name, topic.start)) for topic in record.topics)
         opened = replace(opened, topics=topics, state_fingerprint={})
     if savepoint is None:
-        stream_record.save(own, opened)
+        stream_record.save(replay_settings, opened)
         return
     contents = savepoints.contents_of(settings, stream, savepoint)
     declared = {table.name: table for table, _ in all_tables(stream)}
@@ -64,23 +64,23 @@ def prepare(
     for saved in savepoint.tables:
         entry = _up_to(plan, savepoint, saved.name, primary=roles[saved.name] == "primary")
         begun = declared[saved.name]
-        table = store_of(begun).create(own, begun, plan.stream, contents[saved.name], entry)
+        table = store_of(begun).create(replay_settings, begun, plan.stream, contents[saved.name], entry)
         bound.append(BoundTable(saved.name, table.table_id, roles[saved.name]))
     if not plan.discards_state:
         opened = replace(opened, state_fingerprint=dict(savepoint.state_fingerprint))
         copy(
             savepoints.checkpoint_of(settings, savepoint),
-            StreamFolder.of(own, plan.stream).make().checkpoint(plan.generation).folder,
+            StreamFolder.of(replay_settings, plan.stream).make().checkpoint(plan.generation).folder,
         )
-    stream_record.save(own, replace(opened, tables=tuple(bound)))
+    stream_record.save(replay_settings, replace(opened, tables=tuple(bound)))
 
 
 def sync_all(settings: Settings, plan: StreamPlan) -> None:
-    """Have the workshop on disk: state, tables, and the folders that name them."""
-    own = settings_of(settings, plan)
-    for root in (own.state, own.tables):
+    """Sync the staging folders: state, tables, and the folders above them."""
+    replay_settings = settings_of(settings, plan)
+    for root in (replay_settings.state, replay_settings.tables):
         sync_tree(root)
-    for above in (own.tables.parent, own.tables.parent.parent):
+    for above in (replay_settings.tables.parent, replay_settings.tables.parent.parent):
         sync(above)
 
 
@@ -93,11 +93,11 @@ def opened_by(plan: StreamPlan) -> Generation:
 
 
 def clear(settings: Settings, plan: StreamPlan) -> None:
-    """Remove the workshop; it stays removed."""
+    """Remove the staging folders, durably."""
     state = folder(settings, plan.id) / "state"
     shutil.rmtree(StreamFolder.of(settings_of(settings, plan), plan.stream).path, ignore_errors=True)
-    shutil.rmtree(staging(settings, plan), ignore_errors=True)
-    parent = staging(settings, plan).parent
+    shutil.rmtree(staging_folder(settings, plan), ignore_errors=True)
+    parent = staging_folder(settings, plan).parent
     for shared in (state, parent):  # with other streams of the plan, or with other plans
         if shared.is_dir() and not any(shared.iterdir()):
             shared.rmdir()
@@ -107,7 +107,7 @@ def clear(settings: Settings, plan: StreamPlan) -> None:
 
 
 def _up_to(plan: StreamPlan, savepoint: Savepoint, table: str, *, primary: bool) -> LedgerEntry:
-    """An entry that says: this table holds everything up to the savepoint's batch, in the plan's generation."""
+    """The ledger entry of a staging table with all rows up to the savepoint's batch, in the plan's generation."""
     at = Txn(plan.generation, opened_by(plan).first_batch - 1)
     return LedgerEntry(
         kind="publish",

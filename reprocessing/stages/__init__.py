@@ -1,8 +1,8 @@
 """The stages of a recovery, one small class each; executor and explainer walk the same list. Read `stage.py` first.
 
-Each stage may be run again from its beginning after a kill; its findings go into the journal. A stage is of one stream,
-or of all of the plan's streams together: no stream goes further than its fence before all are fenced, and nothing is
-published before everything that was rebuilt has been compared.
+Each stage may be run again from its beginning after a kill; its findings are written to the journal. A stage is of one
+stream, or of all of the plan's streams together: all streams are fenced before any is rebuilt, and nothing is published
+before everything that was rebuilt has been compared.
 
 | stage    | does                                                                 | of   | published rows |
 |----------|----------------------------------------------------------------------|------|----------------|
@@ -11,13 +11,13 @@ published before everything that was rebuilt has been compared.
 | prepare  | makes the new generation's checkpoint and staging tables             | each | old            |
 | replay   | runs an ordinary session of the stream into the staging tables       | each | old            |
 | audit    | checks rules, compares with the published tables, and asks           | all  | old            |
-| confirm  | asks, where nothing was rebuilt that could be compared               | all  | old            |
+| confirm  | asks, if nothing was rebuilt that could be compared                  | all  | old            |
 | publish  | commits once per table                                               | each | new            |
-| skip     | lets checkpoint, tables and record go on at the plan's offsets       | each | old, they stay |
+| skip     | lets checkpoint, tables and record continue at the plan's offsets    | each | old, they stay |
 | switch   | moves the stream's record to the new generation                      | each | new            |
 | finish   | removes staging; the streams may start                               | all  | new            |
 
-A stream that is rewound has prepare, replay, publish and switch; one that goes forward has skip.
+A stream that is rewound has prepare, replay, publish and switch; one that skips forward has skip.
 """
 
 from __future__ import annotations

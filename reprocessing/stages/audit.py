@@ -1,4 +1,4 @@
-"""The stages before the streams go on: what was rebuilt is compared, and somebody agrees."""
+"""The stages before publishing: the comparison of what was rebuilt, and the confirmation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from streaming_jobs.spelling import counted
 class AuditRefused(PermanentError):
     """The rebuilt rows break a rule, or differ by more than the plan allows; nothing was published.
 
-    Look at the report that `recourse recover show PLAN` names. Then `recourse recover abort PLAN` lets the stream go on
-    as it was; correct the code, or the rule, and plan anew.
+    Look at the report that `recourse recover show PLAN` names. Then `recourse recover abort PLAN` lets the stream
+    continue as it was; correct the code, or the rule, and plan anew.
     """
 
     code = "REC-030"
@@ -32,7 +32,7 @@ class AuditRefused(PermanentError):
 
 @dataclass(frozen=True)
 class Audit:
-    """Rules and differences, of every stream that was rebuilt, and the question whether to publish."""
+    """The checks and differences of every rebuilt stream, and the request to confirm the publish."""
 
     name: ClassVar[str] = "audit"
     stream: ClassVar[None] = None
@@ -46,7 +46,7 @@ class Audit:
         )
 
     def run(self, recovery: Recovery) -> Findings:
-        """Compare; raises AuditRefused, which leaves the plan to be aborted or resumed."""
+        """Compare; raises AuditRefused, after which the plan can be aborted or resumed."""
         recovery.differences = []
         refusals: list[str] = []
         for plan in self.plans:
@@ -67,7 +67,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Confirm:
-    """The question, where nothing is rebuilt that could be looked at."""
+    """The request to confirm, if nothing is rebuilt that could be compared."""
 
     name: ClassVar[str] = "confirm"
     stream: ClassVar[None] = None
@@ -79,7 +79,7 @@ class Confirm:
         return f"ask whether {'this one record' if records == 1 else f'these {records:,} records'} may be left out"
 
     def run(self, recovery: Recovery) -> Findings:
-        """Ask; raises AuditRefused."""
+        """Ask for confirmation; raises AuditRefused without it."""
         _ask(recovery)
         return {}
 
@@ -87,7 +87,7 @@ class Confirm:
 def _differences(context: RecoveryContext) -> Iterator[Difference]:
     published, staged = context.published(), context.staged()
     for declared, role in all_tables(context.stream):
-        if role != "deletes":  # they follow from the rows, and are as old as the batches that noted them
+        if role != "deletes":  # they follow from the rows, and depend on the batches that noted them
             rebuilt = kept_table(context, declared) or staged[declared.name]
             yield compare(declared.name, published[declared.name].readable(), rebuilt.readable(), declared.keys)
 

@@ -1,4 +1,4 @@
-"""The last stage: staging goes, and the streams may start."""
+"""The last stage: staging is removed, and the streams may start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reprocessing.stages.stage import Findings
 
 @dataclass(frozen=True)
 class CleanUp:
-    """Staging goes."""
+    """Removes the staging tables and the replay's state."""
 
     name: ClassVar[str] = "finish"
     stream: ClassVar[None] = None
@@ -21,10 +21,10 @@ class CleanUp:
 
     def explain(self) -> str:
         """One line of the plan's text."""
-        staging_goes = "" if all(each.skips for each in self.plans) else "remove staging; "
+        removal = "" if all(each.skips for each in self.plans) else "remove staging; "
         streams = " ".join(each.stream for each in self.plans)
         what = "the stream" if len(self.plans) == 1 else "the streams"
-        return f"{staging_goes}start {what} again: recourse streams run {streams}, or Dagster does"
+        return f"{removal}start {what} again: recourse streams run {streams}, or Dagster does"
 
     def run(self, recovery: Recovery) -> Findings:
         """Remove the staging tables and the replay's state."""

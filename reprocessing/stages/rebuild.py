@@ -34,7 +34,7 @@ class Prepare(OfOneStream):
         return f"{state} start as of savepoint {self.plan.base.savepoint} (hard links, no copy){empty}"
 
     def run(self, recovery: Recovery) -> Findings:
-        """Make them anew."""
+        """Make the folder and the tables anew."""
         context = recovery.of(self.stream)
         staging.prepare(context.settings, context.stream, self.plan, context.record, context.base())
         staging.sync_all(context.settings, self.plan)
@@ -54,7 +54,7 @@ class Replay(OfOneStream):
         return f"replay {records} with code {self.plan.saw.code.hash} into staging tables{seconds}"
 
     def run(self, recovery: Recovery) -> Findings:
-        """Run to the topic's end."""
+        """Run the session to the topics' end."""
         context = recovery.of(self.stream)
         findings = recovery.replay(context)
         staging.sync_all(context.settings, self.plan)
@@ -76,7 +76,7 @@ class Publish(OfOneStream):
         context = recovery.of(self.stream)
         contents = {name: table.content() for name, table in context.staged().items()}
         last = last_entry(context.own, context.stream)
-        begins = self.plan.base.ends  # so that who reads the log knows from where on the rows were rebuilt
+        begins = self.plan.base.ends  # so that the log shows the offsets from which the rows were rebuilt
         offsets = [replace(each, start=dict(begins.get(each.topic, {}))) for each in last.offsets]
         published = publish(
             context.settings,
@@ -101,7 +101,7 @@ class SwitchGeneration(OfOneStream):
     def explain(self) -> str:
         """One line of the plan's text."""
         opened, before = self.plan.generation, self.plan.saw.generation
-        return f"the stream goes on in generation {opened}; generation {before} stays on disk"
+        return f"the stream continues in generation {opened}; generation {before} stays on disk"
 
     def run(self, recovery: Recovery) -> Findings:
         """Move the checkpoint, adopt the ledger's lines, then write the record."""
@@ -110,14 +110,14 @@ class SwitchGeneration(OfOneStream):
         if record.generation == number:
             return {"generation": number}
         rebuilt = StreamFolder.of(context.own, self.stream)
-        streams_own = StreamFolder.of(context.settings, self.stream)
-        source, target = rebuilt.checkpoint(number).folder, streams_own.checkpoint(number).folder
+        stream_folder = StreamFolder.of(context.settings, self.stream)
+        source, target = rebuilt.checkpoint(number).folder, stream_folder.checkpoint(number).folder
         if not target.exists():
             source.rename(target)
             sync(target.parent)
         context.crash_point("recover_switch_between")
         ledger_file(context.settings, self.stream).adopt(ledger_file(context.own, self.stream))
-        output_plans.adopt(streams_own.output_plans, rebuilt.output_plans)
+        output_plans.adopt(stream_folder.output_plans, rebuilt.output_plans)
         replayed = stream_record.load(context.own, self.stream)
         assert replayed is not None
         stream_record.save(

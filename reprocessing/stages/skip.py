@@ -1,4 +1,4 @@
-"""The stage that lets a stream go on further ahead; nothing is rebuilt."""
+"""The stage that lets a stream continue at later offsets; nothing is rebuilt."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from reprocessing.stages.stage import Findings, OfOneStream
 
 @dataclass(frozen=True)
 class Skip(OfOneStream):
-    """The stream goes on at the plan's offsets."""
+    """The stream continues at the plan's offsets."""
 
     name: ClassVar[str] = "skip"
 
     def explain(self) -> str:
         """One line of the plan's text."""
-        return f"go on in generation {self.plan.generation} with the first record after them"
+        return f"continue in generation {self.plan.generation} with the first record after them"
 
     def run(self, recovery: Recovery) -> Findings:
         """Open the generation there."""

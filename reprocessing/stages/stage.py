@@ -13,24 +13,24 @@ Findings = Mapping[str, Any]
 
 
 class Stage(Protocol):
-    """One stage: its name in the journal, the stream it is of, its words, and doing it."""
+    """One stage: its name in the journal, its stream, its line in the plan's text, and its run."""
 
     name: ClassVar[str]
 
     @property
     def stream(self) -> str | None:
-        """The stream it is of; None if it is of all of the plan's."""
+        """The stage's stream; None if it is of all streams of the plan."""
 
     def explain(self) -> str:
         """One line of the plan's text."""
 
     def run(self, recovery: Recovery) -> Findings:
-        """Do it, from the beginning whatever a kill has left; the findings go into the journal."""
+        """Run the stage from its beginning, also after a kill; returns the findings for the journal."""
 
 
 @dataclass(frozen=True)
 class OfOneStream:
-    """The stage is of one stream, and its plan says what it does."""
+    """A stage of one stream, with the plan for that stream."""
 
     plan: StreamPlan
 

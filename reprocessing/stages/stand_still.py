@@ -1,4 +1,4 @@
-"""The stages before anything is rebuilt: the stream stands still and is kept, then its tables are fenced."""
+"""The stages before anything is rebuilt: a savepoint of the stopped stream, then the fence on its tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streaming_jobs.state import savepoints
 
 @dataclass(frozen=True)
 class TakeSavepoint(OfOneStream):
-    """A savepoint of the stream as it is."""
+    """Takes a savepoint of the stream as it is."""
 
     name: ClassVar[str] = "keep"
 
@@ -26,7 +26,7 @@ class TakeSavepoint(OfOneStream):
         return f"stop {self.stream} and keep everything in a savepoint, so that abort and undo can bring it back"
 
     def run(self, recovery: Recovery) -> Findings:
-        """Look again now that the stream stands still, and take the savepoint."""
+        """Check the plan again, now that the stream is stopped, and take the savepoint."""
         context = recovery.of(self.stream)
         context.base()
         snapshot = planning_snapshot(context.settings, context.stream, context.topics)
@@ -43,7 +43,7 @@ class TakeSavepoint(OfOneStream):
             for p, offset in each.items()
         ):
             raise UsageError(
-                f"stream {self.stream} has come past the plan's offsets by itself",
+                f"stream {self.stream} has read past the plan's offsets since",
                 f"there is nothing left to skip: recourse recover abort {self.plan.id}",
             )
         return {
@@ -54,7 +54,7 @@ class TakeSavepoint(OfOneStream):
         }
 
     def _refuse(self, snapshot: PlanningSnapshot) -> int:
-        """The batch that the checkpoint knows as done; raises where the plan no longer holds or there is none."""
+        """The last committed batch of the checkpoint; raises if the plan no longer holds or there is none."""
         if words := moved(self.plan, snapshot.world):
             raise PreflightRefused(
                 f"plan {self.plan.id} no longer holds: {'; '.join(words)}",
@@ -86,9 +86,9 @@ class Fence(OfOneStream):
         )
 
     def run(self, recovery: Recovery) -> Findings:
-        """One commit without rows per table.
+        """Make one commit without rows per table.
 
-        Until the first of them the stream may have run on, so it is kept again.
+        Before the first of them the stream may have run on, so its savepoint is taken again.
         """
         context = recovery.of(self.stream)
         if not fenced_by(context.settings, context.stream, self.plan.id):

@@ -1,8 +1,8 @@
 """One batch's way from Kafka to the tables, exactly once. This module is the heart; read `BatchPipeline.__call__`.
 
 Spark has logged the batch's offsets (`offsets/N`) and calls the pipeline; after it returns, Spark writes `commits/N`.
-A crash anywhere in between repeats the batch with the same offsets, and the ledger in the tables' own commits says
-what of it is done. Secondary tables come first and the primary last, so a batch that is in the primary is in all.
+A crash anywhere in between repeats the batch with the same offsets, and the ledger in the tables' own commits shows
+which tables have it already. Secondary tables come first and the primary last: a batch in the primary is in all.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BatchPipeline:
     replanned: bool = field(default=False, init=False)
     in_batch: bool = field(default=False, init=False)
     unfinished: LedgerEntry | None = field(default=None, init=False)
-    """What the batch at work, or the one that failed, reads."""
+    """The ledger entry, with the offsets, of the batch that runs now or that failed."""
     _bytes_per_record: float = field(default=512.0, init=False)
     _seen: dict[str, Observed] = field(default_factory=dict, init=False)
     _on_disk: CheckpointSync = field(init=False)
@@ -66,7 +66,7 @@ class BatchPipeline:
         self._on_disk = CheckpointSync(self.files.checkpoint)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Run one batch. Whatever is raised is kept in `failure`, since Spark passes on its text only."""
+        """Run one batch. An exception is stored in `failure` too, since Spark passes on only its text."""
         self.in_batch = True
         try:
             self.hooks.at("batch_committed", self.stream.name, batch - 1)
@@ -88,7 +88,7 @@ class BatchPipeline:
             self.in_batch = False
 
     def _replan(self, batch: int) -> None:
-        """Ask whether the batch is to end elsewhere, unless a table has it already; end the query if so."""
+        """End the query if the batch has to end at other offsets; a batch that a table has already is left as it is."""
         txn = Txn(self.generation, batch)
         replan = self.hooks.replan
         if replan is None or any((at := sink.position) is not None and at >= txn for sink in self.sinks):
@@ -138,7 +138,7 @@ class BatchPipeline:
             late, newest_record = self._late(frame.sparkSession, entry)
             entry = replace(entry, rows={**entry.rows, "written": primary.rows, **late})
             version = primary.commit(entry)
-        if version is None:  # the primary was asked at the top: somebody else has written this batch since
+        if version is None:  # it was not in the primary at the top: another writer has committed it since
             raise LedgerConflict(
                 f"{entry.txn} appeared in table {self.sinks.primary.name} while this driver was writing it",
                 "look for a second driver with another state folder on the same tables",
@@ -150,23 +150,23 @@ class BatchPipeline:
             upkeep.after_commit()
 
     def _pause(self, batch: int, started: float) -> None:
-        """Wait while few records come; whoever asks for a stop ends the wait.
+        """Wait while few records arrive; a stop request ends the wait.
 
-        Here, before Spark writes `commits/N`: the next batch is then planned after the wait and takes all that came
-        meanwhile. Were it planned before, a record that comes in the wait would wait for a second one. A kill in the
-        wait costs a look at the ledger, which says that the batch is done.
+        The wait comes before Spark writes `commits/N`, so the next batch is planned after it and takes all records that
+        arrived meanwhile. If it were planned before, a record that arrives during the wait would wait a second time.
+        After a kill during the wait, the ledger shows that the batch is done.
         """
         if self.pace is not None and not self.hooks.stop.is_set():
             ranges = self._ranges(batch)
             share = self.settings.max_offsets_per_trigger // len(ranges)
             seconds = self.pace.after(sum(r.records for r in ranges), started)
-            # Spark shares the most that a batch may read out among partitions and rounds each part down: from there on
-            # more is waiting, however small the batch is.
+            # Spark divides the largest batch among the partitions and rounds each part down: a partition that was
+            # read up to its part has more records waiting, however small the batch is.
             if not any(r.records >= max(share - len(r.end), 1) for r in ranges):
                 self.hooks.stop.wait(seconds)
 
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:
-        """The rows of this batch are in the tables; its state may not be in the checkpoint, so it is computed again."""
+        """Compute the state again: the batch's rows are in the tables, but its state may not be in the checkpoint."""
         log.info("batch is in the tables already", stream=self.stream.name, batch=entry.batch)
         if self.traits.may_keep_state:
             frame.write.format("noop").mode("overwrite").save()
@@ -190,24 +190,25 @@ class BatchPipeline:
         at = sink.position
         if at is None or at < entry.txn or at.generation > entry.generation:
             return None
-        found = sink.newest_entry()
-        if found is None or found.txn != entry.txn:
+        committed = sink.newest_entry()
+        if committed is None or committed.txn != entry.txn:
             raise LedgerConflict(
                 f"table {sink.name} is at {at}, but its log does not show what {entry.txn} read",
                 "put the table and the checkpoint back from one copy",
             )
-        if not found.same_offsets(entry):
+        if not committed.same_offsets(entry):
             raise LedgerConflict(
-                f"{entry.txn} is in table {sink.name} with offsets {_words(found)}, the checkpoint has {_words(entry)}",
+                f"{entry.txn} is in table {sink.name} with offsets {_words(committed)}, "
+                f"the checkpoint has {_words(entry)}",
                 "put the checkpoint back that belongs to the table",
             )
-        sink.sync()  # a driver that was killed may have left it in memory only
-        return found
+        sink.sync()  # the file system may still hold it in memory only, after a driver was killed
+        return committed
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
-        """The rows of every table that has not got this batch yet. One sink's function is in the plan already."""
+        """Prepare the rows of every table that does not have this batch yet. With one sink, `frame` is its output."""
         if self.traits.may_keep_state and path == "executor" and self.stream.primary.mode == "append":
-            # Rows that no table can hold take a second pass, and the state may not be computed twice.
+            # Rows that no table can hold need a second pass, and state must be computed only once.
             held.callback(frame.unpersist)
             frame = frame.persist()
         frames = {self.sinks.primary.name: frame}
@@ -227,9 +228,9 @@ class BatchPipeline:
     def _commit_others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> LedgerEntry:
-        """Commit every table but the primary one that has rows in this batch; the entry then names their transactions.
+        """Commit the secondary tables; returns the primary's entry, which names their transactions.
 
-        A table that has no rows in the batch gets no commit, and one that has the batch already no second one.
+        A table without rows in this batch gets no commit; one that has the batch already gets no second commit.
         """
         rows: dict[str, int] = {}
         mixed = []
@@ -252,10 +253,10 @@ class BatchPipeline:
     def _others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
-        """Each other table with its entry if it has the batch, else with the rows that it takes, if there are any.
+        """Yields each other table with its entry if it has the batch, else with its pending rows, if there are any.
 
-        Dead letters come first, then what is remembered of deletes: both are found while a table is staged, and a
-        table that has this batch already is not staged again.
+        Dead letters come first, then remembered deletes: both are found while a table is staged, and a table that has
+        this batch already is not staged again.
         """
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
@@ -269,7 +270,7 @@ class BatchPipeline:
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending
 
     def _look_at_sources(self, entry: LedgerEntry) -> None:
-        """What was counted of each source with records in this batch; of another it would be of the batch before."""
+        """Read the counts of each source with records in this batch; a source without any still shows older counts."""
         assert self.query is not None
         read = {r.topic for r in entry.offsets if r.records}
         observed = self.query.observed
@@ -278,8 +279,8 @@ class BatchPipeline:
     def _late(self, spark: SparkSession, entry: LedgerEntry) -> tuple[dict[str, int], int | None]:
         """Records at or behind the watermark, counted when the stream's state dropped some; and the newest timestamp.
 
-        Spark's own figure counts what partial aggregation has left of them. The range is read once more for the count,
-        so it is done only where that figure says that there are any.
+        Spark's own figure counts result rows after partial aggregation, not records. So the range is read once more to
+        count the records, and only if that figure is not zero.
         """
         assert self.query is not None
         ranges = {r.topic: r for r in entry.offsets}

@@ -1,4 +1,4 @@
-"""Around one batch: what it leaves beside the tables, what a session adds to it, and what it reports.
+"""The surroundings of one batch: its files beside the tables, the functions of its session, and its report.
 
 `batch.py` is the batch itself.
 """
@@ -25,17 +25,17 @@ class StopAtBorder(Exception):
 
 
 class Replan(Protocol):
-    """Asked before each batch, once Spark has planned it and nothing of it is done."""
+    """A check before each batch: Spark has planned it, and nothing of it is done yet."""
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
-        """True if the batch's entry was written anew: the query then begins again, with the batch as it says now."""
+        """True if it wrote the batch's checkpoint entry anew: the query is then restarted and reads the new entry."""
 
 
 class Query(Protocol):
     """The running query, as the pipeline sees it: figures of the batch whose plan has just run."""
 
     def observed(self, observation: str) -> Observed:
-        """What was counted of one source, ahead of the stream's function."""
+        """The counts of one source, taken ahead of the stream's function."""
 
     def dropped_behind(self) -> int | None:
         """The watermark (ms since 1970) behind which state operators dropped rows; None if they dropped none."""
@@ -93,8 +93,8 @@ class BatchFiles:
 class BatchHooks:
     """Functions of the session around each batch.
 
-    `stop` ends the query at the next border. `between` is called with the batch that is done, `before_commit` when the
-    rows of one are ready, `report` when it is in the tables. `at` names the points at which a test can kill.
+    `stop` ends the query at the next border. `between` is called with the number of the finished batch, `before_commit`
+    when the rows of a batch are ready, `report` when they are in the tables. `at` is called at each crash point.
     """
 
     stop: threading.Event

@@ -19,30 +19,30 @@ Route = Literal["driver", "executor"]
 
 @dataclass
 class DriverPathAttempts:
-    """Remembers on disk which batch is going through the driver, so that its repetition takes the executors."""
+    """The batch on the driver path, noted on disk, so that a repetition after a crash takes the executors."""
 
     file: Path
 
     def died(self, txn: Txn) -> bool:
-        """True if this batch was begun on the driver path before and never finished."""
+        """True if an earlier attempt at this batch began on the driver path and did not finish."""
         try:
             return self.file.read_text() == str(txn.version)
         except FileNotFoundError:
             return False
 
     def begin(self, txn: Txn) -> None:
-        """Note that the batch goes through the driver. The note of a finished batch fits no other one."""
+        """Note that the batch takes the driver path. A note is not removed: it matches no later batch."""
         self.file.write_text(str(txn.version))
 
 
 def choose_path(
     settings: StreamSettings, traits: PlanTraits, *, records: int, bytes_per_record: float, died_before: bool
 ) -> Route:
-    """Through the driver, or through the executors.
+    """Choose the driver or the executors for a batch.
 
     The number of records is known from the offsets before the batch runs. State can emit any number of rows;
     there the session's cap on result size stops a batch that does not fit, and its repetition takes the executors.
-    An operator that is not known may do anything, so its rows never come to the driver.
+    An unknown operator may multiply rows or keep state, so its rows never come to the driver.
     """
     if settings.path != "auto":
         return settings.path

@@ -1,8 +1,8 @@
-"""Which code a stream runs: a hash of its function, of what that uses in its own module, and of local imports.
+"""The version of a stream's code: a hash of its function, of the names it uses in its own module, and of local imports.
 
-Local means: below one of the packages that declare streams (setting `flows`). What is hashed is the syntax
-tree without docstrings, so comments, layout and docstrings do not make a new version; the package's own
-version is recorded beside the hash. Imports are read off the source: what is imported as a mere value counts too.
+Local means: below one of the packages that declare streams (setting `flows`). The hash is of the syntax tree without
+docstrings, so comments, layout and docstrings do not make a new version; the version of the package is recorded beside
+the hash. Imports are read from the source, so a module that is imported for one value counts too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     digest.update(_function_tree(stream).encode())
     declaration = (stream.name, repr(_declared(stream)))
     digest.update(repr(declaration).encode())
-    own = sys.modules.get(stream.function.__module__)
-    for name, tree in _local_imports(own, roots):
+    module = sys.modules.get(stream.function.__module__)
+    for name, tree in _local_imports(module, roots):
         digest.update(f"\n{name}\n{_dump(tree)}".encode())
     return CodeVersion(digest.hexdigest()[:12], package_version())
 
@@ -41,17 +41,17 @@ _LOADED: dict[Callable[..., object], CodeVersion] = {}
 
 
 def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
-    """The version of the code that this process has loaded: read once, for its file may change while it runs."""
+    """The version of the code that this process has loaded; read once, because the file may change while it runs."""
     if stream.function not in _LOADED:
         _LOADED[stream.function] = code_version(stream, flows)
     return _LOADED[stream.function]
 
 
 def imported_files(stream: Stream) -> list[str]:
-    """The files of all modules that the stream's code imports, directly or not, but those that are installed.
+    """The files of all modules that the stream's code imports, directly or not, except installed ones.
 
-    Also those imported inside functions, which no process may have loaded yet, or only Python's workers. Nothing is
-    imported to find them.
+    Includes modules imported inside functions, which perhaps only Spark's Python workers load, or nobody yet. Nothing
+    is imported to find them.
     """
     module = sys.modules.get(stream.function.__module__)
     return sorted(str(spec.origin) for spec, _ in _reached(module, _not_installed).values())
@@ -67,7 +67,7 @@ def package_version() -> str:
 
 def _declared(stream: Stream) -> list[object]:
     sources = [
-        # The default bound is left out: code of before it existed keeps its version.
+        # The default bound is left out: code from before that setting existed keeps its version.
         (parameter, t.name, t.event_time, t.lateness, t.tombstones, t.value.schema.json())
         + ((t.max_ahead,) if t.event_time and t.max_ahead != MAX_AHEAD else ())
         for parameter, t in stream.sources.items()
@@ -116,30 +116,30 @@ def _defines(statement: ast.stmt) -> list[str]:
 
 def _local_imports(module: ModuleType | None, roots: tuple[str, ...]) -> list[tuple[str, ast.Module]]:
     """Name and tree of each local module that the module imports, directly or not, also inside functions."""
-    own = module.__name__ if module else ""
-    reached = _reached(module, lambda name: _found(name) if name != own and _below(name, roots) else None)
+    module_name = module.__name__ if module else ""
+    reached = _reached(module, lambda name: _spec_of(name) if name != module_name and _below(name, roots) else None)
     return sorted((name, tree) for name, (_, tree) in reached.items())
 
 
 def _reached(
     module: ModuleType | None, find: Callable[[str], ModuleSpec | None]
 ) -> dict[str, tuple[ModuleSpec, ast.Module]]:
-    """Each module with a source that the module imports, directly or not, of those that `find` finds."""
-    found: dict[str, tuple[ModuleSpec, ast.Module]] = {}
-    asked: set[str] = set()
+    """The modules with a source that the module imports, directly or not, as far as `find` returns them."""
+    modules: dict[str, tuple[ModuleSpec, ast.Module]] = {}
+    tried: set[str] = set()
     waiting = [(module.__package__ or "", tree)] if module and (tree := _module_tree(module)) else []
     while waiting:
         package, tree = waiting.pop()
-        for name in set(_imported(tree, package)) - asked:
-            asked.add(name)
+        for name in set(_imported(tree, package)) - tried:
+            tried.add(name)
             if (spec := find(name)) is not None and (source := _source(spec)) is not None:
-                found[name] = spec, ast.parse(source)
-                waiting.append((spec.parent or "", found[name][1]))
-    return found
+                modules[name] = spec, ast.parse(source)
+                waiting.append((spec.parent or "", modules[name][1]))
+    return modules
 
 
 def _not_installed(name: str) -> ModuleSpec | None:
-    """The module, found without importing what is above it; None for one that is installed, or part of Recourse."""
+    """The spec of a module, without importing its parents; None if it is installed, or part of Recourse."""
     installed = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib"))
     if name.partition(".")[0] == __name__.partition(".")[0]:
         return None
@@ -156,7 +156,7 @@ def _not_installed(name: str) -> ModuleSpec | None:
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:
-    """Every name that an import may mean a module by."""
+    """Yields every name in an import that may be a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -167,7 +167,7 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _found(name: str) -> ModuleSpec | None:
+def _spec_of(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):  # not a module but something in one

@@ -1,8 +1,8 @@
-"""The end of a supervised session in favour of the next one, which has the code and the settings of then.
+"""The end of a supervised session in favour of the next one, which loads the newest code and settings.
 
-A stream whose recovery is over starts again: in the running session if its files are those on disk, else in a session
-that is started in its place (`restart_in_place.py`), because corrected code needs a new process. The same happens when
-the code of a stream that has failed is another one by now.
+A stream whose recovery is over starts again: in the running session if its code and settings are still those on disk,
+else in a session that replaces it (`restart_in_place.py`), because corrected code needs a new process. The same happens
+when the code of a failed stream has changed on disk.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class Watch(Protocol):
         """True if no file has changed since the session began."""
 
     def newer(self, streams: Iterable[str]) -> bool:
-        """True if these streams, or the settings, would be others in a session started now."""
+        """True if a session started now would run these streams with other code or settings."""
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
 
 
 class Handover:
-    """What a supervised session looks at; `left_out` are its streams that a recovery has stopped before it began."""
+    """The reasons of a supervised session to restart; a recovery stopped the streams `left_out` before it began."""
 
     def __init__(self, settings: Settings, left_out: Iterable[str] = (), watch: Watch | None = None) -> None:
-        """Without a `watch` every recovery makes the session start again, and no other code does."""
+        """Without a `watch`, every recovery restarts the session, and changed code never does."""
         self._settings = settings
         self._watch = watch
         self._recovering = set(left_out)
 
     def recovered(self, streams: Iterable[str]) -> Iterator[str]:
-        """Those of the streams, and of those left out, whose recovery is over; each until `forget`."""
+        """Yields the streams, of these and of those left out, whose recovery is over; each until `forget`."""
         for name in sorted(self._recovering.union(streams)):
             if stop_request.for_recovery(self._settings, name):
                 self._recovering.add(name)
@@ -48,7 +48,7 @@ class Handover:
                     yield name
 
     def forget(self, stream: str) -> None:
-        """The stream runs again."""
+        """Forget the stream's recovery: it runs again."""
         self._recovering.discard(stream)
 
     def same_code(self) -> bool:
@@ -60,6 +60,6 @@ class Handover:
         return self._watch is not None and self._watch.newer(streams)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._watch is not None:
             self._watch.close()

@@ -1,15 +1,15 @@
-"""How far a stream is behind the end of its topics, now: in records, by partition, and in seconds.
+"""The lag of a stream behind the end of its topics: in records, per partition, and in seconds.
 
     records     the last committed offset (read_committed: the last stable one) less the stream's position, summed up
     seconds     everything that was in the topics that long ago has been read; 0 at the end
 
-Seconds need no record timestamps, which may be years away from now: each look at the topics is remembered until the
-stream has come past what it saw. After a start they count on from the moment that the status file of before names; a
-stream that has never been at an end counts from the first look at it, so the figure is then a lower bound. So it is
+Seconds need no record timestamps, which may be years away from now: the ends of the topics are remembered, with the
+time, until the stream has read up to them. After a restart the count continues from the moment in the last status file.
+For a stream that has never reached an end, it begins with the first look, so the figure is a lower bound; it is one too
 after the clock was set back.
 
-A session looks every two seconds in a thread of its own (`EndOffsets`), so that the figure holds in a long batch too.
-Where no driver runs, `lag_now` looks once.
+A session looks every two seconds in a separate thread (`EndOffsets`), so that the figure is fresh during a long batch
+too. Without a driver, `lag_now` looks once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _QUICK = timedelta(seconds=2)
 
 @dataclass(frozen=True)
 class Ends:
-    """The ends of topics by partition; `at` (seconds since 1970) is before the broker was asked."""
+    """The ends of topics by partition; `at` (seconds since 1970) is just before the request to the broker."""
 
     at: float
     offsets: TopicOffsets
@@ -52,7 +52,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Lag:
-    """How far behind a stream was at `at`; `partitions` by topic."""
+    """The lag of a stream at the time `at`; `partitions`: topic -> partition -> records."""
 
     at: float
     records: int
@@ -63,7 +63,7 @@ class Lag:
 
 @dataclass
 class LagClock:
-    """Turns looks at the topics into lag; `read_up_to` is what is known from before."""
+    """Computes lag from looks at the topics; `read_up_to` is the moment known from an earlier session."""
 
     read_up_to: float | None = None
     _looks: deque[Ends] = field(default_factory=deque)
@@ -74,7 +74,7 @@ class LagClock:
             self._looks.pop()
         if self.read_up_to is not None:
             self.read_up_to = min(self.read_up_to, ends.at)
-        # Far behind for long, looks come seldom: half a percent of the lag apart, so a day is some thousand of them.
+        # With a long lag, few looks are remembered: half a percent of the lag apart, so about a thousand for a day.
         apart = (ends.at - self._looks[0].at) / _LOOKS if self._looks else 0.0
         if not self._looks or ends.at - self._looks[-1].at > apart:
             self._looks.append(ends)
@@ -105,32 +105,32 @@ def behind(position: TopicOffsets, ends: TopicOffsets) -> dict[tuple[str, int], 
 
 
 class EndOffsets:
-    """Looks at the ends of topics again and again in a thread, from `start` to `close`.
+    """Looks at the ends of topics at an interval in a thread, from `start` to `close`.
 
-    A broker that does not answer ends nothing: the newest look simply gets older.
+    If the broker does not answer, the thread continues, and the newest look gets older.
     """
 
     def __init__(self, topics: TopicEnds, names: Iterable[str], every: float = LOOK_EVERY) -> None:
         self._topics, self._names, self._every = topics, sorted(set(names)), every
-        self._found: dict[str, tuple[float, dict[int, int]]] = {}
+        self._seen: dict[str, tuple[float, dict[int, int]]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="end-offsets", daemon=True)
         self._unanswered = False
 
     def start(self) -> EndOffsets:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Look no more. A call that is under way ends by itself, within the deadline of the topics' client."""
+        """Stop looking. A request in progress ends within the deadline of the topics' client."""
         self._stop.set()
 
     def newest(self, names: Iterable[str]) -> Ends | None:
         """The newest look at these topics together; None before each of them was seen."""
-        found = {name: self._found.get(name) for name in names}
-        known = {name: seen for name, seen in found.items() if seen is not None}
-        if not known or len(known) < len(found):
+        looks = {name: self._seen.get(name) for name in names}
+        known = {name: seen for name, seen in looks.items() if seen is not None}
+        if not known or len(known) < len(looks):
             return None
         return Ends(min(at for at, _ in known.values()), {name: ends for name, (_, ends) in known.items()})
 
@@ -139,9 +139,9 @@ class EndOffsets:
         for name in self._names:
             at = time.time()
             try:
-                self._found[name] = (at, self._topics.latest(name))
+                self._seen[name] = (at, self._topics.latest(name))
                 self._unanswered = False
-            except Exception as error:  # noqa: BLE001 - it ends nothing: the figure gets older, and says so
+            except Exception as error:  # noqa: BLE001 - the thread continues: the figure gets older, and shows its age
                 if not self._unanswered:
                     log.info("the end of a topic could not be seen", topic=name, reason=str(error)[:200])
                 self._unanswered = True
@@ -157,7 +157,7 @@ class EndOffsets:
 
 
 def position_in(snapshot: StreamSnapshot) -> TopicOffsets | None:
-    """Where the stream goes on, from what preflight has gathered; None if only its start will tell."""
+    """The position from which the stream continues, from preflight's snapshot; None if only its start decides it."""
     checkpoint = snapshot.checkpoint
     if checkpoint.committed is not None:
         return checkpoint.ends[checkpoint.committed]
@@ -167,7 +167,7 @@ def position_in(snapshot: StreamSnapshot) -> TopicOffsets | None:
 
 
 def position_on_disk(settings: Settings, stream: str) -> TopicOffsets | None:
-    """Where a stream that does not run would go on; None if that cannot be told from its files.
+    """The position from which a stream that does not run would continue; None if its files do not show it.
 
     Raises PreflightRefused when they are damaged.
     """
@@ -183,9 +183,9 @@ def position_on_disk(settings: Settings, stream: str) -> TopicOffsets | None:
 
 
 def lag_now(settings: Settings, streams: Iterable[Stream], read_up_to: Mapping[str, float]) -> dict[str, Lag]:
-    """The lag of streams that no driver looks after, by name; empty for whom it cannot be told within two seconds.
+    """The lag of streams without a driver, by name; without those whose lag is not known within two seconds.
 
-    `read_up_to` is what each one's status file names; without it the seconds of a lag are not known.
+    `read_up_to` is from the status file of each stream; without it the seconds of a lag are not known.
     """
     positions = [(s, position) for s in streams if (position := _position_or_none(settings, s.name)) is not None]
     if not positions:
@@ -197,21 +197,21 @@ def lag_now(settings: Settings, streams: Iterable[Stream], read_up_to: Mapping[s
         return {}
     looking = EndOffsets(topics, (topic.name for stream, _ in positions for topic in stream.sources.values()))
     looking.look()
-    found = {}
+    lags = {}
     for stream, position in positions:
         ends = looking.newest(topic.name for topic in stream.sources.values())
         if ends is None:
             continue
         before = read_up_to.get(stream.name)
         lag = LagClock(before).measure(position, ends)
-        found[stream.name] = lag if before is not None or not lag.records else replace(lag, seconds=None)
-    return found
+        lags[stream.name] = lag if before is not None or not lag.records else replace(lag, seconds=None)
+    return lags
 
 
 def _position_or_none(settings: Settings, stream: str) -> TopicOffsets | None:
     try:
         return position_on_disk(settings, stream)
-    except PreflightRefused as error:  # its next start says it
+    except PreflightRefused as error:  # its next start reports it
         log.info("the position of a stream cannot be read", stream=stream, reason=error.found)
         return None
 

@@ -1,4 +1,4 @@
-"""The status of a stream at work: figures of its batches, of Spark's progress reports and of its topics' ends."""
+"""The status of a running stream: figures of its batches, of Spark's progress reports and of its topics' ends."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Clock(Protocol):
 
 @dataclass
 class LiveStatus:
-    """Keeps one stream's status up to date; `position` is where the stream goes on."""
+    """Keeps one stream's status up to date; the stream continues from `position`."""
 
     status: Status
     clock: Clock
     position: TopicOffsets | None = None
     has_run: bool = False
-    """True if a batch was done in this session; the status knows of batches before it too."""
+    """True if a batch was done in this session; the status covers earlier batches too."""
     _lag: LagClock = field(init=False)
     _seen_batch: int = field(default=-1, init=False)
     _newest_record: int | None = field(default=None, init=False)
@@ -50,7 +50,7 @@ class LiveStatus:
         self._lag = LagClock(self.status.read_up_to)
 
     def beat(self, ends: Ends | None, failures: int) -> None:
-        """A sign of life, with the lag of now: it changes while a batch runs, and before the first one."""
+        """Renew the heartbeat and the lag, which changes during a batch and before the first one too."""
         status = self.status
         status.heartbeat = self.clock.time()
         status.not_ahead(status.heartbeat)
@@ -63,7 +63,7 @@ class LiveStatus:
         status.read_up_to = lag.read_up_to
 
     def refresh(self, query: RunningQuery, pipeline: BatchPipeline | None) -> None:
-        """Take over Spark's newest progress, and see whether the stream is idle."""
+        """Take over Spark's newest progress, and note if the stream is idle."""
         reported = self.take_progress(query, pipeline)
         if self.status.state in ("running", "idle", "starting"):
             patience = max(_RECENT, 3 * self.status.batch_every_s)
@@ -74,7 +74,7 @@ class LiveStatus:
                 self.status.state = "idle"
 
     def take_progress(self, query: RunningQuery, pipeline: BatchPipeline | None) -> bool:
-        """Every report since the last look: the newest for the figures, all of them for what is summed up.
+        """Take over the reports since the last look: figures from the newest, sums from all of them.
 
         False if there was no report yet; a stream without new records makes its first after ten seconds.
         """
@@ -92,7 +92,7 @@ class LiveStatus:
         return True
 
     def batch_done(self, done: BatchReport) -> None:
-        """Take over what a batch reports."""
+        """Take over the report of a batch."""
         self.has_run = True
         status = self.status
         status.batch, status.batch_ms, status.batch_records = done.batch, done.milliseconds, done.records
@@ -122,7 +122,7 @@ class LiveStatus:
         )
 
     def _take_warnings(self, pipeline: BatchPipeline | None) -> None:
-        """Warn of a watermark ahead of the records' own timestamps, of rows dropped behind it, of upkeep put off."""
+        """Warn of a watermark ahead of the records' timestamps, of rows dropped behind it, and of postponed upkeep."""
         status = self.status
         at = moment(status.watermark) if status.watermark else None
         status.watermark_ahead_s = max(at - self._newest_record / 1e6, 0.0) if at and self._newest_record else 0.0

@@ -1,8 +1,8 @@
-"""What a stream's plans make of a record, noted when a session starts: `<state>/<stream>/outputs.json`.
+"""The output plans of a stream, noted when a session starts: `<state>/<stream>/outputs.json`.
 
-By code version and table: the nodes that the function adds to the source's own plan, and the columns that are plain
-copies of `_source.partition` and `_source.offset`. A verifier needs it, which runs without Spark: whether every record
-makes one row cannot be read off a Python function.
+By code version and table: the nodes that the function adds to the source's plan, and the columns that are plain copies
+of `_source.partition` and `_source.offset`. The verifier, which runs without Spark, reads from it if every record makes
+one row; the Python function does not show that.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _PLACE = re.compile(r"(?:cast\()?_source#\d+\.(partition|offset)(?: as (?:int|bi
 
 
 def note(path: Path, code: str, outputs: Mapping[str, DataFrame], sources: Iterable[DataFrame]) -> None:
-    """Note the plans of a code version, by table, in a stream's file of them; nothing is written if they are known."""
+    """Note the plans of a code version, by table, in the stream's file; nothing is written if it has them already."""
     read = [analysed(frame) for frame in sources]
     made = {table: output_of(analysed(frame), read) for table, frame in outputs.items()}
     write(path, {code: made})
 
 
 def adopt(path: Path, other: Path) -> None:
-    """Take over what was noted in another file: a replay's has become the stream's."""
+    """Take over the plans in another file: the replay of a recovery has become the stream."""
     write(path, _read(other))
 
 
 def output_of(plan: str, sources: Iterable[str]) -> dict[str, Any]:
-    """What a plan (its text) makes of a record: `nodes` besides those of the sources, and `position` if it has one."""
+    """The entry for a plan (its text): `nodes` besides those of the sources, and `position`, two columns or None."""
     nodes = Counter(name for name, _ in streaming_nodes(plan))
     for source in sources:
         nodes -= Counter(name for name, _ in streaming_nodes(source))
@@ -50,25 +50,25 @@ def output_of(plan: str, sources: Iterable[str]) -> dict[str, Any]:
 
 
 def _places(plan: str) -> dict[str, str]:
-    """By `partition` and `offset` the output column that is a plain copy of it."""
+    """The output column that is a plain copy of `partition`, and that of `offset`."""
     top = next((line for name, line in streaming_nodes(plan) if name == "Project"), "")
     known = definitions(plan)
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for part in parts(top[top.find("[") + 1 : top.rfind("]")]):
         match = _NAMED.fullmatch(part.strip()) or _ATTRIBUTE.fullmatch(part.strip())
         if match is None:
             continue
         name, column = match[1], match[2]
-        for _ in range(len(known) + 1):  # each step follows another column
+        for _ in range(len(known) + 1):  # each step follows one column to the one it is made of
             expression = known.get(column, "").rpartition(" AS ")[0]
             if place := _PLACE.fullmatch(expression):
-                found.setdefault(place[1], name)
+                columns.setdefault(place[1], name)
                 break
             step = _ATTRIBUTE.fullmatch(expression)
             if step is None or not re.fullmatch(r"\w+", step[1]):
                 break
             column = step[2]
-    return found
+    return columns
 
 
 def write(path: Path, made: Mapping[str, Any]) -> None:
@@ -76,14 +76,14 @@ def write(path: Path, made: Mapping[str, Any]) -> None:
     known = _read(path)
     if all(known.get(code) == output for code, output in made.items()):
         return
-    kept = {**{code: output for code, output in known.items() if code not in made}, **made}
-    newest = dict(list(kept.items())[-_MOST_CODES:])
+    merged = {**{code: output for code, output in known.items() if code not in made}, **made}
+    newest = dict(list(merged.items())[-_MOST_CODES:])
     write_json(path, {"format": _FORMAT, "code": newest})
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # it is noted anew by each start
+    except (FileNotFoundError, ValueError):  # each start notes it anew
         return {}
     return dict(value.get("code", {})) if value.get("format") == _FORMAT else {}

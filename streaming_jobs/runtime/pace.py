@@ -1,10 +1,11 @@
-"""How long a stream waits after a batch while few records come, so that its cost follows the records.
+"""The pause of a stream after a batch while few records arrive, so that its cost follows the number of records.
 
-A micro-batch costs the same work for one record as for hundreds. Without a pause a trickle would be taken in as many
-batches as the machine can make: more work, commits and files than at ten times the records. So after a batch the stream
-waits until its batches take at most `_SHARE` of the time, but no longer than `longest`; the more records come, the
-shorter, and not at all from `_PLENTY` a second on. What comes after a quiet moment is taken at once: the wait is after
-a batch, never before it. Nothing waits after the first batch, which is slow: it says nothing of what comes meanwhile.
+A micro-batch costs the same for one record as for hundreds. Without a pause, a few records per second would be read in
+as many batches as the machine can run: more CPU time, commits and files than at ten times the records. So after a batch
+the stream waits until its batches take at most `_SHARE` of the time, but no longer than `longest`. The more records
+arrive, the shorter the wait; from `_PLENTY` records per second on there is none. Records that arrive after a quiet
+moment are read at once: the wait comes after a batch, never before it. There is no wait after the first batch: it is
+slow, and no measure of the rate of records.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Pace:
         self._began = self.clock()
 
     def after(self, records: int, started: float) -> float:
-        """Seconds to wait after a batch of so many records that started at `started` and has just ended."""
+        """Seconds to wait after a batch of `records` that started at `started` and has just ended."""
         now, first = self.clock(), not self._recent
         self._recent.append((started, records))
         if first:

@@ -1,7 +1,7 @@
 """From a declaration to a query that is ready to start: topics, plan, tables and record are brought together here.
 
-Whatever cannot be right is refused before Spark starts the query: an output that does not fit its table, a changed
-aggregation on kept state, several sinks behind state.
+Errors that can be seen beforehand are refused before Spark starts the query: an output that does not fit its table, a
+changed aggregation on existing state, several sinks behind state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 @dataclass
 class Connection:
-    """How a session reaches the cluster: Spark's options, and two clients (`quick` gives up after 2 s)."""
+    """A session's connection to the cluster: Spark's options, and two clients (`quick` gives up after 2 s)."""
 
     spark_options: Mapping[str, str]
     topics: TopicReader
@@ -66,21 +66,21 @@ class QueryHandle:
         self._query: StreamingQuery | None = None
 
     def bind(self, query: StreamingQuery) -> None:
-        """Tell which query it is."""
+        """Set the query, once it has started."""
         self._query = query
         self._ready.set()
 
     def observed(self, observation: str) -> Observed:
-        """What was counted of one source in the plan that ran last (`Dataset.observe`)."""
-        found = self._execution().observedMetrics().get(observation)
-        if not found.isDefined():
+        """The counts of one source in the plan that ran last (`Dataset.observe`)."""
+        metrics = self._execution().observedMetrics().get(observation)
+        if not metrics.isDefined():
             return Observed()
         # One call over the gateway, not one per field: a batch may take no more than 20 ms.
-        counts = str(found.get().mkString(",")).split(",")
+        counts = str(metrics.get().mkString(",")).split(",")
         return Observed(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
 
     def dropped_behind(self) -> int | None:
-        """The watermark (ms) behind which the state of the plan that ran last dropped rows; None: it dropped none."""
+        """The watermark (ms) behind which the plan that ran last dropped rows of its state; None if it dropped none."""
         waiting, dropped, watermarks = [self._execution().executedPlan()], 0, [0]
         while waiting:
             node = waiting.pop()
@@ -117,7 +117,7 @@ class BuiltQuery:
 
 @dataclass(frozen=True)
 class QueryBuilder:
-    """What is needed to assemble one stream; `before_commit` and `report` are the pipeline's."""
+    """Builds the query of one stream; `before_commit` and `report` are hooks of its pipeline."""
 
     stream: Stream
     settings: Settings
@@ -139,7 +139,7 @@ class QueryBuilder:
 
     @property
     def share(self) -> int:
-        """Offsets of each source in one batch; never none, which Spark would take for no limit or for no progress."""
+        """Offsets per source in one batch; at least 1, since Spark would take 0 for no limit or make no progress."""
         return max(1, self.own.max_offsets_per_trigger // len(self.stream.sources))
 
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:
@@ -176,7 +176,7 @@ class QueryBuilder:
         return BuiltQuery(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
 
     def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
-        """What the stream's function makes; raises UsageError for what is no frame, FunctionRaised for an exception."""
+        """Call the stream's function; raises UsageError if it returns no frame, FunctionRaised if it raises."""
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import DataFrame
 
@@ -208,7 +208,7 @@ class QueryBuilder:
         ]
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
-        """Where each topic begins: what the record says once a batch was planned, else resolved to offsets now."""
+        """The first offsets of each topic: those of the record once a batch was planned, else resolved now."""
         bound = record.starts
         if snapshot.checkpoint.planned is not None:
             return bound
@@ -238,7 +238,7 @@ class QueryBuilder:
         unknown = sorted({operator for t in each for operator in t.unknown})
         if unknown:
             log.warning(
-                "operators that are not known may keep state or multiply rows: batches take the executors",
+                "unknown operators may keep state or multiply rows: batches take the executors",
                 stream=self.stream.name,
                 operators=",".join(unknown),
             )
@@ -306,9 +306,9 @@ class QueryBuilder:
 
 
 def next_batch(snapshot: StreamSnapshot) -> int:
-    """The first batch whose rows this start writes: the planned one if it is not done, else the one after it.
+    """The first batch that this start writes: the planned one if it is not done, else the one after it.
 
-    A planned batch that the primary table has already keeps the rows of the code that wrote them.
+    If the primary table has the planned batch already, its rows stay those of the code that wrote them.
     """
     planned = snapshot.checkpoint.planned
     if planned is None:
@@ -332,7 +332,7 @@ def resolve_start(start: str, topics: TopicReader, topic: str) -> dict[int, int]
 
 
 def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> DataStreamWriter:
-    """The writer with its trigger, batches `at_least` that far apart; raises ConfigurationError for another text."""
+    """The writer with its trigger, batches at least `at_least` apart; raises ConfigurationError for an unknown one."""
     if trigger == "continuous":
         return writer.trigger(processingTime=f"{max(milliseconds(at_least), 1)} milliseconds")
     if trigger == "available-now":

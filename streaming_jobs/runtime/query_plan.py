@@ -1,13 +1,12 @@
-"""Traits of a stream's analysed plan, read before it runs: is there state, can rows multiply, is all of it known.
+"""Traits of a stream's analysed plan, read before it runs: if it keeps state, multiplies rows, has unknown operators.
 
-Works on the text of Spark's analysed plan (`QueryExecution.analyzed`), one node a line, `~` before streaming
+Works on the text of Spark's analysed plan (`QueryExecution.analyzed`), one node per line, `~` before streaming
 nodes. An operator that is in none of the lists here may keep state and may multiply rows: its batches take the
-executors, where neither can do harm.
+executors, where neither does harm.
 
-The state fingerprint is that text for every stateful node, with the expressions that make the columns it groups by
-(a window's length stands only there), without generated ids and without the watermark delay: it changes when an
-aggregation, a grouping or a window changes, and state built by the old one would be silently wrong under the new one.
-Filters and what is computed besides may change.
+The state fingerprint is that text for every stateful node, with the expressions of the columns it groups by (only they
+have the length of a window), without generated ids and without the watermark delay. It changes when an aggregation, a
+grouping or a window changes; existing state would then be silently wrong. Filters and other columns may change.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ _PLAIN = (
     "SerializeFromObject",
     "MapElements",
 )
-"""Operators of Spark 4.2 that keep no state and make one row of a row at most."""
+"""Operators of Spark 4.2 that keep no state and make at most one row of each row."""
 _SOURCE = "StreamingRelation"
 _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class PlanTraits:
-    """What of a stream's plan decides how its batches travel; `reads` counts the sources in the plan.
+    """The traits of a plan that decide the path of its batches; `reads` counts the sources in the plan.
 
-    `unknown` names the streaming operators of which nothing is known here.
+    `unknown` names the streaming operators that are in none of the lists here.
     """
 
     stateful: bool
@@ -65,7 +64,7 @@ class PlanTraits:
 
     @property
     def may_keep_state(self) -> bool:
-        """True unless the plan surely has no state: it is then computed once per batch, and again when one repeats."""
+        """True unless the plan surely has no state. State is computed once per batch, again when it repeats."""
         return self.stateful or bool(self.unknown)
 
 
@@ -75,7 +74,7 @@ def traits(frame: DataFrame) -> PlanTraits:
 
 
 def state_fingerprint(frame: DataFrame) -> dict[str, str]:
-    """Every stateful node of the plan in a form that only a change of meaning changes; empty without state."""
+    """Every stateful node of the plan, in a form that changes only with its meaning; empty without state."""
     return fingerprint_of(analysed(frame))
 
 
@@ -99,7 +98,7 @@ def fingerprint_of(plan: str) -> dict[str, str]:
 
 
 def streaming_nodes(plan: str) -> list[tuple[str, str]]:
-    """Name and line of each node that works on a stream; an aggregate of a static table keeps no state."""
+    """Name and line of each streaming node; an aggregate of a static table keeps no state."""
     matches = ((_NODE.match(line), line) for line in plan.splitlines())
     return [(match[2], line) for match, line in matches if match and match[1]]
 
@@ -109,49 +108,49 @@ def _is_known(name: str) -> bool:
 
 
 def _meaning(node: str, known: dict[str, str]) -> str:
-    """A node and, directly or not, what the columns in its first list (its keys) are made of.
+    """A node, with the definitions of the columns in its first list (its keys), followed back to the source.
 
-    How bytes become `_record` is the format's affair: a field more there changes no state.
+    The definition of `_record` is left out: it is the format's, and a further field in it changes no state.
     """
     keys = _KEYS.search(node)
-    said, waiting = [node], _COLUMN.findall(keys[1] if keys else node)
+    texts, waiting = [node], _COLUMN.findall(keys[1] if keys else node)
     for column in waiting:
         definition = known.get(column)
-        if definition is not None and definition not in said and not definition.endswith(f" AS {_DECODED}"):
-            said.append(definition)
+        if definition is not None and definition not in texts and not definition.endswith(f" AS {_DECODED}"):
+            texts.append(definition)
             waiting += _COLUMN.findall(definition)
-    return "; ".join(_GENERATED.sub("", part) for part in said)
+    return "; ".join(_GENERATED.sub("", part) for part in texts)
 
 
 def definitions(plan: str) -> dict[str, str]:
-    """What makes each column that some projection computes, by the column's id."""
-    found = {}
+    """The definition of each column that a projection computes, by the column's id."""
+    by_column = {}
     for name, line in streaming_nodes(plan):
         if name != "Project":
             continue
         for part in parts(line[line.find("[") + 1 : line.rfind("]")]):
             if match := _DEFINITION.fullmatch(part.strip()):
-                found[match[3]] = f"{match[1]} AS {match[2]}"
-    return found
+                by_column[match[3]] = f"{match[1]} AS {match[2]}"
+    return by_column
 
 
 def parts(text: str) -> list[str]:
     """The members of a list, split at the commas outside of brackets."""
-    found, depth, begin = [], 0, 0
+    members, depth, begin = [], 0, 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if character == "," and depth == 0:
-            found.append(text[begin:position])
+            members.append(text[begin:position])
             begin = position + 1
-    return [*found, text[begin:]]
+    return [*members, text[begin:]]
 
 
 def analysed(frame: DataFrame) -> str:
-    """The plan's text with all columns: Spark leaves out those after the 25th."""
+    """The plan's text with all columns: by default Spark leaves out those after the 25th."""
     conf = frame.sparkSession.conf
-    kept = conf.get(_ALL_FIELDS)
+    before = conf.get(_ALL_FIELDS)
     conf.set(_ALL_FIELDS, "100000")
     try:
         return str(frame._jdf.queryExecution().analyzed().toString())
     finally:
-        conf.set(_ALL_FIELDS, str(kept))
+        conf.set(_ALL_FIELDS, str(before))

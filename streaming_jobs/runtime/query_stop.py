@@ -1,6 +1,6 @@
 """The stop of one stream's query: at a batch border, from outside if it is idle, by force after a deadline.
 
-A query is over when nothing of it is at work any more, which is later than Spark says so.
+A query is over when neither its batch nor its thread runs any more; Spark calls it terminated before that.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LINGERING = 300.0
 
 @dataclass
 class QueryStop:
-    """A stream's stop; all times in seconds of one clock that never goes back.
+    """A stream's stop; all times in seconds of one monotonic clock.
 
-    `deadline` is for a batch to reach its border, `interval` the time that the trigger leaves between two batches.
+    `deadline` is the time for a batch to reach its border, `interval` the trigger's time between two batches.
     """
 
     stream: str
@@ -31,13 +31,13 @@ class QueryStop:
     interval: float
     lingering: float = LINGERING
     requested: threading.Event = field(default_factory=threading.Event)
-    """Looked at by the pipeline before each batch."""
+    """The pipeline checks it before each batch."""
     requested_at: float = 0.0
     _no_batch_since: float | None = None
     _ending_since: float | None = None
 
     def request(self, now: float) -> bool:
-        """Ask for a stop at the next batch border; False if that was done before."""
+        """Request a stop at the next batch border; False if one was requested before."""
         if self.requested.is_set():
             return False
         self.requested.set()
@@ -49,7 +49,7 @@ class QueryStop:
         return self._ending_since is not None and now - self._ending_since > self.lingering
 
     def press(self, query: RunningQuery, now: float, *, in_batch: bool) -> None:
-        """A busy stream ends itself at the border. An idle one gets no batch, so it is stopped from here."""
+        """Stop the query if it is idle or past the deadline; a busy one stops at its batch border."""
         if in_batch:
             self._no_batch_since = None
         elif self._no_batch_since is None:
@@ -60,14 +60,14 @@ class QueryStop:
             self._ending(now, in_batch=in_batch)
             try:
                 query.stop()
-            except Exception as error:  # noqa: BLE001 - it waits stopTimeout at most; the next poll asks again
+            except Exception as error:  # noqa: BLE001 - it waits stopTimeout at most; the next poll tries again
                 log.warning("the query has not stopped yet", stream=self.stream, reason=str(error)[:200])
 
     def is_over(self, query: RunningQuery, now: float, *, in_batch: bool) -> bool:
-        """True if nothing of a query that is not active is at work any more.
+        """True if neither the batch nor the thread of an inactive query runs any more.
 
-        Spark calls a query terminated as soon as a stop is asked for, and waits for its thread afterwards,
-        `stopTimeout` at most. A batch that it interrupts goes on in Python to the end of its commit, and then in Spark.
+        Spark calls a query terminated as soon as a stop is requested, and waits for its thread afterwards,
+        `stopTimeout` at most. A batch that it interrupts runs on in Python to the end of its commit, and then in Spark.
         """
         if in_batch or not query.ended:
             self._ending(now, in_batch=in_batch)

@@ -1,8 +1,8 @@
-"""A session that starts itself again: the same process, with the code and the settings that are there now.
+"""A session that restarts in its own process, with the newest code and settings.
 
 The process replaces itself (`execv`) when its JVM has ended and its leases are free. Its pid, its standard input and
-its log stay, so that whoever started it, Dagster or a service manager, sees a session that goes on. Streams that
-somebody has stopped meanwhile stay stopped, and one that runs elsewhere by now is left to that session.
+its log stay, so that Dagster, or the service manager that started it, sees one session that continues. Streams that
+somebody has stopped meanwhile stay stopped, and a stream that another session runs by now is left to that session.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ AGAIN = "--again"
 """Option of a session that follows on another in its process."""
 
 _SIGNALS = "_SIGNALS_OF_THE_SESSION_BEFORE"
-"""Names the descriptor that a session leaves to the next one: what came to its process after its last look."""
+"""Names the descriptor of a pipe with the signals that arrived after the session before had last checked for them."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def start(stop: threading.Event) -> None:
-    """Replace this process by its next session; returns only if a stop was asked for meanwhile."""
+    """Replace this process by its next session; returns only if a stop was requested meanwhile."""
     # A signal between here and the next session's handlers must neither end the process in the middle of its start nor
-    # get lost. To this thread it waits. The kernel then gives it to another one (Kafka's, Arrow's, the one that reads
-    # standard input), and the mask of those cannot be set from here; but whichever takes it writes it to the pipe.
+    # get lost. This thread blocks it. The kernel then gives it to another thread (Kafka's, Arrow's, the one that reads
+    # standard input), whose mask cannot be set from here; but the thread that takes it writes it to the pipe.
     left, written = os.pipe()
     os.set_blocking(written, False)
     before = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # runs the handlers of what has come so far
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # runs the handlers of the signals so far
     if stop.is_set():
         signal.set_wakeup_fd(before)
         os.close(written)
@@ -60,7 +60,7 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def take_signals(stop: threading.Event) -> None:
-    """Let signals come that waited since the session before, and take those that it saw too late."""
+    """Unblock the signals that waited since the session before, and take those that it saw too late."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     left = os.environ.pop(_SIGNALS, None)
     if left is not None:
@@ -70,10 +70,10 @@ def take_signals(stop: threading.Event) -> None:
 
 
 def free(settings: Settings, streams: Sequence[Stream]) -> list[Stream]:
-    """The streams that no other session runs; raises LeaseBusy when there is none."""
-    found = {stream.name: holder(settings, stream.name) for stream in streams}
-    # A recovery or a command lets go within moments, and is waited for.
-    held = {name: owner for name, owner in found.items() if owner is not None and owner.purpose == "session"}
+    """The streams that no other session runs; raises LeaseBusy if there is none."""
+    holders = {stream.name: holder(settings, stream.name) for stream in streams}
+    # A recovery or a command releases the lease within moments, and is waited for.
+    held = {name: owner for name, owner in holders.items() if owner is not None and owner.purpose == "session"}
     for name, owner in held.items():
         log.info("the stream runs elsewhere by now and is left there", stream=name, holder=owner.pid)
     if len(held) == len(streams):

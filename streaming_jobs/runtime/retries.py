@@ -1,13 +1,13 @@
-"""When a stream that has failed is tried again: soon at first, then every ten minutes, and never for what comes back.
+"""The retries of a failed stream: soon at first, then every ten minutes; none for a failure that would come again.
 
 | failure | tried again |
 |---|---|
 | may pass (`TransientError`) | after 1, 2, 4 ... 60 s, `max_restarts` times in a row |
 | still there after that, while other streams of the session run | every ten minutes |
-| of the stream's own function, a second time in a row: same kind, place and batch | never: it comes back |
+| of the stream's function, a second time in a row: same kind, place and batch | never: it would come again |
 | needs a person (`PermanentError`, `UsageError`) | never |
 
-Ten good batches, or ten minutes, and the count begins anew. With `max_restarts` 0 nothing is tried again.
+After ten good batches, or ten minutes, the count begins anew. With `max_restarts` 0 nothing is tried again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Retries:
     lasting: bool = False
     """True if the quick tries are used up."""
     next_at: float | None = None
-    """When the stream is tried again; None if it runs, or is over."""
+    """The time of the next try; None if the stream runs, or is over."""
     _good_batches: int = 0
     _healthy_since: float = 0.0
     _origin: str = ""
@@ -46,30 +46,30 @@ class Retries:
         return self.next_at is not None and now >= self.next_at
 
     def again_at(self, now: float) -> None:
-        """Plan a try that is no consequence of a failure."""
+        """Plan a try without a failure."""
         self.next_at = now
 
     def none_planned(self) -> None:
-        """The stream is being tried, or is over."""
+        """Plan no try: the stream is being started, or is over."""
         self.next_at = None
 
     def started(self, now: float) -> None:
-        """The stream runs again."""
+        """Note that the stream runs again."""
         self._healthy_since, self.lasting = now, False
 
     def batch_done(self) -> None:
-        """A batch was good."""
+        """Count a good batch; enough of them end the row of failures."""
         self._good_batches += 1
         if self._good_batches >= HEALTHY_BATCHES:
             self.failures = 0
 
     def still_running(self, now: float) -> None:
-        """The stream runs."""
+        """Note that the stream runs; a long enough time ends the row of failures."""
         if self.failures and now - self._healthy_since > HEALTHY_AFTER:
             self.failures = 0
 
     def failed(self, error: RecourseError, now: float) -> tuple[RecourseError, float | None]:
-        """Count a failure: the error as it is to be shown, and the seconds until the next try, None for no other."""
+        """Count a failure; returns the error to show, and the seconds until the next try, None if there is none."""
         self.failures += 1
         self._good_batches = 0
         before, self._origin = self._origin, error.origin if isinstance(error, FunctionRaised) else ""
@@ -84,9 +84,9 @@ class Retries:
 
 
 def _for_good(error: RecourseError) -> FunctionFailed:
-    """The function's exception as one that comes back."""
-    told = FunctionFailed(
-        error.found, "correct the function; its session takes the corrected code up by itself, or start it again"
+    """The function's exception as an error that would come again."""
+    permanent = FunctionFailed(
+        error.found, "correct the function; a supervised session then loads it, any other has to be started again"
     )
-    told.__cause__ = error.__cause__
-    return told
+    permanent.__cause__ = error.__cause__
+    return permanent

@@ -9,7 +9,7 @@ import structlog
 
 
 def log_to_stderr() -> None:
-    """Set structlog up for this process; py4j is heard for errors only."""
+    """Set structlog up for this process; of py4j only errors are logged."""
     logging.getLogger("py4j").setLevel(logging.ERROR)
     structlog.configure(
         processors=[

@@ -1,4 +1,4 @@
-"""The command line of the driver process: its options, and which streams a start with them runs."""
+"""The command line of the driver process: its options, and the streams that a start with them runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streaming_jobs.stream import Stream
 
 @dataclass(frozen=True)
 class Selection:
-    """The streams of a start. `answers` are the stop requests, by stream, that it was made to end."""
+    """The streams of a start. `answers` are the stop requests, by stream, that this start ends."""
 
     streams: Sequence[Stream]
     answers: Mapping[str, Request] = field(default_factory=dict)
@@ -32,7 +32,7 @@ def session_command(arguments: Sequence[str]) -> list[str]:
 
 
 def supervised_command(streams: Sequence[str], *options: str) -> list[str]:
-    """The command line of a driver with these streams that stops when its standard input ends: give it a pipe."""
+    """The command line of a driver with these streams; it stops when its standard input, a pipe, ends."""
     return session_command(["--streams", ",".join(streams), "--supervised", *options])
 
 
@@ -52,7 +52,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def flags(options: argparse.Namespace) -> dict[str, str]:
-    """The settings among the options; raises UsageError for one without a value, and for a wrong trigger."""
+    """The settings among the options; raises UsageError for a setting without a value and for an invalid trigger."""
     if options.trigger is not None:
         try:
             checked_trigger(options.trigger)
@@ -64,20 +64,20 @@ def flags(options: argparse.Namespace) -> dict[str, str]:
 
 
 def requests_before(requests: Mapping[str, Request], asked_at: float | None, now: float) -> dict[str, Request]:
-    """The stop requests that were there when this start was asked for; all of them if that is not known."""
+    """The stop requests from before the moment this start was asked for; all of them if that moment is not known."""
     if asked_at is None:
         return dict(requests)
-    # A time that lies ahead is one of before the clock was set back.
+    # A time in the future is from before the clock was set back.
     return {name: request for name, request in requests.items() if not asked_at < request.since <= now}
 
 
 def select(
     options: argparse.Namespace, settings: Settings, streams: Sequence[Stream], requests: Mapping[str, Request]
 ) -> Selection:
-    """The streams to start, of those that were named; raises LeaseBusy for a next session whose streams run elsewhere.
+    """The streams to start, of those named; raises LeaseBusy if this session replaces another and all run elsewhere.
 
-    A start by a person ends the stops that were asked for before. One by a supervisor, or in the place of another
-    session, respects them.
+    A start by a person ends earlier stop requests. A start by a supervisor, or by a session that restarts itself,
+    respects them.
     """
     if not (options.respect_stop or options.again):
         return Selection(streams, requests)

@@ -1,7 +1,7 @@
-"""How two states differ, in words: `window of at: 5 minutes -> 15 minutes; new: max(amount) AS m`.
+"""The difference of two states, in words: `window of at: 5 minutes -> 15 minutes; new: max(amount) AS m`.
 
-Works on fingerprints (`plan.state_fingerprint`), which are the text of Spark's plan: thousands of characters for a
-window, of which one number is what somebody has changed.
+Works on fingerprints (`query_plan.state_fingerprint`), which are the text of Spark's plan: thousands of characters for
+a window, in which perhaps one number has changed.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_00
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """What is another one in the second state, in one line; empty where the states are the same."""
+    """The changes from the first state to the second, in one line; empty if the states are the same."""
     if dict(before) == dict(after):
         return ""
     if not before or not after:
         return "there was no state, and now there is" if after else "there was state, and now there is none"
     old, new = _labelled(before), _labelled(after)
-    said = [_changed(label, old[label], new[label]) for label in old if label in new and old[label] != new[label]]
-    said += [f"gone: {_alone(label, old[label])}" for label in old if label not in new]
-    said += [f"new: {_alone(label, new[label])}" for label in new if label not in old]
-    words = "; ".join(dict.fromkeys(said)) or _first_difference(before, after)
+    changes = [_changed(label, old[label], new[label]) for label in old if label in new and old[label] != new[label]]
+    changes += [f"gone: {_alone(label, old[label])}" for label in old if label not in new]
+    changes += [f"new: {_alone(label, new[label])}" for label in new if label not in old]
+    words = "; ".join(dict.fromkeys(changes)) or _first_difference(before, after)
     return words if len(words) <= _LONGEST_OF_ALL else words[:_LONGEST_OF_ALL] + " ..."
 
 
 def _labelled(state: Mapping[str, str]) -> dict[tuple[str, str, str], str]:
-    """What a state is made of: (which operator, kind of part, its name) -> what it is."""
-    found: dict[tuple[str, str, str], str] = {}
+    """The parts of a state: (operator, kind of part, its name) -> its definition."""
+    by_label: dict[tuple[str, str, str], str] = {}
     for index, text in state.items():
         node, *definitions = text.split("; ")
         for kind, name, value in (*_node(node), *map(_definition, definitions)):
-            found[(index, kind, name)] = value
-    return found
+            by_label[(index, kind, name)] = value
+    return by_label
 
 
 def _node(text: str) -> Iterator[tuple[str, str, str]]:
@@ -105,7 +105,7 @@ def _alone(label: tuple[str, str, str], value: str) -> str:
 
 
 def _around(old: str, new: str) -> tuple[str, str]:
-    """Both texts, of long ones only the part in which they begin to differ."""
+    """Both texts; of long ones only the part in which they begin to differ."""
     if max(len(old), len(new)) <= _LONGEST:
         return old, new
     same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
@@ -118,6 +118,6 @@ def _around(old: str, new: str) -> tuple[str, str]:
 
 
 def _first_difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """For states that are made of the same parts in words: the place in the text where they begin to differ."""
+    """The place where the texts begin to differ, for states whose parts read the same."""
     old, new = ("; ".join(f"{key}: {text}" for key, text in state.items()) for state in (before, after))
     return " -> ".join(_around(old, new))

@@ -1,4 +1,4 @@
-"""The status files of a session's streams: written at least each second, whatever the session waits for."""
+"""The status files of a session's streams: written at least once per second, also while the session waits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STATUS_EVERY = 1.0
 
 
 class StatusFiles:
-    """Writes them; a file that cannot be written (the disk is full) stops no stream."""
+    """Writes the status files; a file that cannot be written (the disk is full) stops no stream."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._unwritten = False
 
     def write(self, status: Status) -> bool:
-        """True if it was written; that it was not is logged once until it works again."""
+        """Write one; False if that failed, which is logged once until it works again."""
         try:
             write_status(self._settings, status)
             self._unwritten = False
@@ -36,7 +36,7 @@ class StatusFiles:
         return not self._unwritten
 
     def refresh(self, running: Sequence[StreamRunner]) -> None:
-        """Write what the streams are now; one that was detached is somebody else's."""
+        """Write the status of each stream now; the file of a detached stream belongs to another session."""
         for each in running:
             if not each.detached:
                 each.refresh_status()

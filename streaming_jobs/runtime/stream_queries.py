@@ -1,4 +1,4 @@
-"""The queries of a session's streams: how one is checked and started, and where its topics end.
+"""The queries of a session's streams: preflight, start, and the ends of their topics.
 
 `Queries` is the seam between a session and Spark with Kafka: `SparkQueries` is the one that runs,
 `streaming_jobs.testing` has queries without Spark.
@@ -47,7 +47,7 @@ class RunningQuery(Protocol):
 
     @property
     def isActive(self) -> bool:  # noqa: N802
-        """False once a stop was asked for, or the query has failed or come to its end."""
+        """False once a stop was requested, or the query has failed or come to its end."""
 
     @property
     def lastProgress(self) -> Any:  # noqa: N802
@@ -59,7 +59,7 @@ class RunningQuery(Protocol):
 
     @property
     def ended(self) -> bool:
-        """True once nothing of it is at work in Spark any more; `isActive` is False before that."""
+        """True once its thread in Spark has ended; `isActive` is False before that."""
 
     def exception(self) -> BaseException | None:
         """The failure that ended it, or None."""
@@ -76,26 +76,26 @@ class SparkQuery:
 
     @property
     def isActive(self) -> bool:  # noqa: N802
-        """As Spark says; False as soon as a stop was asked for (MicroBatchExecution.stop)."""
+        """As Spark reports; False as soon as a stop was requested (MicroBatchExecution.stop)."""
         return self.query.isActive
 
     @property
     def lastProgress(self) -> Any:  # noqa: N802
-        """As Spark says."""
+        """As Spark reports."""
         return self.query.lastProgress
 
     @property
     def recentProgress(self) -> Sequence[Any]:  # noqa: N802
-        """As Spark says."""
+        """As Spark reports."""
         return self.query.recentProgress
 
     @property
     def ended(self) -> bool:
-        """True if the query's thread has ended; `awaitTermination` merely says the opposite of `isActive`."""
+        """True if the query's thread has ended; `awaitTermination` is merely the opposite of `isActive`."""
         return not self.query._jsq.streamingQuery().queryExecutionThread().isAlive()
 
     def exception(self) -> BaseException | None:
-        """As Spark says."""
+        """As Spark reports."""
         return self.query.exception()
 
     def stop(self) -> None:
@@ -105,7 +105,7 @@ class SparkQuery:
 
 @dataclass(frozen=True)
 class QueryHooks:
-    """A stream's part in its query: when batches come, when they end, and who hears of each one."""
+    """A stream's part in its query: the trigger, the stop request, and the function that gets each batch's report."""
 
     trigger: str
     stop: threading.Event
@@ -114,7 +114,7 @@ class QueryHooks:
 
 @dataclass(frozen=True)
 class Preflight:
-    """The stream's files, tables and topics as they were when they let it start, and warnings about them."""
+    """The stream's files, tables and topics at the moment of a preflight that passed, and its warnings."""
 
     snapshot: StreamSnapshot
     warnings: list[str]
@@ -122,7 +122,7 @@ class Preflight:
 
 @dataclass(frozen=True)
 class LaunchedQuery:
-    """A query that runs, with the pipeline that it calls; `starts`: where its generation begins."""
+    """A running query, with the pipeline that it calls; its generation begins at `starts`."""
 
     query: RunningQuery
     pipeline: BatchPipeline
@@ -146,7 +146,7 @@ class Queries(Protocol):
         """The newest known ends of the stream's topics; None before they were seen."""
 
     def close(self) -> None:
-        """Let go of what `open` has taken."""
+        """Release what `open` has taken."""
 
 
 @dataclass
@@ -170,7 +170,7 @@ class SparkQueries:
         self._ends = EndOffsets(self.connection.quick, names).start()
 
     def preflight(self, stream: Stream) -> Preflight:
-        """Put files right that a power cut has torn, take the snapshot, and judge it."""
+        """Repair files that a power cut has torn, take the snapshot, and check it."""
         mend(self.settings, stream)
         snapshot = take_snapshot(self.settings, stream, self._reach.topics)
         return Preflight(snapshot, enforce(check_start(snapshot)))
@@ -195,11 +195,11 @@ class SparkQueries:
         return TopicCheck(stream, self.settings, self._reach.quick)
 
     def ends(self, stream: Stream) -> Ends | None:
-        """As the thread that looks has seen them last."""
+        """The ends in the newest look of the thread."""
         return self._ends.newest(t.name for t in stream.sources.values()) if self._ends is not None else None
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the thread that looks at the topics."""
         if self._ends is not None:
             self._ends.close()
 
@@ -210,7 +210,7 @@ class SparkQueries:
 
 
 class DescribesTopics(Protocol):
-    """The cluster's answer to which topic has a name now."""
+    """A client that describes topics."""
 
     def describe(self, name: str) -> TopicInfo | None:
         """The topic, or None if there is none; raises BrokerUnreachable."""
@@ -218,7 +218,7 @@ class DescribesTopics(Protocol):
 
 @dataclass
 class TopicCheck:
-    """Before a commit, at most once a second: the topics are still the ones the stream began with."""
+    """A check before a commit, at most once per second: the topics are still the ones the stream began with."""
 
     stream: Stream
     settings: Settings
@@ -227,7 +227,7 @@ class TopicCheck:
     _checked: float | None = field(default=None, init=False)
 
     def __call__(self, record: StreamRecord) -> None:
-        """Raises OffsetsLost for a topic that was deleted, or made anew, while the stream was reading it."""
+        """Raise OffsetsLost for a topic that was deleted, or made anew, while the stream was reading it."""
         if self._checked is not None and self.monotonic() - self._checked < _TOPIC_CHECK_EVERY:
             return
         for topic in record.topics:

@@ -1,4 +1,4 @@
-"""One stream inside a session: preflight, start, watch, stop, and start again after a passing fault."""
+"""One stream inside a session: preflight, start, watch, stop, and restart after a transient error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StreamRunner:
     lease: Lease
     status: Status
     trigger: str | None = None
-    """Goes before the one in the settings."""
+    """Overrides the one in the settings."""
     clock: Clock = time
     lingering: float = LINGERING
     query: RunningQuery | None = field(default=None, init=False)
@@ -55,15 +55,15 @@ class StreamRunner:
     live: LiveStatus = field(init=False)
 
     def __post_init__(self) -> None:
-        own = self.settings.for_stream(self.stream.name)
+        settings = self.settings.for_stream(self.stream.name)
         loaded_code(self.stream, self.settings.flows)  # before its file can change
-        self.trigger = self.trigger or own.trigger
+        self.trigger = self.trigger or settings.trigger
         every = self.trigger.removeprefix("every ") if self.trigger.startswith("every ") else None
-        shortest = own.commit_interval(upsert=self.stream.primary.mode == "upsert")
+        shortest = settings.commit_interval(upsert=self.stream.primary.mode == "upsert")
         interval = (parse_duration(every) if every is not None else shortest).total_seconds()
         self.status.trigger, self.status.batch_every_s = self.trigger, interval
-        self.retries = Retries(own.max_restarts)
-        self.stop = QueryStop(self.stream.name, own.stop_deadline.total_seconds(), interval, self.lingering)
+        self.retries = Retries(settings.max_restarts)
+        self.stop = QueryStop(self.stream.name, settings.stop_deadline.total_seconds(), interval, self.lingering)
         self.live = LiveStatus(self.status, self.clock)
 
     @property
@@ -78,7 +78,7 @@ class StreamRunner:
 
     @property
     def in_batch(self) -> bool:
-        """True if a batch is being written, be it that of a query which Spark calls terminated."""
+        """True if a batch is being written, also one of a query that Spark calls terminated."""
         return self.pipeline is not None and self.pipeline.in_batch
 
     @property
@@ -96,16 +96,16 @@ class StreamRunner:
         return checked.snapshot
 
     def start(self, spark: SparkSession) -> None:
-        """Start the query, or record why not; a passing fault is tried again later by `poll`."""
+        """Start the query, or record the failure; `poll` tries again later after a transient error."""
         self.retries.none_planned()
         self.status.begun_at = self.clock.time()
         try:
             self._start(spark)
-        except Exception as error:  # noqa: BLE001 - every failure becomes one of ours, and is shown
+        except Exception as error:  # noqa: BLE001 - every failure becomes a RecourseError, and is shown
             self.fail(classify(error))
 
     def poll(self, spark: SparkSession) -> None:
-        """Look after the query: its end, its restart, its stop."""
+        """Handle the query's end, its restart and its stop."""
         if self.ended:
             return
         now, requested = self.clock.monotonic(), self.stop.requested.is_set()
@@ -125,18 +125,18 @@ class StreamRunner:
             self.retries.still_running(now)
 
     def request_stop(self) -> None:
-        """Ask for a stop at the next batch border."""
+        """Request a stop at the next batch border."""
         if not self.ended and self.stop.request(self.clock.monotonic()):
             self.status.state = "stopping"
             log.info("stop requested", stream=self.stream.name)
 
     def leave_stopped(self) -> None:
-        """A stop was asked for before the start: nothing is started."""
+        """Record the stream as stopped without a start: a stop was requested before it."""
         self.stop.requested.set()
         self._stopped()
 
     def beat(self) -> None:
-        """A sign of life, with the lag of now."""
+        """Renew the heartbeat and the lag."""
         if self.query is None:
             self.status.input_rows_per_s = self.status.processed_rows_per_s = None
         self.live.beat(self.queries.ends(self.stream), self.retries.failures)
@@ -153,7 +153,7 @@ class StreamRunner:
         self.live.batch_done(done)
 
     def fail(self, error: RecourseError) -> None:
-        """Record a failure: the stream is over, or, for one that may pass, tried again by `poll`."""
+        """Record a failure: the stream is over, or, after a transient error, `poll` tries again."""
         error, delay = self.retries.failed(error, self.clock.monotonic())
         if delay is None:
             self._over(error)
@@ -163,14 +163,14 @@ class StreamRunner:
         log.warning("stream failed, will try again", stream=self.stream.name, error=str(error), seconds=delay)
 
     def give_up(self) -> None:
-        """The session ends, since no other stream of it runs: this one is over as it is."""
+        """End the stream as failed: the session ends, since none of its other streams runs."""
         self.retries.none_planned()
         self.status.next_try = None
         self.status.state = "failed"
         log.error("stream failed", stream=self.stream.name, error=(self.status.error or {}).get("found"))
 
     def abandon(self, error: RecourseError) -> None:
-        """The session itself is ending by an error: the stream is over, and nothing more is asked of the JVM."""
+        """End the stream because the session fails; the JVM is not called any more."""
         self.query = None
         self._over(error)
 
@@ -197,7 +197,7 @@ class StreamRunner:
         self.live.take_progress(query, pipeline)
         failure: BaseException | None = pipeline.failure or query.exception()
         requested = self.stop.requested.is_set()
-        # A stop interrupts what runs, and that can look like any failure; one that needs a person is never hidden.
+        # A stop interrupts the batch, which can look like any failure; a permanent error is never hidden.
         stopped = requested and not isinstance(failure, PermanentError)
         if pipeline.replanned and not requested:
             self.retries.again_at(self.clock.monotonic())
@@ -207,7 +207,7 @@ class StreamRunner:
             self.fail(self._explained(classify(failure, where=named(pipeline.unfinished))))
 
     def _explained(self, error: RecourseError) -> RecourseError:
-        """For records that are gone: the exact range, from the same rules as at start."""
+        """The error; for lost records the one of preflight, which names the exact range."""
         if isinstance(error, OffsetsLost):
             try:
                 self.preflight()
@@ -223,6 +223,6 @@ class StreamRunner:
         self.status.next_try = None
         self.status.set_error(report_of(error))
         self.status.state = "failed"
-        # A refusal in our own words needs no traceback; anything else does.
+        # A refusal by Recourse needs no traceback; any other error does.
         refused = error.__cause__ is None
         log.error("stream failed", stream=self.stream.name, error=str(error), exc_info=None if refused else error)

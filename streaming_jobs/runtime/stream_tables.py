@@ -1,4 +1,4 @@
-"""The tables of a stream for its batches: made or widened to what its function returns, then seen as sinks."""
+"""The tables of a stream for its batches: made or widened to what its function returns, then opened as sinks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_tables(
 
 
 def sinks_of(stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings) -> SinkSet:
-    """The tables as the stream's batches see them."""
+    """The tables as the sinks of the stream's batches."""
     outputs, deletes = [], {}
     for declared in stream.sinks.values():
         store, remembered = store_of(declared), tables[declared.deletes.name] if declared.deletes else None
@@ -62,7 +62,7 @@ def upkeep_of(
 
 
 def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> StructType:
-    """The columns of a table: what the function returns for it, and those that are Recourse's own."""
+    """The columns of a table: what the function returns for it, and those that Recourse adds."""
     from pyspark.sql.types import StructType
 
     if table == stream.dead_letters:
@@ -79,7 +79,7 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
         if len(stream.sources) > TOPICS:
             raise ConfigurationError(
                 f"stream {stream.name} orders table {table} by the positions of {len(stream.sources)} topics, and "
-                f"{TOPICS} can be told apart",
+                f"{TOPICS} can be distinguished",
                 "leave _source out of the output, so that rows of equal order replace each other as they arrive",
             )
         output = StructType([*output.fields, POSITION_FIELD])

@@ -1,1 +1,1 @@
-"""What lies in `<state>/<stream>`: record, checkpoint, savepoints, lease, status. Read `stream_record.py` first."""
+"""A stream's files in `<state>/<stream>`: record, checkpoint, savepoints, lease, status. See `stream_record.py`."""

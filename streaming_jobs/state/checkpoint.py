@@ -1,7 +1,7 @@
-"""Reading Spark's checkpoint: which batches were planned, which are done, and what each one read.
+"""The reader of Spark's checkpoint: the planned batches, the committed ones, and the offsets that each one read.
 
 Layout and rules from Spark's `MicroBatchExecution` and `OffsetSeqLog`: `offsets/N` is written before batch N
-runs and holds, after `v1` and a line of metadata, one line a source with the offsets where N **ends**;
+runs and holds, after `v1` and a line of metadata, one line per source with the offsets where N **ends**;
 `commits/N` is written after it. N starts where N-1 ends; batch 0 starts at `sources/<i>/0`.
 """
 
@@ -48,7 +48,7 @@ class Checkpoint:
         return (self.folder / "metadata").is_file()
 
     def end(self, batch: int) -> TopicOffsets:
-        """Where a batch ends, by topic and partition; raises PreflightRefused if the entry cannot be read."""
+        """The end of a batch: topic -> partition -> offset; raises PreflightRefused if the entry cannot be read."""
         ends: dict[str, Mapping[int, int]] = {}
         for index, line in enumerate(self._lines(batch)):
             text = line if line != "-" else self._initial(index)
@@ -56,7 +56,7 @@ class Checkpoint:
         return ends
 
     def start(self, batch: int) -> TopicOffsets:
-        """Where a batch starts, by topic and partition."""
+        """The start of a batch: topic -> partition -> offset."""
         if batch > 0:
             return self.end(batch - 1)
         starts: dict[str, Mapping[int, int]] = {}
@@ -65,7 +65,7 @@ class Checkpoint:
         return starts
 
     def entry_ending_at(self, batch: int, ends: TopicOffsets) -> str:
-        """The text of the batch's entry as it were if the batch had ended at `ends`."""
+        """The text that the batch's entry would have if the batch had ended at `ends`."""
         head = _text(self.folder / "offsets" / str(batch)).split("\n")[:2]
         lines = []
         for index, line in enumerate(self._lines(batch)):

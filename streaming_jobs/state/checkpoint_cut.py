@@ -1,8 +1,8 @@
-"""A checkpoint cut: a checkpoint that ends after batch K, made from one that has gone on.
+"""A checkpoint cut: a checkpoint that ends after batch K, made from a later one of the same query.
 
-What Spark needs to go on from K is little: the log entries of K and just before it, where the sources began, and the
-state files that lead to state version K+1 (version = batch + 1). Log entries are copied; state files, which Spark never
-changes once they are there, are hard links. The cut has a query id of its own.
+To continue from K, Spark needs the log entries of K and just before it, the first offsets of the sources, and the state
+files that lead to state version K+1 (version = batch + 1). Log entries are copied; state files, which Spark never
+changes once they are written, are hard links. The cut has a new query id.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from streaming_jobs.state.checkpoint import Checkpoint
 _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(changelog|zip|delta|snapshot)(?:\.crc)?")
 _FULL = ("zip", "snapshot")
 _BEFORE = 2
-"""Entries before the batch's own: Spark needs one; preflight also looks where the one before the last began."""
+"""Number of entries before the one of the batch: Spark needs one; preflight also checks the start of the one before."""
 
 
 def cuttable(checkpoint: Checkpoint) -> range:
-    """The batches after which a cut can be made: their log entries and those just before are still there."""
+    """The batches after which a cut can be made: their log entries and those just before still exist."""
     committed = _entries(checkpoint.folder / "commits")
     planned = _entries(checkpoint.folder / "offsets")
     last = max(committed & planned, default=-1)
@@ -39,7 +39,7 @@ def cuttable(checkpoint: Checkpoint) -> range:
 
 
 def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
-    """Make `target` a checkpoint that ends after `batch`; a cut that is there already is left as it is.
+    """Make `target` a checkpoint that ends after `batch`; an existing cut is left as it is.
 
     Raises UsageError when Spark's log no longer holds what the cut needs. A kill leaves a folder `target`.partial.
     """
@@ -47,9 +47,9 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
         return
     possible = cuttable(checkpoint)
     if batch not in possible:
-        kept = f"batches {possible[0]} to {possible[-1]}" if possible else "no batch"
+        choice = f"batches {possible[0]} to {possible[-1]}" if possible else "no batch"
         raise UsageError(
-            f"the checkpoint {checkpoint.folder.name} can be cut after {kept}, not after batch {batch}",
+            f"the checkpoint {checkpoint.folder.name} can be cut after {choice}, not after batch {batch}",
             "choose one of them, or a savepoint (`recourse savepoints list`)",
         )
     partial = target.with_name(f"{target.name}.partial")
@@ -70,7 +70,7 @@ def cut(checkpoint: Checkpoint, batch: int, target: Path) -> None:
 def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> None:
     """A second checkpoint like the cut `source`, for a query to run on; state files are hard links.
 
-    With `ends`, its last batch ends there: the query skips what lies between.
+    With `ends`, its last batch ends there: the query skips the records in between.
     """
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -88,7 +88,7 @@ def copy(source: Path, target: Path, *, ends: TopicOffsets | None = None) -> Non
 
 
 def _placed(folder: Path, target: Path) -> None:
-    """Have it on disk, then give it its name; Spark itself has synced none of the files that were linked."""
+    """Sync the folder, then give it its name; Spark has synced none of the linked files."""
     sync_tree(folder)
     folder.replace(target)
     sync(target.parent)
@@ -97,18 +97,18 @@ def _placed(folder: Path, target: Path) -> None:
 def needed_state(state: Path, version: int) -> Iterator[Path]:
     """The state files that lead to a version, of every operator, partition and store below `state`.
 
-    Going down from the version: its changes, then those before it, to the second full snapshot. The first would do if
-    it is of the right attempt; one that died may have left it. Then the RocksDB files that these snapshots name.
+    From the version downwards: its changes, then those before it, down to the second full snapshot. The first snapshot
+    is not enough, because an attempt that died may have left it. Then the RocksDB files that these snapshots name.
     """
     for folder, names, files in os.walk(state):
         here = Path(folder)
         if here.name == "SSTs":
             names.clear()
             continue
-        found = [(int(match[1]), match[2], here / name) for name in files if (match := _VERSIONED.fullmatch(name))]
-        fulls = sorted({number for number, kind, _ in found if kind in _FULL and number <= version}, reverse=True)
+        versioned = [(int(match[1]), match[2], here / name) for name in files if (match := _VERSIONED.fullmatch(name))]
+        fulls = sorted({number for number, kind, _ in versioned if kind in _FULL and number <= version}, reverse=True)
         oldest = fulls[1] if len(fulls) > 1 else 0
-        chosen = [path for number, _, path in found if oldest <= number <= version]
+        chosen = [path for number, _, path in versioned if oldest <= number <= version]
         yield from chosen
         yield from (here / name for name in files if not _VERSIONED.fullmatch(name) and not name.startswith("."))
         for name in sorted({name for path in chosen if path.suffix == ".zip" for name in _tables_of(path)}):
@@ -116,7 +116,7 @@ def needed_state(state: Path, version: int) -> Iterator[Path]:
 
 
 def _tables_of(snapshot: Path) -> Iterator[str]:
-    """Names of the RocksDB files that a snapshot names; they lie in `SSTs` beside it (Spark's RocksDBFileManager)."""
+    """Yields the names of a snapshot's RocksDB files, which are in `SSTs` beside it (Spark's RocksDBFileManager)."""
     with zipfile.ZipFile(snapshot) as packed:
         _, _, text = packed.read("metadata").decode().partition("\n")
     for file in json.loads(text)["sstFiles"]:

@@ -1,13 +1,13 @@
-"""Spark's checkpoint on disk, in step with the tables.
+"""The sync of Spark's checkpoint to disk, in step with the tables.
 
-Spark writes its files beside and renames them (`CheckpointFileManager`), and syncs nothing. So the pipeline does, where
-the order matters:
+Spark writes its files under another name and renames them (`CheckpointFileManager`), but does not sync them. So the
+pipeline syncs them where the order matters:
 
-1. before a table gets batch N: `offsets/N`, or the table would hold a batch of which nobody knows what it read; and
-   `commits/N-1`, without which Spark would not go on with N;
-2. before the pipeline returns, which lets Spark write `commits/N`: the state files that batch N has made.
+1. before a table gets batch N: `offsets/N`, or the offsets of a batch in the table would be unknown; and
+   `commits/N-1`, without which Spark would not continue with N;
+2. before the pipeline returns, which lets Spark write `commits/N`: the state files that batch N has written.
 
-`commits/N` itself may be lost: then the batch is repeated, and the tables say that they have it.
+`commits/N` itself may be lost: then the batch is repeated, and the tables show that they have it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streaming_jobs.state.checkpoint import Checkpoint
 
 
 class CheckpointSync:
-    """Has the files of one checkpoint on disk; one for each time that a query runs on it."""
+    """Syncs the files of one checkpoint; made anew each time that a query starts on it."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._folder = checkpoint.folder
@@ -28,8 +28,8 @@ class CheckpointSync:
         self._known: dict[Path, frozenset[str]] = {}
 
     def planned(self, batch: int) -> None:
-        """Have on disk what Spark goes on from once the tables have this batch."""
-        if not self._whole:  # whatever a driver before this one has left in memory only
+        """Sync the entries from which Spark continues once the tables have this batch."""
+        if not self._whole:  # an earlier driver may have left files that are not synced
             sync_tree(self._folder)
             self._whole = True
             return
@@ -37,7 +37,7 @@ class CheckpointSync:
         sync_each([offsets / str(batch), commits / str(batch - 1), offsets, commits])
 
     def state(self) -> None:
-        """Have on disk the state files that came since the last call."""
+        """Sync the state files that are new since the last call."""
         wanted: list[Path] = []
         for folder, below, names in os.walk(self._folder / "state"):
             here = Path(folder)

@@ -1,4 +1,4 @@
-"""The status that a session begins with: what the stream's files say of its life so far."""
+"""The status that a session begins with, from the stream's files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streaming_jobs.state.totals import Totals, totals_from
 
 log = structlog.get_logger()
 
-_KEPT = (
+_CARRIED_OVER = (
     "batch",
     "committed_at",
     "batch_ms",
@@ -35,17 +35,17 @@ _KEPT = (
     "code_version",
     "last_error",
 )
-"""Figures that hold, with their age, until this session has newer ones; rates are those of a session."""
+"""Figures that stay valid, with their age, until this session has newer ones. Rates do not: they are per session."""
 
 
 def first_status(settings: Settings, stream: str) -> Status:
-    """The status of a session that begins now, in this process; whatever cannot be read is for preflight to say."""
+    """The status of a session that begins now, in this process; preflight reports files that cannot be read."""
     now = time.time()
     run = os.environ.get("RECOURSE_RUN_ID")
     status = Status(stream, pid=os.getpid(), run_id=run, started_at=now, heartbeat=now)
     before = read_status(settings, stream)
     if before is not None:
-        for name in _KEPT:
+        for name in _CARRIED_OVER:
             setattr(status, name, getattr(before, name))
         status.generation = before.generation
     try:

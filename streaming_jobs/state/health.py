@@ -2,11 +2,11 @@
 
     health(settings, "orders").red          one look, one verdict; no Spark, no broker, no Dagster
 
-`look` reads the files, `judge` decides and reads nothing. A reason is red; a note is said and is not red.
+`look` reads the files, `judge` decides and reads nothing. A reason makes the stream red; a note does not.
 
 | reason | the stream |
 |---|---|
-| dead | says that it runs, and no driver holds its lease |
+| dead | runs according to its status, and no driver holds its lease |
 | not_running | should run (the caller says so), was not stopped on purpose, and no driver holds its lease |
 | silent | has a driver that lives and has not written the status for `dagster.stale_after` |
 | failed | was given up after an error |
@@ -15,8 +15,8 @@
 | late | has not read what came to its topics before `stream.late_after`; not with the trigger `available-now` |
 | blind | has not seen the end of its topics for `dagster.stale_after`: no broker answers |
 
-Stopped on purpose, being recovered and never started are notes. A stamp that lies ahead was made before the clock was
-set back: it counts as old, since a driver that lives makes new ones.
+Stopped on purpose, being recovered and never started are notes. A time stamp in the future is from before the clock was
+set back: it counts as old, since a running driver writes new ones.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
 
 ENDED = ("stopped", "failed")
-"""States that a session writes as its last word."""
+"""The states in which a session leaves the status of a stream that it no longer runs."""
 
 _RECOVERY = "recovery "
 _AHEAD = 5.0
-"""Seconds that a stamp may lie ahead of the look at it."""
+"""Seconds that a time stamp may be in the future."""
 
 Word = Literal["dead", "not_running", "silent", "failed", "failing", "stuck", "late", "blind"]
 
@@ -49,7 +49,7 @@ Word = Literal["dead", "not_running", "silent", "failed", "failing", "stuck", "l
 class Seen:
     """One stream's files at one moment (`at`, seconds since 1970).
 
-    `lives` says what of the lease's owner lives: `driver`, or only the `jvm` of one that was killed.
+    `lives` is the part of the lease's owner that still runs: `driver`, or only the `jvm` of a killed driver.
     """
 
     stream: str
@@ -61,7 +61,7 @@ class Seen:
 
     @property
     def session(self) -> Owner | None:
-        """Who holds the lease to run the stream; not a recovery or a command at work."""
+        """The holder of the lease, if it is a session; None for a recovery or a command."""
         return self.owner if self.owner is not None and self.owner.purpose == "session" else None
 
     @property
@@ -74,7 +74,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of a verdict, in seconds; 0 for `stuck_after` and `late_after`: no such bound."""
+    """The bounds of a verdict, in seconds; with 0 for `stuck_after` or `late_after` there is no such bound."""
 
     stale_after: float = 60.0
     stuck_after: float = 300.0
@@ -83,17 +83,17 @@ class Limits:
     @classmethod
     def of(cls, settings: Settings, stream: str) -> Limits:
         """The bounds that the settings give one stream."""
-        own = settings.for_stream(stream)
+        stream_settings = settings.for_stream(stream)
         return cls(
             settings.dagster.stale_after.total_seconds(),
-            own.stuck_after.total_seconds(),
-            own.late_after.total_seconds(),
+            stream_settings.stuck_after.total_seconds(),
+            stream_settings.late_after.total_seconds(),
         )
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a stream is red: a stable word, and a sentence for a person."""
+    """The reason why a stream is red: a stable word, and a sentence for a person."""
 
     word: Word
     text: str
@@ -101,7 +101,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Health:
-    """The verdict on one stream. `state` is the one to show; `red` when there is a reason."""
+    """The verdict on one stream; `state` is the state to show."""
 
     stream: str
     at: float
@@ -117,7 +117,7 @@ class Health:
 
     @property
     def verdict(self) -> str:
-        """`well`, `red`, or what is neither: `stopped`, `recovering`, `never started`."""
+        """One of `well`, `red`, and the states that are neither: `stopped`, `recovering`, `never started`."""
         if self.red:
             return "red"
         return self.state if self.state in ("stopped", "recovering", "never started") else "well"
@@ -129,39 +129,39 @@ def health(settings: Settings, stream: str, *, should_run: bool = False) -> Heal
 
 
 def look(settings: Settings, stream: str) -> Seen:
-    """Read what the stream's files say now."""
-    # The status first: a session that ends in between has then written its last word before its lease was seen free.
+    """Read the stream's files now."""
+    # The status again if the lease is free: a session that has ended in between has written its last state by then.
     status, owner, now = read_status(settings, stream), holder(settings, stream), time.time()
     if owner is None:
         status = read_status(settings, stream)
-    lives = owner.alive() if owner is not None else None
-    return Seen(stream, now, status, owner, lives, stop_request.request(settings, stream))
+    running_part = owner.alive() if owner is not None else None
+    return Seen(stream, now, status, owner, running_part, stop_request.request(settings, stream))
 
 
 def judge(seen: Seen, limits: Limits, *, should_run: bool = False) -> Health:
-    """The verdict on what was seen.
+    """The verdict on the files of a stream.
 
-    With `should_run` a stream that merely stopped, or never started, is red too: the caller knows that something
-    keeps it running. Without it, only what contradicts the stream's own last word is red.
+    With `should_run` a stream that merely stopped, or never started, is red too: the caller knows that it is meant to
+    run. Without it, only what contradicts the last state in the status file is red.
     """
-    state, asked = state_of(seen, limits.stale_after), seen.stop is not None
+    state, stop_requested = state_of(seen, limits.stale_after), seen.stop is not None
     if state == "recovering":
-        return Health(seen.stream, seen.at, state, notes=(_recovering(seen),), asked_to_stop=asked)
+        return Health(seen.stream, seen.at, state, notes=(_recovering(seen),), asked_to_stop=stop_requested)
     stopped = seen.stop is not None and seen.session is None
     if stopped and state != "failed":
         note = f"was stopped on purpose {_since(seen.stop)}, and stays so until it is started again"
         died = (f"its session (pid {seen.status.pid}) ended without saying so",) if seen.status and _dead(seen) else ()
-        return Health(seen.stream, seen.at, "stopped", notes=(note, *died), asked_to_stop=asked)
+        return Health(seen.stream, seen.at, "stopped", notes=(note, *died), asked_to_stop=stop_requested)
     notes = () if seen.stop is None else ("was asked to stop and stays so until it is started again",)
-    return Health(seen.stream, seen.at, state, tuple(_reasons(seen, state, limits, should_run)), notes, asked)
+    return Health(seen.stream, seen.at, state, tuple(_reasons(seen, state, limits, should_run)), notes, stop_requested)
 
 
 def state_of(seen: Seen, stale_after: float) -> str:
     """The state to show.
 
-    The status file's own, but `dead` if nobody holds the lease of a stream that says it runs (or only the JVM of a
-    killed driver does), `silent` if the holder's heartbeat is older than `stale_after` seconds, `starting` if the
-    holder has written nothing yet, `recovering` while a recovery has stopped it, and `never started`.
+    It is the state in the status file, except: `dead` if the stream runs by that file and nobody holds its lease (or
+    only the JVM of a killed driver does), `silent` if the holder's heartbeat is older than `stale_after` seconds,
+    `starting` if the holder has written nothing yet, `recovering` while a recovery has stopped it, and `never started`.
     """
     if seen.plan is not None and (seen.session is None or seen.lives != "driver"):
         return "recovering"
@@ -193,7 +193,7 @@ def _reasons(seen: Seen, state: str, limits: Limits, should_run: bool) -> Iterat
 
 
 def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
-    """What may be wrong with a stream whose driver lives and reports."""
+    """Yields the reasons of a stream whose driver runs and reports."""
     if status.error is not None:
         when = f" in {_span(status.next_try - now)}" if status.next_try else ""
         yield Reason("failing", f"it failed and is tried again{when}: {_error(status)}")

@@ -1,17 +1,17 @@
 """The lease: one driver per stream, also when its JVM outlives it.
 
-What every kind of lease keeps (`Lease`, `Leases`; tests/unit/streaming_jobs/state/test_lease_contract.py):
+The contract of every kind of lease (`Lease`, `Leases`; tests/unit/streaming_jobs/state/test_lease_contract.py):
 
-- one holder per stream; a second taker waits as long as it wants to, and then gets LeaseBusy with the holder's name;
-- who looks at a lease (`holder`) takes nothing;
-- `record_jvm` names the JVM of the holder. Its driver may be gone, by `release` or by a kill: the lease stays held as
-  long as that JVM lives, since a query in it may still write;
-- `unlock` lets go for the JVM too, because its query of this stream has ended; `lock_again` takes it back, unless
-  somebody else was quicker;
-- a stream's lease says nothing about any other stream.
+- one holder per stream; a second taker waits for its `wait` seconds, and then gets LeaseBusy with the holder's name;
+- a look at a lease (`holder`) does not take it;
+- `record_jvm` names the JVM of the holder. After the driver's `release`, or its kill, the lease stays held as long as
+  that JVM runs, since a query in it may still write;
+- `unlock` releases the lease for the JVM too, because its query of this stream has ended; `lock_again` takes it back,
+  unless another process has taken it;
+- the lease of one stream is independent of all others.
 
 Here it is an exclusive `flock` on `<state>/<stream>/lease` (`FileLease`). The descriptor is inherited by the driver's
-JVM, which lives on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the
+JVM, which runs on for about two seconds after a kill -9 of Python: the lock is free only when both are gone. Where the
 JVM is not our child (spark-submit starts Python, not the other way round), the lease names the JVM's pid and the
 next taker waits until that process has ended. `streaming_jobs.testing` has leases in memory.
 """
@@ -46,7 +46,7 @@ class Owner:
     purpose: str
 
     def alive(self) -> str | None:
-        """The part of the owner that still lives: `driver`, `jvm`, or None."""
+        """The part of the owner that still runs: `driver`, `jvm`, or None."""
         if is_alive(self.pid, self.pid_started):
             return "driver"
         if self.jvm is not None and self.jvm_started is not None and is_alive(self.jvm, self.jvm_started):
@@ -73,16 +73,16 @@ class Lease(Protocol):
         """Name the JVM in the lease."""
 
     def unlock(self) -> None:
-        """Let go, for the JVM too: its query of this stream has ended. `lock_again` and `release` remain possible."""
+        """Release it for the JVM too: its query has ended. `lock_again` and `release` remain possible."""
 
     def lock_again(self) -> bool:
-        """Take back what `unlock` let go; False while somebody else holds it.
+        """Take the lease back after `unlock`; False while another process holds it.
 
-        Raises LeaseBusy if the lease is no longer the one that others look at.
+        Raises LeaseBusy if other takers use another lease by now (its file was replaced).
         """
 
     def release(self) -> None:
-        """Let go; a JVM that holds it too keeps it until its end."""
+        """Release it; a JVM that holds it too keeps it until its end."""
 
 
 class Leases(Protocol):
@@ -115,16 +115,16 @@ class FileLease:
         _write(self.descriptor, self.owner)
 
     def unlock(self) -> None:
-        """Let go for the JVM too: its query of this stream has ended. The descriptor stays open until `release`."""
+        """Release it for the JVM too: its query has ended. The descriptor stays open until `release`."""
         self.owner = replace(self.owner, jvm=None, jvm_started=None)
-        with suppress(OSError):  # a full disk; the next one then waits until the JVM has ended
+        with suppress(OSError):  # a full disk; the next taker then waits until the JVM has ended
             _write(self.descriptor, self.owner)
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def lock_again(self) -> bool:
-        """Take back what `unlock` let go, for the JVM too; False while somebody else holds it.
+        """Take the lease back after `unlock`, for the JVM too; False while another process holds it.
 
-        Raises LeaseBusy if the stream's folder was moved away or made anew: the lock of that file excludes nobody.
+        Raises LeaseBusy if the stream's folder was moved or made anew: a lock on the old file excludes nobody.
         """
         if not _locked(self.descriptor):
             return False
@@ -147,7 +147,7 @@ class FileLease:
         return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
-        """Let go; the lock stays held while a JVM that inherited the descriptor lives."""
+        """Close the file; the lock stays held while a JVM that inherited the descriptor runs."""
         os.close(self.descriptor)
 
 
@@ -158,11 +158,11 @@ class FileLeases:
     settings: Settings
 
     def acquire(self, stream: str, *, purpose: str, wait: float = 10.0) -> FileLease:
-        """As `acquire`."""
+        """As the function `acquire`."""
         return acquire(self.settings, stream, purpose=purpose, wait=wait)
 
     def holder(self, stream: str) -> Owner | None:
-        """As `holder`."""
+        """As the function `holder`."""
         return holder(self.settings, stream)
 
 
@@ -203,7 +203,7 @@ def holder(settings: Settings, stream: str) -> Owner | None:
         return None
     try:
         try:
-            # A shared lock tells a held lease from a free one and disturbs a taker for microseconds only.
+            # A shared lock shows if the lease is held, and disturbs a taker for microseconds only.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return _named(descriptor)

@@ -1,4 +1,4 @@
-"""The ledger beside the state: one short line per batch, kept for days when the tables' own logs are kept for hours.
+"""The ledger beside the state: one short line per batch, for days; the tables' own logs are there for hours only.
 
 `<state>/<stream>/ledger/2026-11-21.jsonl`; the files of past days are compressed. The tables are the truth; a line that
 a crash lost is simply missing. Preflight uses the newest line for tables whose log no longer shows the stream's last
@@ -32,9 +32,9 @@ _WHOLE = re.compile(rb'(?:\]|"ms":\d+)}\s*$')
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """One whole line: the entry, when it was written (seconds since 1970), and the tables' versions after it.
+    """One complete line: the entry, the time it was written (seconds since 1970), and the tables' versions after it.
 
-    `seconds` is how long the batch took; None in lines that do not say.
+    `seconds` is the duration of the batch; None in lines without it.
     """
 
     entry: LedgerEntry
@@ -45,14 +45,14 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """A whole line of which only the place in the stream's life was read."""
+    """A complete line of which only generation and batch were read."""
 
     txn: Txn
     stream: str
     text: bytes
 
     def read(self) -> LedgerLine:
-        """All of it."""
+        """The whole line."""
         line = json.loads(self.text)
         seconds = line["ms"] / 1000 if "ms" in line else None
         return LedgerLine(_entry(self.stream, line), float(line["t"]), line["versions"], seconds)
@@ -66,7 +66,7 @@ class LedgerFile:
     retention: timedelta = timedelta(days=14)
 
     def append(self, entry: LedgerEntry, versions: Mapping[str, int], seconds: float | None = None) -> None:
-        """Add the primary table's entry, the version that each of the stream's tables has now, and how long it took."""
+        """Add the primary table's entry, the current version of each table of the stream, and the batch's duration."""
         now = datetime.now(UTC)
         line = {
             "g": entry.generation,
@@ -94,42 +94,40 @@ class LedgerFile:
             file.write(text.encode())
 
     def newest(self, stream: str) -> tuple[LedgerEntry, Mapping[str, int]] | None:
-        """The last whole line: the entry and the tables' versions after it."""
+        """The last complete line: the entry and the tables' versions after it."""
         for path in sorted(self.folder.glob("*.jsonl*"), reverse=True):
             for text in reversed(_last_lines(path)):
                 try:
                     line = json.loads(text)
-                except ValueError:  # cut off by a crash, or by where the reading began
+                except ValueError:  # cut off by a crash, or at the start of the part that was read
                     continue
                 return _entry(stream, line), line["versions"]
         return None
 
     def days(self, stream: str) -> Iterator[list[RawLine]]:
-        """Every whole line of each day as they were written, newest day first, as far back as they are kept."""
+        """Yields the complete lines of each day in the order they were written, the newest day first."""
         for path in reversed(_by_day(self.folder)):
             yield _raw(stream, _texts(path))
 
     def after(self, stream: str, txn: Txn | None, *, at_most: int) -> list[LedgerLine]:
-        """The lines of later batches than `txn`, newest first, `at_most` so many; of a batch written twice only one."""
-        found: dict[Txn, RawLine] = {}
-        for lines in itertools.chain(
-            [self._tail(stream)], self.days(stream)
-        ):  # whole days only where that is too short
+        """The lines of later batches than `txn`, newest first, no more than `at_most`; one per batch, the newer."""
+        newest: dict[Txn, RawLine] = {}
+        for lines in itertools.chain([self._tail(stream)], self.days(stream)):  # whole days only if that is too short
             for line in reversed(lines):
-                if len(found) == at_most or (txn is not None and line.txn <= txn):
-                    return [raw.read() for raw in found.values()]
-                found.setdefault(line.txn, line)
-        return [raw.read() for raw in found.values()]
+                if len(newest) == at_most or (txn is not None and line.txn <= txn):
+                    return [raw.read() for raw in newest.values()]
+                newest.setdefault(line.txn, line)
+        return [raw.read() for raw in newest.values()]
 
     def _tail(self, stream: str) -> list[RawLine]:
-        """The last whole lines of the newest file: mostly enough, and a day may have a million."""
+        """The last complete lines of the newest file: mostly enough, while a day may have a million lines."""
         newest = max(self.folder.glob("*.jsonl"), default=None)
         return _raw(stream, (text.encode() for text in _last_lines(newest))) if newest else []
 
     def adopt(self, other: LedgerFile) -> None:
-        """Add the lines of another folder that are not here yet: its generation has become this stream's.
+        """Add the lines of another folder that are missing here: its generation has become this stream's.
 
-        They go to the newest file, whatever their day. The versions they name are those of other tables: left out.
+        They are written to the newest file, whatever their day. Their versions are of other tables and are left out.
         """
         new: dict[str, None] = {}
         for path in _by_day(other.folder):
@@ -158,7 +156,7 @@ class LedgerFile:
             packed = path.with_suffix(".jsonl.gz")
             partial = packed.with_suffix(".partial")
             with path.open("rb") as plain, gzip.open(partial, "wb") as file:
-                if packed.exists():  # the clock went back over midnight, or a kill came before the unlink below
+                if packed.exists():  # the clock was set back over midnight, or a kill came before the unlink below
                     with gzip.open(packed, "rb") as before:
                         shutil.copyfileobj(before, file)
                 shutil.copyfileobj(plain, file)
@@ -172,7 +170,7 @@ class LedgerFile:
 
 
 def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """The file of a day, which a driver at work may just have packed."""
+    """The file of a day, which a running driver may have compressed since it was listed."""
     try:
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
     except FileNotFoundError:
@@ -199,8 +197,8 @@ def _last_lines(path: Path) -> list[str]:
 
 
 def _raw(stream: str, texts: Iterable[bytes]) -> list[RawLine]:
-    found = ((_PLACE.match(text), text) for text in texts if _WHOLE.search(text, max(len(text) - 20, 0)))
-    return [RawLine(Txn(int(at[1]), int(at[2])), stream, text) for at, text in found if at]
+    matches = ((_PLACE.match(text), text) for text in texts if _WHOLE.search(text, max(len(text) - 20, 0)))
+    return [RawLine(Txn(int(at[1]), int(at[2])), stream, text) for at, text in matches if at]
 
 
 def _last_byte(file: BinaryIO) -> bytes:

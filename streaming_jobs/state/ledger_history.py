@@ -1,6 +1,6 @@
-"""A table's ledger as far back as it is known: its own log, then the ledger file beside the state.
+"""A table's ledger as far back as it is known: the table's log, then the ledger file beside the state.
 
-A table's log is kept for an hour or 500 versions, the file for days. The file has the batches of the primary table
+A table's log is retained for an hour or 500 versions, the file for days. The file has the batches of the primary table
 only; fences and publishes, which are few, are in the log alone.
 """
 
@@ -25,19 +25,16 @@ Entry = tuple[Commit, LedgerEntry]
 
 def newest_entries(commits: Iterable[Commit], table: str, file: LedgerFile, stream: str, limit: int) -> list[Entry]:
     """The newest entries of the stream's primary table, newest first; `commits` are those of its log."""
-    found = entries(commits, limit)
-    return [*found, *(_entry(line, table) for line in islice(_older(found, file, stream), limit - len(found)))]
+    in_log = entries(commits, limit)
+    return [*in_log, *(_entry(line, table) for line in islice(_older(in_log, file, stream), limit - len(in_log)))]
 
 
 def code_changes(commits: Iterable[Commit], table: str, file: LedgerFile, stream: str) -> list[Entry]:
-    """The first batch that each version of the code wrote, newest first; back to the oldest batch that is known."""
-    log = [found for found in entries(commits, _ALL) if found[1].kind == "batch"]
+    """The first batch of each version of the code, newest first, back to the oldest batch that is known."""
+    log = [entry for entry in entries(commits, _ALL) if entry[1].kind == "batch"]
     firsts: list[Entry] = []
-    for found in log:
-        if firsts and firsts[-1][1].code == found[1].code:
-            firsts[-1] = found
-        else:
-            firsts.append(found)
+    for entry in log:
+        _put(firsts, entry)
     last: tuple[bytes, RawLine] | None = None
     for line in _older(log, file, stream):
         code = match[1] if (match := _CODE.search(line.text)) else b""
@@ -49,16 +46,16 @@ def code_changes(commits: Iterable[Commit], table: str, file: LedgerFile, stream
     return firsts
 
 
-def _put(firsts: list[Entry], found: Entry) -> None:
-    if firsts and firsts[-1][1].code == found[1].code:
-        firsts[-1] = found
+def _put(firsts: list[Entry], entry: Entry) -> None:
+    if firsts and firsts[-1][1].code == entry[1].code:
+        firsts[-1] = entry
     else:
-        firsts.append(found)
+        firsts.append(entry)
 
 
-def _older(found: list[Entry], file: LedgerFile, stream: str) -> Iterator[RawLine]:
-    """The file's lines of batches before those found, newest first; of a batch written twice the newer one."""
-    reached = min((entry.txn for _, entry in found), default=Txn(1 << 31, 0))
+def _older(newer: list[Entry], file: LedgerFile, stream: str) -> Iterator[RawLine]:
+    """Yields the file's lines before the `newer` entries, newest first; of a batch written twice the newer line."""
+    reached = min((entry.txn for _, entry in newer), default=Txn(1 << 31, 0))
     for day in file.days(stream):
         for line in reversed(day):
             if line.txn < reached:

@@ -1,4 +1,4 @@
-"""Which savepoints go: by age, and by the bytes that nothing but savepoints holds any more."""
+"""The choice of savepoints to drop: by age, and by the bytes that only savepoints still hold."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _AGING = ("time", "code")
 _Inode = tuple[int, int]
 
 
-def expired(kept: Sequence[Savepoint], rule: SavepointSettings, now: float) -> list[Savepoint]:
-    """Which of these may go: those taken on purpose stay, of the others the age decides.
+def expired(savepoints: Sequence[Savepoint], rule: SavepointSettings, now: float) -> list[Savepoint]:
+    """The savepoints to drop because of their age; those taken on purpose stay.
 
-    All stay for `keep`; then the first of each day for `keep_daily`, and those of recoveries as long; the newest one
-    stays in any case.
+    All stay for `keep`, the first of each day and those of recoveries for `keep_daily`, and the newest one always.
     """
     days: set[int] = set()
-    gone = [s for s in kept if s.reason == "recovery" and timedelta(seconds=now - s.taken_at) > rule.keep_daily]
-    for savepoint in _aging(kept)[:-1]:
+    gone = [s for s in savepoints if s.reason == "recovery" and timedelta(seconds=now - s.taken_at) > rule.keep_daily]
+    for savepoint in _aging(savepoints)[:-1]:
         age, day = timedelta(seconds=now - savepoint.taken_at), int(savepoint.taken_at // _DAY)
         if age > rule.keep and (day in days or age > rule.keep_daily):
             gone.append(savepoint)
@@ -36,11 +35,13 @@ def expired(kept: Sequence[Savepoint], rule: SavepointSettings, now: float) -> l
     return gone
 
 
-def too_large(kept: Sequence[Savepoint], folders: Mapping[str, Iterable[Path]], max_bytes: int) -> list[Savepoint]:
-    """The oldest ones that have to go so that what only savepoints hold is at most `max_bytes`.
+def too_large(
+    savepoints: Sequence[Savepoint], folders: Mapping[str, Iterable[Path]], max_bytes: int
+) -> list[Savepoint]:
+    """The oldest savepoints to drop, so that the files held only by savepoints take at most `max_bytes`.
 
-    `folders` are where each savepoint's files lie, by its name. A file is held by savepoints alone when all of its
-    names are theirs. Those taken on purpose, those of recoveries and the newest one stay, whatever they hold.
+    `folders` are the folders with each savepoint's files, by its name. A file is held only by savepoints if all of its
+    hard links are theirs. Those taken on purpose, those of recoveries and the newest one stay, whatever they hold.
     """
     size: dict[_Inode, int] = {}
     names: dict[_Inode, int] = {}
@@ -50,7 +51,7 @@ def too_large(kept: Sequence[Savepoint], folders: Mapping[str, Iterable[Path]], 
         ours.update(links)
     alone = sum(size[inode] for inode, count in ours.items() if count == names[inode])
     gone: list[Savepoint] = []
-    for savepoint in _aging(kept)[:-1]:
+    for savepoint in _aging(savepoints)[:-1]:
         if alone <= max_bytes:
             break
         gone.append(savepoint)
@@ -62,12 +63,12 @@ def too_large(kept: Sequence[Savepoint], folders: Mapping[str, Iterable[Path]], 
     return gone
 
 
-def _aging(kept: Sequence[Savepoint]) -> list[Savepoint]:
-    return [s for s in sorted(kept, key=lambda s: s.taken_at) if s.reason in _AGING]
+def _aging(savepoints: Sequence[Savepoint]) -> list[Savepoint]:
+    return [s for s in sorted(savepoints, key=lambda s: s.taken_at) if s.reason in _AGING]
 
 
 def files_below(places: Iterable[Path]) -> Iterator[os.stat_result]:
-    """What the system says of every file below these folders; what goes meanwhile is passed over."""
+    """Yields the `stat` of every file below these folders; a file that is removed meanwhile is left out."""
     for place in places:
         for folder, _, names in os.walk(place, onerror=_unless_gone):
             for name in names:
@@ -81,10 +82,10 @@ def _unless_gone(error: OSError) -> None:
 
 
 def _links(places: Iterable[Path], size: dict[_Inode, int], names: dict[_Inode, int]) -> Counter[_Inode]:
-    """How often each file lies there. State and tables may be on two file systems, each with numbers of its own."""
-    found: Counter[_Inode] = Counter()
+    """The number of links to each file there; device and inode identify it, as there may be two file systems."""
+    links: Counter[_Inode] = Counter()
     for status in files_below(places):
         inode = (status.st_dev, status.st_ino)
-        found[inode] += 1
+        links[inode] += 1
         size[inode], names[inode] = status.st_size, status.st_nlink
-    return found
+    return links

@@ -1,11 +1,11 @@
-"""Savepoints: a stream as it was after one batch. Rewinding, undoing and aborting all mean: go to a savepoint.
+"""Savepoints: a stream as it was after one batch. A rewind, an undo and an abort each return to a savepoint.
 
     <state>/<stream>/savepoints/g0001-b000000041/savepoint.json   written last: without it there is no savepoint
                                                  checkpoint/      Spark's checkpoint, cut after the batch
 
-The rows of each table are retained by its store, which may write files of its own there (`sinks/delta/store.py`).
-Nothing is copied but log entries, so a savepoint costs what was rewritten since. The name says generation and batch:
-taking it twice is taking it once.
+The rows of each table are retained by its store, which may write its files there too (`sinks/delta/store.py`). Only
+log entries are copied, so a savepoint costs as much disk as was rewritten since. Its name is the generation and the
+batch: taking it a second time changes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Savepoint:
-    """What savepoint.json says. `ends` by topic and partition; `taken_at` in seconds since 1970."""
+    """The content of savepoint.json. `ends`: topic -> partition -> offset; `taken_at` in seconds since 1970."""
 
     stream: str
     generation: int
@@ -72,13 +72,13 @@ class Savepoint:
 
     @property
     def offsets(self) -> tuple[OffsetRange, ...]:
-        """Where that batch ended, as a ledger entry names it."""
+        """The end of that batch, in the form of a ledger entry's offsets."""
         return tuple(OffsetRange(topic, self.topic_ids[topic], {}, dict(ends)) for topic, ends in self.ends.items())
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a savepoint occupies: files and bytes, and of the bytes those that nothing else holds any more."""
+    """The disk space of a savepoint: files and bytes (`size`), and the bytes that only it still holds (`alone`)."""
 
     files: int
     size: int
@@ -91,7 +91,7 @@ def name_of(txn: Txn) -> str:
 
 
 def folder(settings: Settings, stream: str) -> Path:
-    """Where a stream's savepoints lie."""
+    """The folder of a stream's savepoints."""
     return StreamFolder.of(settings, stream).savepoints
 
 
@@ -103,17 +103,19 @@ def checkpoint_of(settings: Settings, savepoint: Savepoint) -> Path:
 def take(
     settings: Settings, stream: Stream, record: StreamRecord, batch: int, reason: Reason, note: str = ""
 ) -> Savepoint:
-    """Keep everything as it was after a batch of the current generation; one that is there already is returned.
+    """Take a savepoint after a batch of the current generation; one that exists already is returned.
 
     Raises UsageError or PreflightRefused when the checkpoint or a table no longer shows that moment.
     """
     txn = Txn(record.generation, batch)
-    if (found := find(settings, record.stream, name_of(txn))) is not None:
-        return found
+    if (existing := find(settings, record.stream, name_of(txn))) is not None:
+        return existing
     for attempt in range(_ATTEMPTS):
         try:
             return _take(settings, stream, record, txn, reason, note)
-        except FileNotFoundError:  # a driver at work has just removed or rewritten a file; then it lists another one
+        except (
+            FileNotFoundError
+        ):  # a running driver has just removed or rewritten a file; the next attempt lists it anew
             if attempt + 1 == _ATTEMPTS:
                 raise
     raise AssertionError
@@ -121,8 +123,8 @@ def take(
 
 def savepoints(settings: Settings, stream: str) -> list[Savepoint]:
     """All savepoints of a stream, oldest first."""
-    found = (_load(path) for path in folder(settings, stream).glob("g*-b*/savepoint.json"))
-    return sorted((s for s in found if s is not None), key=lambda savepoint: savepoint.txn)
+    loaded = (_load(path) for path in folder(settings, stream).glob("g*-b*/savepoint.json"))
+    return sorted((s for s in loaded if s is not None), key=lambda savepoint: savepoint.txn)
 
 
 def find(settings: Settings, stream: str, name: str) -> Savepoint | None:
@@ -139,7 +141,7 @@ def contents_of(settings: Settings, stream: Stream, savepoint: Savepoint) -> dic
 
 
 def drop(settings: Settings, stream: Stream, name: str) -> None:
-    """Remove a savepoint; its record goes first, so that a kill leaves rubbish and no half savepoint."""
+    """Remove a savepoint; savepoint.json first, so that a kill leaves unused files and no half savepoint."""
     saved = _saved_as(settings, stream.name, name)
     (saved.folder / "savepoint.json").unlink(missing_ok=True)
     for store in stores(stream):
@@ -148,54 +150,56 @@ def drop(settings: Settings, stream: Stream, name: str) -> None:
 
 
 def drop_outdated(settings: Settings, stream: Stream, record: StreamRecord, batch: int) -> None:
-    """Drop the savepoint of a batch if a table has changed since without the stream: an accepted commit came later."""
+    """Drop the savepoint of a batch if another writer has changed a table since: a commit that was accepted later."""
     txn = Txn(record.generation, batch)
-    kept = find(settings, record.stream, name_of(txn))
-    if kept is None:
+    savepoint = find(settings, record.stream, name_of(txn))
+    if savepoint is None:
         return
-    for saved in kept.tables:
+    for saved in savepoint.tables:
         table = _open(settings, stream, saved.name)
         now = version_after(table, stream.name, txn)
         since = [c for c in table.commits() if saved.version < c.version <= now]
         if any(c.foreign_to(stream.name) for c in since):
-            drop(settings, stream, kept.id)
+            drop(settings, stream, savepoint.id)
             return
 
 
 def keep_for_recovery(settings: Settings, savepoint: Savepoint) -> None:
-    """Let a savepoint that age would take live as long as those of recoveries."""
+    """Retain a savepoint as long as those of recoveries, if its age would let it be dropped earlier."""
     if savepoint.reason in ("time", "code"):
-        kept = {**asdict(savepoint), "reason": "recovery"}
-        write_json(folder(settings, savepoint.stream) / savepoint.id / "savepoint.json", {"format": _FORMAT, **kept})
+        value = {**asdict(savepoint), "reason": "recovery"}
+        write_json(folder(settings, savepoint.stream) / savepoint.id / "savepoint.json", {"format": _FORMAT, **value})
 
 
 def prune(settings: Settings, stream: Stream) -> list[str]:
-    """Drop what is past its age or too large together, and what a kill left half made; the names that went."""
-    kept = savepoints(settings, stream.name)
-    gone = [s.id for s in expired(kept, settings.savepoint, time.time())]
+    """Drop savepoints past their age or too large together, and unfinished ones; returns the names of the dropped."""
+    existing = savepoints(settings, stream.name)
+    gone = [s.id for s in expired(existing, settings.savepoint, time.time())]
     if settings.savepoint.max_mb:
-        left = [s for s in kept if s.id not in gone]
+        left = [s for s in existing if s.id not in gone]
         gone += [s.id for s in beyond(settings, stream, left, settings.savepoint.max_mb * _MB)]
-    begun = (p for p in folder(settings, stream.name).glob("g*-b*") if p.name not in {s.id for s in kept})
+    begun = (p for p in folder(settings, stream.name).glob("g*-b*") if p.name not in {s.id for s in existing})
     gone += [path.name for path in begun if time.time() - path.stat().st_mtime > _DAY / 24]
     for name in gone:
         drop(settings, stream, name)
     return gone
 
 
-def beyond(settings: Settings, stream: Stream, kept: Sequence[Savepoint], max_bytes: int) -> list[Savepoint]:
-    """The oldest of these that have to go so that what only savepoints hold is at most `max_bytes`."""
-    return too_large(kept, {savepoint.id: _places(settings, stream, savepoint) for savepoint in kept}, max_bytes)
+def beyond(settings: Settings, stream: Stream, candidates: Sequence[Savepoint], max_bytes: int) -> list[Savepoint]:
+    """The oldest of these to drop, so that the files held only by savepoints take at most `max_bytes`."""
+    return too_large(
+        candidates, {savepoint.id: _places(settings, stream, savepoint) for savepoint in candidates}, max_bytes
+    )
 
 
 def cost(settings: Settings, stream: Stream, savepoint: Savepoint) -> Cost:
-    """What it occupies on disk."""
-    found = list(files_below(_places(settings, stream, savepoint)))
-    return Cost(len(found), sum(f.st_size for f in found), sum(f.st_size for f in found if f.st_nlink == 1))
+    """The disk space of a savepoint."""
+    files = list(files_below(_places(settings, stream, savepoint)))
+    return Cost(len(files), sum(f.st_size for f in files), sum(f.st_size for f in files if f.st_nlink == 1))
 
 
 def _places(settings: Settings, stream: Stream, savepoint: Savepoint) -> list[Path]:
-    """Where its files lie."""
+    """The folders with a savepoint's files."""
     saved = _saved_as(settings, savepoint.stream, savepoint.id)
     beside = [
         place
@@ -211,13 +215,13 @@ def _saved_as(settings: Settings, stream: str, name: str) -> SavedAs:
 
 
 def _by_store(stream: Stream, tables: Iterable[str]) -> list[tuple[TableStore, list[str]]]:
-    """These tables of the stream, by their stores; one that is no longer declared lies where the primary table does."""
+    """These tables of the stream, by store; one that is no longer declared is in the store of the primary table."""
     declared = {table.name: table for table, _ in all_tables(stream)}
-    found: list[tuple[TableStore, list[str]]] = [(store, []) for store in stores(stream)]
+    groups: list[tuple[TableStore, list[str]]] = [(store, []) for store in stores(stream)]
     for name in tables:
         store = store_of(declared.get(name, stream.primary))
-        next(names for each, names in found if each is store).append(name)
-    return [(store, names) for store, names in found if names]
+        next(names for each, names in groups if each is store).append(name)
+    return [(store, names) for store, names in groups if names]
 
 
 def _open(settings: Settings, stream: Stream, name: str) -> StoredTable:
@@ -229,7 +233,7 @@ def _open(settings: Settings, stream: Stream, name: str) -> StoredTable:
 
 
 class PeriodicSavepoints:
-    """Takes a stream's savepoints while it runs: called between two batches, it looks at the clock."""
+    """Takes a running stream's savepoints at an interval; called between two batches."""
 
     def __init__(self, settings: Settings, stream: Stream, record: StreamRecord) -> None:
         self._settings, self._stream, self._record = settings, stream, record
@@ -237,7 +241,7 @@ class PeriodicSavepoints:
         self._last = newest if newest is not None else time.time()
 
     def after(self, batch: int) -> None:
-        """Take one after this batch if it is time; a savepoint that fails is told and stops no stream."""
+        """Take one after this batch if it is time; a failure is logged and stops no stream."""
         every = self._settings.savepoint.every.total_seconds()
         if batch < 0 or not every or time.time() - self._last < every:
             return
@@ -248,7 +252,7 @@ class PeriodicSavepoints:
 def try_take(
     settings: Settings, stream: Stream, record: StreamRecord, batch: int, reason: Reason, note: str = ""
 ) -> Savepoint | None:
-    """Take one, and drop what is past its age; the stream goes on without it, so a failure is told in the log."""
+    """Take one, and drop those past their age; a failure is only logged, since the stream can continue without it."""
     taken = None
     faults: tuple[type[Exception], ...] = (OSError, RecourseError, ValueError, KeyError)
     faults += tuple(fault for store in stores(stream) for fault in store.faults)
@@ -265,7 +269,7 @@ def try_take(
 
 
 def version_after(table: StoredTable, stream: str, txn: Txn) -> int:
-    """The table's version once the batch was in it, with whatever upkeep came before the stream's next commit.
+    """The table's version after the batch, and after the upkeep between it and the stream's next commit.
 
     Raises PreflightRefused when the log does not reach back to it.
     """
@@ -320,7 +324,7 @@ def _take(settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, re
 def _retained(
     settings: Settings, stream: Stream, record: StreamRecord, txn: Txn, saved: SavedAs
 ) -> tuple[SavedTable, ...]:
-    """Have every bound table's rows of the batch retained; in the record's order."""
+    """Let the stores retain the rows of every bound table after the batch; returns them in the record's order."""
     done: dict[str, SavedTable] = {}
     for store, names in _by_store(stream, (bound.name for bound in record.tables)):
         tables = [_open(settings, stream, name) for name in names]

@@ -1,6 +1,6 @@
-"""The report of a running stream: `<state>/<stream>/status.json`, replaced at least each second.
+"""The report of a running stream: `<state>/<stream>/status.json`, replaced at least once per second.
 
-It is a report, not the truth: the lease says whether a driver lives, the ledger what is done.
+It is a report, not the truth: the lease shows if a driver runs, the ledger which batches are done.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ State = Literal["starting", "running", "idle", "failing", "stopping", "stopped",
 
 @dataclass
 class Status:
-    """One stream's state. Times are seconds since 1970, rates records a second, `state_mb` is MB.
+    """One stream's state. Times are seconds since 1970, rates records per second, `state_mb` is MB.
 
-    Each group of figures says how old it is: `committed_at` of what the last batch did, `progress_at` of Spark's
-    figures (rates, watermark, state), `lag_at` of the lag. The counters here began with the session, at `started_at`;
+    Each group of figures has its time: `committed_at` for those of the last batch, `progress_at` for Spark's figures
+    (rates, watermark, state), `lag_at` for the lag. The counters here began with the session, at `started_at`;
     `totals` outlive sessions.
     """
 
@@ -40,7 +40,7 @@ class Status:
     heartbeat: float = 0.0
     started_at: float = 0.0
     begun_at: float | None = None
-    """When this session began the query, or after a failure began it again."""
+    """The time at which this session last started the query."""
     committed_at: float | None = None
     batch_ms: int | None = None
     batch_records: int | None = None
@@ -52,7 +52,7 @@ class Status:
     processed_rows_per_s: float | None = None
     """Of the last batch that read records: `batch_records` by `batch_ms`, without the pause after it."""
     lag_at: float | None = None
-    """When the end of the topics was last compared with the position."""
+    """The time of the last comparison of the position with the end of the topics."""
     lag_records: int | None = None
     """Records between the last batch and the end of the topics then."""
     lag_s: float | None = None
@@ -64,7 +64,7 @@ class Status:
     watermark: str | None = None
     watermark_delay_s: float | None = None
     watermark_ahead_s: float = 0.0
-    """How far the watermark lies after the newest record's own timestamp: records on time are then late."""
+    """Seconds from the newest record's timestamp to a later watermark: records on time are then late."""
     state_rows: int | None = None
     state_mb: float | None = None
     rows_written: int = 0
@@ -81,22 +81,22 @@ class Status:
     committer: str | None = None
     path: str | None = None
     next_try: float | None = None
-    """When a stream that is `failing` is tried again."""
+    """The time of the next try of a stream that is `failing`."""
     warnings: list[str] = field(default_factory=list)
     error: ErrorReport | None = None
-    """Why the stream failed, while it is failed or waits for its next try."""
+    """The reason of the failure, while the stream is failed or waits for its next try."""
     last_error: ErrorReport | None = None
     """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
 
     def not_ahead(self, now: float) -> None:
-        """What was stamped later than now, before the clock was set back, counts from now on."""
+        """Replace times in the future, from before the clock was set back, by now."""
         self.started_at = min(self.started_at, now)
         for name in ("begun_at", "committed_at", "progress_at"):
             if (stamp := getattr(self, name)) is not None:
                 setattr(self, name, min(stamp, now))
 
     def set_error(self, error: ErrorReport) -> None:
-        """Note why the stream failed."""
+        """Note the error with which the stream failed."""
         self.error = error
         self.last_error = {**error, "at": datetime.now(UTC).isoformat(timespec="seconds")}
 
@@ -131,7 +131,7 @@ def _error_report(value: dict[str, Any] | None) -> ErrorReport | None:
 def update(status: Status, progress: dict[str, Any]) -> None:
     """Take over the figures of one of Spark's progress reports (`StreamingQueryProgress`).
 
-    Not the records that a batch got done a second: Spark counts the pause after it (`pace.py`) as part of it.
+    A batch's records per second are left out: Spark counts the pause after the batch (`pace.py`) as part of it.
     """
     status.progress_at = time.time()
     status.input_rows_per_s = _number(progress.get("inputRowsPerSecond"))
@@ -149,7 +149,7 @@ def update(status: Status, progress: dict[str, Any]) -> None:
 
 
 def moment(text: str) -> float | None:
-    """A time of Spark's, in seconds since 1970; None for one before the year 1 or after 9999, which Python has not."""
+    """A time of Spark's, in seconds since 1970; None before the year 1 or after 9999, which Python cannot represent."""
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
     except (ValueError, OverflowError):
@@ -157,7 +157,7 @@ def moment(text: str) -> float | None:
 
 
 def late_rows(progress: Mapping[str, Any]) -> int:
-    """Rows that Spark says it dropped behind the watermark in one batch; counted after partial aggregation."""
+    """Rows that Spark dropped behind the watermark in one batch; it counts them after partial aggregation."""
     return sum(o.get("numRowsDroppedByWatermark", 0) for o in progress.get("stateOperators") or [])
 
 

@@ -1,11 +1,11 @@
-"""The file `<state>/<stream>/stop`: whoever writes it asks the stream's session to stop at a batch border.
+"""The request to stop a stream: the file `<state>/<stream>/stop` asks its session to stop at a batch border.
 
-While it is there, nothing that works by itself starts the stream. It says who has asked. A start with intent removes a
-request that was there when the start was made, once preflight has let the stream start: one that is made later is the
-newer word. A recovery's own is removed by the recovery alone, when it is over.
+While the file exists, no supervisor starts the stream. A start by a person removes a request that is older than the
+start, once preflight has passed; a newer request holds. The request of a recovery is removed by that recovery alone,
+when it is over.
 
-The file holds JSON: `who`, in words, and `plan` for a recovery. Plain text, written by hand or by an earlier version,
-names who.
+The file holds JSON: `who` made the request, in words, and `plan` for a recovery. In plain text, written by hand or by
+an earlier version, the text is `who`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 
 _RECOVERY = "stopped for recovery plan "
-"""Before the plan's id, in the words for people; and in a request of an earlier version."""
+"""The text before the plan's id in `who`, and in a request of an earlier version."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A stop that was asked for: by whom, in words, since when (seconds since 1970), and for which recovery plan.
+    """A stop request: `who` made it, in words, `since` when (seconds since 1970), and the recovery plan it is for.
 
-    `file` is the marker's inode and time: the same words asked for again are another request.
+    `file` is the marker's inode and time: a repetition of the same request is another one.
     """
 
     who: str
@@ -40,7 +40,7 @@ class Request:
 
 
 def marker(settings: Settings, stream: str) -> Path:
-    """The file."""
+    """The path of the file."""
     return StreamFolder.of(settings, stream).stop
 
 
@@ -50,30 +50,30 @@ def asked(settings: Settings, stream: str) -> bool:
 
 
 def request(settings: Settings, stream: str) -> Request | None:
-    """The stop that was asked for, or None."""
+    """The stream's stop request, or None."""
     try:
         with marker(settings, stream).open(encoding="utf-8") as file:
             stat = os.fstat(file.fileno())
-            who, plan = _said(file.read().strip())
+            who, plan = _parsed(file.read().strip())
             return Request(who, stat.st_mtime, (stat.st_ino, stat.st_mtime_ns), plan)
     except FileNotFoundError:
         return None
 
 
 def requests(settings: Settings) -> dict[str, Request]:
-    """The stops that are asked for now, by stream."""
+    """All stop requests, by stream."""
     names = [path.parent.name for path in settings.state.glob("*/stop")]
-    return {name: found for name in names if (found := request(settings, name)) is not None}
+    return {name: pending for name in names if (pending := request(settings, name)) is not None}
 
 
 def ask(settings: Settings, stream: str, who: str) -> None:
-    """Ask for a stop; it is on disk when this returns."""
+    """Request a stop; the file is on disk when this returns."""
     with _alone(settings, stream) as path:
         write_atomic(path, f"{json.dumps({'who': who})}\n")
 
 
 def clear(settings: Settings, stream: str, only: Request) -> None:
-    """Let the stream start again, also after a power cut, unless another stop was asked for since that one."""
+    """Remove the request `only`, durably, so that the stream may start again; a newer request stays."""
     with _alone(settings, stream) as path:
         if request(settings, stream) == only:
             path.unlink()
@@ -81,31 +81,31 @@ def clear(settings: Settings, stream: str, only: Request) -> None:
 
 
 def for_recovery(settings: Settings, stream: str) -> bool:
-    """True if it is a recovery that has asked."""
+    """True if the stop request is of a recovery."""
     try:
-        found = request(settings, stream)
-    except OSError:  # whoever may not read it knows only that it is there
+        pending = request(settings, stream)
+    except OSError:  # without the right to read it, only its existence is known
         return False
-    return found is not None and found.plan is not None
+    return pending is not None and pending.plan is not None
 
 
 def ask_for(settings: Settings, stream: str, plan: str) -> None:
-    """Ask for a recovery; a request that is there already, whosever it is, stays as it is."""
+    """Request a stop for a recovery; an existing request, of anybody, stays as it is."""
     with _alone(settings, stream) as path:
         if not path.exists():
             write_atomic(path, f"{json.dumps({'who': f'{_RECOVERY}{plan}', 'plan': plan})}\n")
 
 
 def clear_for(settings: Settings, stream: str, plan: str) -> None:
-    """Let the stream start again, if it was this recovery that has asked."""
-    found = request(settings, stream)
-    if found is not None and found.plan == plan:
-        clear(settings, stream, found)
+    """Remove the request if it is of this recovery, so that the stream may start again."""
+    pending = request(settings, stream)
+    if pending is not None and pending.plan == plan:
+        clear(settings, stream, pending)
 
 
 @contextmanager
 def _alone(settings: Settings, stream: str) -> Iterator[Path]:
-    """The marker, which nobody else writes or removes within the block."""
+    """The path of the file, locked: no other process writes or removes the file within the block."""
     path = marker(settings, stream)
     descriptor = os.open(private_folder(path.parent), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -115,8 +115,8 @@ def _alone(settings: Settings, stream: str) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _said(text: str) -> tuple[str, str | None]:
-    """Who asked, and for which plan, as the file says."""
+def _parsed(text: str) -> tuple[str, str | None]:
+    """The text of the file as `who` and `plan`."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`<state>/<stream>`: the folder of what a stream keeps beside its tables, and the name of everything in it."""
+"""The folder `<state>/<stream>` of a stream's state beside its tables, and the names of all files in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streaming_jobs.stream import checked_name
 
 @dataclass(frozen=True)
 class StreamFolder:
-    """The paths below one stream's folder; nothing is made but by `make`."""
+    """The paths below one stream's folder; only `make` creates anything."""
 
     path: Path
 
@@ -33,12 +33,12 @@ class StreamFolder:
 
     @property
     def record(self) -> Path:
-        """What the stream is bound to, and its generations (`stream_record.py`)."""
+        """The record: topics and tables that the stream is bound to, and its generations (`stream_record.py`)."""
         return self.path / "stream.json"
 
     @property
     def status(self) -> Path:
-        """How the stream is doing (`status.py`)."""
+        """The report of the running stream (`status.py`)."""
         return self.path / "status.json"
 
     @property
@@ -48,7 +48,7 @@ class StreamFolder:
 
     @property
     def lease(self) -> Path:
-        """Who runs the stream (`lease.py`)."""
+        """The lock and the name of the driver that runs the stream (`lease.py`)."""
         return self.path / "lease"
 
     @property
@@ -63,10 +63,10 @@ class StreamFolder:
 
     @property
     def attempt(self) -> Path:
-        """The batch that is on its way through the driver (`runtime/batch_path.py`)."""
+        """The last batch that took the driver path (`runtime/batch_path.py`)."""
         return self.path / "attempt"
 
     @property
     def output_plans(self) -> Path:
-        """The plans of what each code version has written (`runtime/output_plans.py`)."""
+        """The output plans of each code version (`runtime/output_plans.py`)."""
         return self.path / "outputs.json"

@@ -1,7 +1,7 @@
 """A stream's record and its checkpoint generations: `<state>/<stream>/stream.json` and `g0001/`, `g0002/` ...
 
-The record says which generation is current, which tables and topics the stream is bound to, and what a
-person has accepted. It is replaced whole and on disk before anything relies on it.
+The record has the current generation, the tables and topics that the stream is bound to, and the foreign commits that a
+person has accepted. It is replaced as a whole, and synced before anything relies on it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ FORMAT = 1
 class Generation:
     """One life of the checkpoint; `opened_at` in seconds since 1970, `reason` in words.
 
-    One that a recovery opened begins after `from_batch` (-1: from the very start) of generation `from_generation`.
-    Its batches count on from there; where it `restarts`, with empty state, they count from 0 again. One that `aborts`
-    goes on with the rows and the state from before a recovery that was given up.
+    A generation opened by a recovery begins after `from_batch` (-1: at the very start) of generation `from_generation`.
+    Its batch numbers continue from there; if it `restarts`, with empty state, they begin at 0 again. One that `aborts`
+    continues with the rows and the state from before a recovery that was given up.
     """
 
     number: int
@@ -62,7 +62,7 @@ class BoundTable:
 
 @dataclass(frozen=True)
 class BoundTopic:
-    """A topic the stream reads: its name, its Kafka topic id, and where the first start began."""
+    """A topic the stream reads: its name, its Kafka topic id, and the offsets of the first start."""
 
     name: str
     topic_id: str
@@ -128,7 +128,7 @@ class StreamRecord:
 
     @property
     def starts(self) -> TopicOffsets:
-        """Where the first start began."""
+        """The offsets of the first start: topic -> partition -> offset."""
         return {topic.name: topic.start for topic in self.topics}
 
     def accepts(self, table: str) -> frozenset[int]:
@@ -166,23 +166,23 @@ def load(settings: Settings, stream: str) -> StreamRecord | None:
 
 
 def _generation(value: dict[str, Any]) -> Generation:
-    """A generation as the record has it; one of before `aborts` says so in its reason."""
+    """A generation in the record; one written before the field `aborts` existed has it in its reason."""
     return Generation(**{"aborts": value["reason"].startswith("abort of "), **value})
 
 
 def save(settings: Settings, record: StreamRecord) -> None:
-    """Write the record so that it is on disk when this returns."""
+    """Write the record; it is on disk when this returns."""
     value = {"format": FORMAT, **asdict(record)}
     for generation in value["generations"]:
-        if not generation["aborts"]:  # a record without an abort stays as an earlier version reads it
+        if not generation["aborts"]:  # so that an earlier version can read a record without an abort
             del generation["aborts"]
     write_json(StreamFolder.of(settings, record.stream).make().record, value)
 
 
 def prune(settings: Settings, record: StreamRecord, keep: int) -> list[str]:
-    """Remove the checkpoints of generations that are over but the newest `keep`; the names that went.
+    """Remove the checkpoints of past generations except the newest `keep`; returns the removed names.
 
-    An undo or an abort goes to a savepoint and needs none of them. The caller holds the lease.
+    An undo or an abort returns to a savepoint and needs none of them. The caller holds the lease.
     """
     home = StreamFolder.of(settings, record.stream)
     over = [home.checkpoint(each.number).folder for each in record.generations[:-1]]
@@ -200,8 +200,8 @@ def first(stream: str) -> StreamRecord:
 def accept(settings: Settings, stream: Stream, table: str, version: int, why: str) -> None:
     """Record that a foreign commit on one of the stream's tables is right.
 
-    Raises UsageError for a name that is wrong and for a version that is not such a commit: what is accepted ahead of
-    time would let a later, unknown commit pass.
+    Raises UsageError for an unknown table and for a version that is not such a commit: a version accepted ahead of time
+    would let a later, unknown commit pass.
     """
     if not why.strip():
         raise UsageError("an accepted commit needs a reason", "say it with --why")

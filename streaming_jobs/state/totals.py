@@ -1,7 +1,7 @@
-"""What a stream has done in all, over all its sessions, and the status that a session begins with.
+"""The totals of a stream over all its sessions: records, rows, dead letters, late records.
 
-The totals lie in the status file together with the batch they reach to. What a kill kept from the status file is added
-from the ledger beside the state, so no batch is missed or counted twice.
+The status file has them, together with the last batch that they include. Batches that a kill kept out of the status
+file are added from the ledger beside the state, so no batch is missed or counted twice.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.state.ledger_file import LedgerFile
 
 _MOST = 200_000
-"""Ledger lines that are counted where a status file of an earlier version has no totals yet."""
+"""Most ledger lines that are counted if the status file, of an earlier version, has no totals yet."""
 
 
 @dataclass(frozen=True)
 class Totals:
     """Counts of all batches up to `generation` and `batch` since `since` (seconds since 1970).
 
-    What a recovery replayed was written again, and counts again.
+    Batches that a recovery replayed were written again, and count again.
     """
 
     since: float
@@ -41,7 +41,7 @@ class Totals:
             return None
 
     def plus(self, entry: LedgerEntry) -> Totals:
-        """With one batch more; the same if the batch is counted already."""
+        """The totals with one batch more; unchanged if the batch is counted already."""
         if entry.txn <= Txn(self.generation, self.batch):
             return self
         return Totals(
@@ -56,7 +56,7 @@ class Totals:
 
 
 def totals_from(file: LedgerFile, stream: str, known: Totals | None, now: float) -> Totals:
-    """The totals as of now: those `known`, and the batches in the ledger file that came after them."""
+    """The totals now: those `known`, and the later batches in the ledger file."""
     after = Txn(known.generation, known.batch) if known else None
     lines = sorted(file.after(stream, after, at_most=_MOST), key=lambda line: line.entry.txn)
     totals = known or Totals(lines[0].at if lines else now)

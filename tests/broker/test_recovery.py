@@ -334,7 +334,7 @@ def test_a_plan_whose_world_has_moved_is_refused(story: Story) -> None:
         (["inventory", "--to-earliest", "--to-batch", "0"], "2 targets were given"),
         (["inventory", "--to-offsets", "0:1"], "leave out partition 1"),
         (["inventory", "--to-datetime", "2026-03-02T06:00:00"], "names no zone"),
-        (["inventory", "--before-first-bad", "nope < 0"], "cannot be asked"),
+        (["inventory", "--before-first-bad", "nope < 0"], "cannot be evaluated"),
         (["inventory", "--to-batch", "0", "--require", "nope(quantity) < 0"], "there is no function nope"),
         (["inventory", "--before-first-bad", "quantity > 100000"], "no row of table inventory is bad"),
         (["inventory", "--to-batch", "99"], "not in the ledger"),

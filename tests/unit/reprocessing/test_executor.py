@@ -131,7 +131,7 @@ def test_a_plan_of_one_stream_that_cannot_be_read_is_in_nobody_elses_way(life: L
 def test_the_second_operator_is_refused(life: Life, plan: StreamPlan) -> None:
     with (folder(life.settings, plan.id) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(LeaseBusy, match="somebody else is at plan"):
+        with pytest.raises(LeaseBusy, match="another process is working on plan"):
             act(life, plan, "resume")
 
 

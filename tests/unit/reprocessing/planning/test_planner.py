@@ -123,7 +123,7 @@ def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: L
 
 
 @pytest.mark.parametrize(
-    ("topics", "words"), [(Topics(topic_id="other"), "deleted and made anew"), (Topics(), "cannot be asked")]
+    ("topics", "words"), [(Topics(topic_id="other"), "deleted and made anew"), (Topics(), "cannot be evaluated")]
 )
 def test_what_cannot_be_replayed_or_checked_makes_no_plan(life: Life, topics: Topics, words: str) -> None:
     with pytest.raises((PreflightRefused, UsageError), match=words):

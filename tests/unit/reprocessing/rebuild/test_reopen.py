@@ -17,8 +17,8 @@ from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.planning.targets import Target
 from reprocessing.plans.journal import Journal
 from reprocessing.plans.plan import Checks, StreamPlan
-from reprocessing.plans.plan_file import folder, load, staging
-from reprocessing.rebuild import staging as workshop
+from reprocessing.plans.plan_file import folder, load, staging_folder
+from reprocessing.rebuild import staging
 from reprocessing.rebuild.audit import Difference
 from reprocessing.rebuild.context import RecoveryContext, RecoveryEvents
 from reprocessing.rebuild.publish import fence, publish
@@ -169,7 +169,7 @@ def test_a_plan_that_goes_back_says_what_it_reads_that_was_skipped(life: Life) -
 def test_a_stream_that_has_come_past_the_target_has_nothing_to_skip(life: Life) -> None:
     plan = plan_one(found(life), Target("offsets", "0:100"), NONE)
     life.batch(9)
-    with pytest.raises(UsageError, match="has come past the plan's offsets"):
+    with pytest.raises(UsageError, match="has read past the plan's offsets"):
         run_stage(working(life, plan), TakeSavepoint)
 
 
@@ -177,7 +177,7 @@ def test_a_batch_that_is_in_the_table_alone_stays_where_nothing_but_the_tables_h
     """Killed between the table's commit and Spark's: with the checkpoint at 8, batch 9 is in the table."""
     plan = plan_one(found(life), Target("offsets", "0:95"), NONE)
     life.batch(9, commit=False)
-    with pytest.raises(UsageError, match="come past the plan's offsets"):
+    with pytest.raises(UsageError, match="read past the plan's offsets"):
         run_stage(working(life, plan), TakeSavepoint)
     context = begun(life, Target("offsets", "0:110"))
     skip(context)
@@ -274,8 +274,8 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
     plan = plan_one(found(life), Target("batch", "3"), NONE)
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     fence(life.settings, STREAM, plan.id, 2)
-    workshop.prepare(life.settings, STREAM, plan, life.record, base)
-    staged = Life(workshop.settings_of(life.settings, plan))
+    staging.prepare(life.settings, STREAM, plan, life.record, base)
+    staged = Life(staging.settings_of(life.settings, plan))
     for number in range(4, 9):
         staged.batch(number, generation=2, code="z")
     context = working(life, plan)
@@ -317,8 +317,8 @@ def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Li
     text = explain(load(life.settings, plan.id))
     assert "discarded. What will be wrong" in text and "state starts empty" in text
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
-    workshop.prepare(life.settings, STREAM, plan, life.record, base)
-    own = workshop.settings_of(life.settings, plan)
+    staging.prepare(life.settings, STREAM, plan, life.record, base)
+    own = staging.settings_of(life.settings, plan)
     record = stream_record.load(own, STREAM.name)
     assert record is not None and record.state_fingerprint == {} and record.topics[0].start == {0: 40}
     assert record.generations[-1].restarts and record.generations[-1].from_batch == 3
@@ -338,9 +338,9 @@ def test_where_the_records_are_gone_too_the_tables_begin_empty(life: Life) -> No
     plan = plan_one(found(life, gone), Target("earliest"), NONE, discard_state=True)
     assert plan.base.savepoint is None and plan.base.ends == {TOPIC: {0: 35}} and plan.records == 85
     assert any("the tables begin empty at the target" in note for note in plan.notes)
-    workshop.prepare(life.settings, STREAM, plan, life.record, None)
-    workshop.sync_all(life.settings, plan)
-    record = stream_record.load(workshop.settings_of(life.settings, plan), STREAM.name)
+    staging.prepare(life.settings, STREAM, plan, life.record, None)
+    staging.sync_all(life.settings, plan)
+    record = stream_record.load(staging.settings_of(life.settings, plan), STREAM.name)
     assert record is not None and record.topics[0].start == {0: 35}
 
 
@@ -415,7 +415,7 @@ def publishing(life: Life) -> RecoveryContext:
     """A plan that goes back, whose publish is begun; staging holds what the savepoint held."""
     context = begun(life, Target("batch", "3"))
     context.journal.write("fence", "done")
-    workshop.prepare(life.settings, STREAM, context.plan, context.record, context.base())
+    staging.prepare(life.settings, STREAM, context.plan, context.record, context.base())
     for stage in ("prepare", "replay", "audit"):
         context.journal.write(stage, "done")
     context.journal.write("publish", "begun")
@@ -435,7 +435,7 @@ def test_a_publish_that_can_never_be_committed_can_be_given_up(life: Life) -> No
     rows = life.rows()
     context = publishing(life)
     life.sink().handle.alter.set_table_properties({"delta.appendOnly": "true"})
-    staged = {t.name: content_of(staging(life.settings, context.plan) / t.name) for t in context.record.tables}
+    staged = {t.name: content_of(staging_folder(life.settings, context.plan) / t.name) for t in context.record.tables}
     done: list[str] = []
     with pytest.raises(PermanentError, match="append-only"):
         publish(

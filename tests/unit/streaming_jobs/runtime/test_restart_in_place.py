@@ -144,8 +144,8 @@ def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def verdict(watch: CodeWatch, *streams: str) -> bool:
     """The answer to the newest change, which another process gives."""
-    until(lambda: watch.newer(streams) or watch._asked is not None, 10, "the look")
-    while watch._asked is not None:
+    until(lambda: watch.newer(streams) or watch._loader is not None, 10, "the look")
+    while watch._loader is not None:
         if watch.newer(streams):
             return True
         time.sleep(0.05)
