@@ -1,4 +1,4 @@
-"""Apply, resume, abort and undo plans. One operator at a time: each holds the plan's lock and its streams' leases.
+"""Apply, resume and abort plans. One operator at a time: each holds the plan's lock and its streams' leases.
 
 The journal has the stages that are done, so `resume` begins with the first one that is not. The streams are stopped
 until the plan is over: their leases are held, and from the fence on the tables refuse every other start.
@@ -136,10 +136,11 @@ def give_up(recovery: Recovery) -> None:
         if (outcome := journal.outcome) in ("aborted", "published"):
             _let_start(recovery)
             raise UsageError(f"plan {plan.id} is {outcome}", next_step(plan.id, outcome))
-        for stream in recovery.streams.values() if not journal.begun("abort") else ():
-            if has_published(settings, stream, plan.id):
+        for context in recovery.each() if not journal.begun("abort") else ():
+            if _has_changed(context):
+                table = context.stream.primary.name
                 raise UsageError(
-                    f"plan {plan.id} has published table {stream.primary.name}, so it can no longer be given up",
+                    f"plan {plan.id} has published table {table}, so it can no longer be given up",
                     f"finish it: recourse recover resume {plan.id}; then take it back: recourse recover undo {plan.id}",
                 )
 
@@ -156,6 +157,13 @@ def give_up(recovery: Recovery) -> None:
         only = generations[plan.names[0]] if len(generations) == 1 else generations
         journal.write("abort", "done", {"generation": only})
         _report(recovery)
+
+
+def _has_changed(context: RecoveryContext) -> bool:
+    """True if a stream continues as the plan wants it: from there on the plan cannot be given up."""
+    journaled = any(context.journal.done(stage) is not None for stage in ("publish", "skip"))
+    opened = context.record.generation == context.plan.generation
+    return journaled or opened or has_published(context.settings, context.stream, context.plan.id)
 
 
 def undone_by(settings: Settings, plan: RecoveryPlan) -> str | None:
@@ -213,7 +221,9 @@ def _let_start(recovery: Recovery) -> None:
 
 
 def _refuse_other_code(context: RecoveryContext) -> None:
-    """Refuse to replay with other code than that of the plan, also long after the plan was made."""
+    """Refuse to replay with other code than that of the plan, also long after the plan was made; a skip runs none."""
+    if context.plan.skips and context.journal.done("keep") is not None:
+        return
     now = code_version(context.stream, context.settings.flows)
     if context.journal.done("replay") is None and now != context.plan.saw.code:
         raise UsageError(
@@ -231,9 +241,9 @@ def _working(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
     settings, plan = recovery.settings, recovery.plan
     with _only_operator(settings, plan):
         check()
-        for name in plan.names:
-            stop_request.ask_for(settings, name, plan.id)
         try:
+            for name in plan.names:
+                stop_request.ask_for(settings, name, plan.id)
             with _leases(recovery):
                 for context in recovery.each():
                     mend(settings, context.stream, _reached(context))

@@ -93,7 +93,8 @@ def _skipped(plan: StreamPlan) -> Iterator[str]:
 def _steps(plan: RecoveryPlan) -> Iterator[str]:
     yield "  What will happen:"
     for number, stage in enumerate(stages_of(plan), 1):
-        yield f"  {number}. {stage.name:<8} {stage.explain()}"
+        of_which = "" if stage.stream is None or len(plan.streams) == 1 else f"{stage.stream}: "
+        yield f"  {number}. {stage.name:<8} {of_which}{stage.explain()}"
 
 
 def _after(plan: RecoveryPlan) -> Iterator[str]:
@@ -101,9 +102,9 @@ def _after(plan: RecoveryPlan) -> Iterator[str]:
     yield f"  Apply:  recourse recover apply {plan.id}"
     yield f"  Before it has {done} it can be given up: recourse recover abort {plan.id}"
     yield f"  After that it can be taken back, as long as its savepoint is kept: recourse recover undo {plan.id}"
-    if plan.skips:
+    if any(each.skips for each in plan.streams):
         yield "  Lost for good: nothing, as long as the topic keeps the records: undo reads them"
-    else:
+    if not plan.skips:
         yield "  Lost for good: nothing, as long as the savepoints are kept"
     if plan.undoes:
         yield f"  What {plan.undoes} published vanishes; records that came since are replayed with the code above"

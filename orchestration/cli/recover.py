@@ -152,7 +152,12 @@ def show_plan(
     outcome = _outcome(settings, plan)
     value = {**_value(plan), "outcome": outcome}
     value["journal"] = [dataclasses.asdict(line) for line in journal.lines()]
-    done = [line.stage for line in journal.lines() if line.state == "done"]
+    several = len(plan.streams) > 1
+    done = [
+        f"{line.stage} {line.stream}" if several and line.stream else line.stage
+        for line in journal.lines()
+        if line.state == "done"
+    ]
 
     def text() -> None:
         print(explain(plan), end="")
@@ -247,9 +252,10 @@ def _outcome(settings: Settings, plan: RecoveryPlan) -> str:
 
 
 def _value(plan: RecoveryPlan) -> dict[str, Any]:
-    """The plan, each of its streams, and what the first of them is to do."""
+    """The plan, each of its streams; beside that the fields of the only stream, or of the first one."""
     streams = [_stream_value(each) for each in plan.streams]
-    return {**streams[0], **dataclasses.asdict(plan), "streams": streams}
+    whole = {"target": plan.target, "skips": plan.skips, "records": plan.records}
+    return {**streams[0], **dataclasses.asdict(plan), **whole, "streams": streams}
 
 
 def _stream_value(plan: StreamPlan) -> dict[str, Any]:
@@ -276,7 +282,8 @@ def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act
     outcome = recovery.journal.outcome
     generations = {each.stream.name: each.record.generation for each in recovery.each()}
     if output is Output.json:
-        print_json({"plan": name, "outcome": outcome, "generation": generations[plan.names[0]]})
+        first = generations[plan.names[0]]
+        print_json({"plan": name, "outcome": outcome, "generation": first, "generations": generations})
     else:
         where = ", ".join(f"stream {stream} is in generation {number}" for stream, number in generations.items())
         say(f"plan {name} is {outcome}; {where}")

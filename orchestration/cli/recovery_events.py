@@ -14,6 +14,8 @@ from streaming_jobs.spelling import counted
 if TYPE_CHECKING:
     from reprocessing.rebuild.context import Recovery, RecoveryEvents
 
+_DOING = {"rewind": "publish the rebuilt rows", "skip": "skip these records"}
+
 
 def recovery_events(yes: bool) -> RecoveryEvents:
     """Everything is said on stderr; with `yes` nobody is asked."""
@@ -30,8 +32,9 @@ def recovery_events(yes: bool) -> RecoveryEvents:
                 say(f"    {_row_words(row)}")
         if yes:
             return True
-        doing = "skip these records" if recovery.plan.skips else "publish the rebuilt rows"
-        return typer.confirm(f"{doing} (plan {recovery.plan.id})?", err=True)
+        kinds = {each.kind for each in recovery.plan.streams}
+        doing = [words for kind, words in _DOING.items() if kind in kinds]
+        return typer.confirm(f"{' and '.join(doing)} (plan {recovery.plan.id})?", err=True)
 
     began: list[tuple[float, int]] = []
 

@@ -48,6 +48,9 @@ def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | 
 
     It is written to disk, and named after the first stream. Raises UsageError or PreflightRefused with the ways out.
     """
+    streams_named = [request.snapshot.stream.name for request in requests]
+    if len(set(streams_named)) < len(streams_named):
+        raise UsageError(f"a plan names each stream once, not {', '.join(streams_named)}", "name each stream once")
     drafts = [_draft(request, undoes) for request in requests]
     name = next_id(settings, drafts[0].stream)
     streams = tuple(

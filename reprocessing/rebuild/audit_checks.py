@@ -5,15 +5,39 @@ A new kind of check is a new class here, and a line in `checks_of`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from reprocessing.planning.conditions import broken
 from reprocessing.plans.plan import StreamPlan
-from reprocessing.rebuild.audit import Difference
+from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.publish import misfit
+from reprocessing.rebuild.replay_end import kept_table
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """One stream that was rebuilt: its published and its staging tables by name, opened once."""
+
+    context: RecoveryContext
+    published: Mapping[str, StoredTable]
+    staged: Mapping[str, StoredTable]
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """The differences of every table with rows of its own; computed when they are first asked for."""
+        differences = []
+        for declared, role in all_tables(self.context.stream):
+            if role != "deletes":  # they follow from the rows, and depend on the batches that noted them
+                rebuilt = kept_table(self.context, declared) or self.staged[declared.name]
+                published = self.published[declared.name].readable()
+                differences.append(compare(declared.name, published, rebuilt.readable(), declared.keys))
+        return differences
 
 
 class AuditCheck(Protocol):
@@ -22,7 +46,7 @@ class AuditCheck(Protocol):
     def words(self) -> str:
         """The check as a part of the plan's text; empty for a check that every plan has."""
 
-    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:
+    def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
         """The reasons why the rows may not be published, in words; none if they pass."""
 
 
@@ -36,9 +60,9 @@ class EveryRow:
         """The rule."""
         return f"every row: {self.rule}"
 
-    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
+    def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
         """Yields the number of rows that break it, with a sample."""
-        staged = context.staged()[context.stream.primary.name]
+        staged = rebuilt.staged[rebuilt.context.stream.primary.name]
         for rule, rows in broken(staged.readable(), [self.rule]).items():
             if rows.rows:
                 yield rows.words(rule)
@@ -52,11 +76,10 @@ class FitsTheTable:
         """Empty: every plan has this check."""
         return ""
 
-    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
+    def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
         """The columns and partitions that differ."""
-        staged = context.staged()
-        for name, table in context.published().items():
-            yield from misfit(table, staged[name])
+        for name, table in rebuilt.published.items():
+            yield from misfit(table, rebuilt.staged[name])
 
 
 @dataclass(frozen=True)
@@ -69,9 +92,9 @@ class AtMostChanged:
         """The bound."""
         return f"at most {self.share:.1%} of the rows change"
 
-    def refusals(self, context: RecoveryContext, differences: Sequence[Difference]) -> Iterator[str]:  # noqa: ARG002
+    def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
         """The tables that change by more."""
-        for difference in differences:
+        for difference in rebuilt.differences:
             if difference.share > self.share:
                 yield f"{difference.share:.1%} of the rows of {difference.table} change, at most {self.share:.1%} may"
 

@@ -14,7 +14,7 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.sinks.tables import all_tables, existing_table
+from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
@@ -88,15 +88,18 @@ class RecoveryContext:
 
     def published(self) -> dict[str, StoredTable]:
         """The stream's tables by name; raises PreflightRefused if one is gone."""
-        return self._tables(self.settings)
+        name = self.stream.name
+        return {each.name: existing_table(self.settings, each, name) for each, _ in all_tables(self.stream)}
 
     def staged(self) -> dict[str, StoredTable]:
         """The staging tables by name; raises PreflightRefused if one is gone."""
-        return self._tables(self.own)
-
-    def _tables(self, settings: Settings) -> dict[str, StoredTable]:
-        name = self.stream.name
-        return {each.name: existing_table(settings, each, name) for each, _ in all_tables(self.stream)}
+        tables = {each.name: open_table(self.own, each, self.stream.name) for each, _ in all_tables(self.stream)}
+        if gone := [name for name, table in tables.items() if table is None]:
+            raise PreflightRefused(
+                f"staging table {', '.join(gone)} of plan {self.plan.id} is gone",
+                f"give the plan up: recourse recover abort {self.plan.id}; then make a new one",
+            )
+        return {name: table for name, table in tables.items() if table is not None}
 
     def base(self) -> Savepoint | None:
         """The savepoint at which the replay starts; raises PreflightRefused if it was dropped."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.rebuild.publish import fence, fenced_by, publish, tables_to_publish
+from reprocessing.rebuild.publish import fence, fenced_by, publish, refuse_foreign, tables_to_publish
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange, TopicOffsets, decode
@@ -57,6 +57,13 @@ def skipped_to(context: RecoveryContext) -> TopicOffsets:
         topic: {p: max(offset, at.get(topic, {}).get(p, 0)) for p, offset in each.items()}
         for topic, each in context.plan.wanted.items()
     }
+
+
+def check_skip(context: RecoveryContext) -> None:
+    """Raise what `skip` would raise if the tables stay as they are: ForeignWrite or PreflightRefused."""
+    refuse_foreign(context.settings, context.stream, context.record)
+    if context.record.generation != context.plan.generation:
+        _as_they_are(context, context.kept(), "skip")
 
 
 def position(context: RecoveryContext) -> TopicOffsets:

@@ -61,7 +61,7 @@ def _stages(plan: RecoveryPlan) -> Iterator[Stage]:
     yield from map(Fence, plan.streams)
     yield from map(Prepare, rewound)
     yield from map(Replay, rewound)
-    yield Audit(tuple(rewound)) if rewound else Confirm(tuple(skipping))
+    yield Audit(tuple(rewound), tuple(skipping)) if rewound else Confirm(tuple(skipping))
     yield from map(Publish, rewound)
     yield from map(Skip, skipping)
     yield from map(SwitchGeneration, rewound)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from reprocessing.plans.journal import NOT_CONFIRMED, next_step
 from reprocessing.plans.plan import StreamPlan
-from reprocessing.rebuild.audit import Difference, compare
-from reprocessing.rebuild.audit_checks import checks_of
+from reprocessing.rebuild.audit_checks import Rebuilt, checks_of
 from reprocessing.rebuild.context import Recovery, RecoveryContext
 from reprocessing.rebuild.publish import refuse_foreign
-from reprocessing.rebuild.replay_end import kept_table
+from reprocessing.rebuild.reopen import check_skip
 from reprocessing.stages.stage import Findings
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.spelling import counted
 
 
@@ -32,18 +30,22 @@ class AuditRefused(PermanentError):
 
 @dataclass(frozen=True)
 class Audit:
-    """The checks and differences of every rebuilt stream, and the request to confirm the publish."""
+    """The checks and differences of every rebuilt stream, and the request to confirm all that the plan does.
+
+    `skipping` are the plans of streams that skip records beside them: their tables are checked too, since no stream
+    may be refused once another one has published.
+    """
 
     name: ClassVar[str] = "audit"
     stream: ClassVar[None] = None
     plans: tuple[StreamPlan, ...]
+    skipping: tuple[StreamPlan, ...] = ()
 
     def explain(self) -> str:
         """One line of the plan's text."""
         words = dict.fromkeys(check.words() for plan in self.plans for check in checks_of(plan))
-        return "; ".join(
-            ["compare staging with the published tables, as of where these end in the topics", *filter(None, words)]
-        )
+        parts = ["compare staging with the published tables, as of where these end in the topics", *filter(None, words)]
+        return "; ".join([*parts, *([_ask_words(self.skipping)] if self.skipping else [])])
 
     def run(self, recovery: Recovery) -> Findings:
         """Compare; raises AuditRefused, after which the plan can be aborted or resumed."""
@@ -52,10 +54,11 @@ class Audit:
         for plan in self.plans:
             context = recovery.of(plan.stream)
             refuse_foreign(context.settings, context.stream, context.record)
+            rebuilt = Rebuilt(context, context.published(), context.staged())
+            refusals += [words for check in checks_of(plan) for words in check.refusals(rebuilt)]
             recovery.events.tell(_as_of(context))
-            differences = list(_differences(context))
-            recovery.differences += differences
-            refusals += [words for check in checks_of(plan) for words in check.refusals(context, differences)]
+            recovery.differences += rebuilt.differences
+        _check_skips(recovery, self.skipping)
         if refusals:
             raise AuditRefused(
                 "; ".join(refusals),
@@ -75,21 +78,23 @@ class Confirm:
 
     def explain(self) -> str:
         """One line of the plan's text."""
-        records = sum(end - begin for plan in self.plans for _, _, begin, end in plan.skipped())
-        return f"ask whether {'this one record' if records == 1 else f'these {records:,} records'} may be left out"
+        return _ask_words(self.plans)
 
     def run(self, recovery: Recovery) -> Findings:
         """Ask for confirmation; raises AuditRefused without it."""
+        _check_skips(recovery, self.plans)
         _ask(recovery)
         return {}
 
 
-def _differences(context: RecoveryContext) -> Iterator[Difference]:
-    published, staged = context.published(), context.staged()
-    for declared, role in all_tables(context.stream):
-        if role != "deletes":  # they follow from the rows, and depend on the batches that noted them
-            rebuilt = kept_table(context, declared) or staged[declared.name]
-            yield compare(declared.name, published[declared.name].readable(), rebuilt.readable(), declared.keys)
+def _ask_words(plans: Sequence[StreamPlan]) -> str:
+    records = sum(end - begin for plan in plans for _, _, begin, end in plan.skipped())
+    return f"ask whether {'this one record' if records == 1 else f'these {records:,} records'} may be left out"
+
+
+def _check_skips(recovery: Recovery, plans: Sequence[StreamPlan]) -> None:
+    for plan in plans:
+        check_skip(recovery.of(plan.stream))
 
 
 def _ask(recovery: Recovery) -> None:

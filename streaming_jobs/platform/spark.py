@@ -111,6 +111,8 @@ def start(
     popen: dict[str, object] = {"pass_fds": tuple(keep_open)}
     if output is not None:
         popen.update(stdout=output, stderr=output)
+    if SparkContext._active_spark_context is None:  # PySpark would take the gateway of a JVM that has ended
+        SparkContext._gateway = SparkContext._jvm = None
     gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
     context = SparkContext(conf=conf, gateway=gateway)
     session = SparkSession(context)

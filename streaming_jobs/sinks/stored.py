@@ -149,11 +149,11 @@ class StoredTable(Protocol):
 
     @property
     def version(self) -> int:
-        """The number of its last commit, as of the last `refresh` or commit."""
+        """The number of its last commit, as of the last commit or since it was opened."""
 
     @property
     def position(self) -> Txn | None:
-        """The stream's newest position in it, as of the last `refresh` or commit; None if it has none."""
+        """The stream's newest position in it, as of the last commit or since it was opened; None if it has none."""
 
     @property
     def schema(self) -> StructType:
