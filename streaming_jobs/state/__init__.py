@@ -1,1 +1,1 @@
-"""A stream's files in `<state>/<stream>`: record, checkpoint, savepoints, lease, status. See `stream_record.py`."""
+"""The folder `<state>/<stream>`: record, checkpoint, savepoints, lease, status. Read `stream_record.py` first."""

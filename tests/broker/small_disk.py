@@ -75,10 +75,10 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[SmallDisk]:
     ) as holder:
         assert holder.stdin is not None and holder.stdout is not None
         try:
-            said = holder.stdout.readline()
-            if said != "mounted\n":
+            answer = holder.stdout.readline()
+            if answer != "mounted\n":
                 pytest.skip(
-                    f"neither root nor a user namespace may mount a small disk here: {said}{holder.stdout.read()}"
+                    f"neither root nor a user namespace may mount a small disk here: {answer}{holder.stdout.read()}"
                 )
             enter = ("nsenter", "--target", str(holder.pid), "--user", "--mount", "--preserve-credentials")
             yield SmallDisk(folder, Path(f"/proc/{holder.pid}/root{folder}"), enter)

@@ -55,17 +55,17 @@ def test_nothing_is_left_of_a_run_that_is_cut_off(tmp_path: Path, end: signal.Si
         children = psutil.Process(process.pid).children(recursive=True)
         assert len([child for child in children if child.name() == "java"]) >= 2
         process.send_signal(end)
-        _, said = process.communicate(timeout=30)
+        _, output = process.communicate(timeout=30)
         assert psutil.wait_procs(children, timeout=30)[1] == []
     finally:
         process.kill()
         process.wait()
     assert process.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL)
-    assert home.is_dir() and ("the home is kept" in said) == (end == signal.SIGINT)
+    assert home.is_dir() and ("the home is kept" in output) == (end == signal.SIGINT)
 
 
 def started(process: subprocess.Popen[str], home: Path) -> bool:
-    """Whether broker and driver have each a JVM."""
+    """True if broker and driver have a JVM each."""
     assert process.poll() is None, f"it ended at {time.ctime()}"
     named = [child.name() for child in psutil.Process(process.pid).children(recursive=True)]
     return (home / "logs" / "driver-001.log").exists() and named.count("java") >= 2

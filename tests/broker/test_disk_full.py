@@ -75,8 +75,8 @@ def assert_exactly_once(settings: Settings) -> None:
     assert sorted(row["n"] for row in rows(settings, "plain")) == list(range(ALL))
     assert {row["k"]: (row["c"], row["s"]) for row in rows(settings, "totals")} == expected_totals(range(ALL))
     for table in ("plain", "totals"):
-        assert_chained(found := ledger(settings, table))
-        assert sum(r.records for entry in found for r in entry.offsets) == ALL
+        assert_chained(entries := ledger(settings, table))
+        assert sum(r.records for entry in entries for r in entry.offsets) == ALL
 
 
 def batch(settings: Settings, stream: str) -> int:
@@ -117,8 +117,8 @@ def test_a_full_disk_of_the_state_is_waited_for_and_the_same_session_goes_on(
     until(lambda: min(len(rows_if_any(settings, t)) for t in STREAMS.split(",")) > 0, 120, "the first batch of both")
     disk.fill()
     produce(bootstrap, "things", map(thing, range(FIRST, ALL)))
-    said = waited_for(process, "no space is left on the device")
-    assert "will try again" in said
+    line = waited_for(process, "no space is left on the device")
+    assert "will try again" in line
     disk.free()
     until(lambda: len(rows(settings, "plain")) == ALL, 120, "the rows of all records")
     until(lambda: sum(row["c"] for row in rows(settings, "totals")) == ALL, 120, "the totals of all records")

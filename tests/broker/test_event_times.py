@@ -17,10 +17,10 @@ from tests.support.things import KEYS, thing, windows
 
 def counted(bench: Bench) -> Counter[str]:
     """Records in closed windows, by the window's begin."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for row in rows(bench.settings, "windows"):
-        found[str(row["start"])[17:19]] += row["c"]
-    return found
+        counts[str(row["start"])[17:19]] += row["c"]
+    return counts
 
 
 def of_time(text: str) -> tuple[bytes, bytes]:
@@ -57,6 +57,6 @@ def test_a_far_future_event_time_is_a_dead_letter_and_late_rows_are_counted_one_
     without = replace(stream, name="free", sinks={"w": replace(stream.primary, name="free")})
     unbounded = {p: replace(source, max_ahead=None) for p, source in without.sources.items()}
     free: Stream = replace(without, sources=unbounded)
-    told = made.run(free).status
-    assert told.state == "stopped" and told.watermark_ahead_s > 200 * 365 * 86_400
-    assert any("lies" in warning and "after the newest record's own timestamp" in warning for warning in told.warnings)
+    ended = made.run(free).status
+    assert ended.state == "stopped" and ended.watermark_ahead_s > 200 * 365 * 86_400
+    assert any("lies" in warning and "after the newest record's own timestamp" in warning for warning in ended.warnings)

@@ -87,5 +87,5 @@ def test_a_kill_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(
     for stream in ("totals", "parity", "windows"):
         assert len(rows(settings, f"{stream}_dead_letters")) == COUNT // 500
     for table in ("plain", "totals", "evens", "windows"):
-        assert_chained(found := ledger(settings, table))
-        assert sum(r.records for entry in found for r in entry.offsets) == COUNT
+        assert_chained(entries := ledger(settings, table))
+        assert sum(r.records for entry in entries for r in entry.offsets) == COUNT

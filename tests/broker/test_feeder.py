@@ -75,12 +75,12 @@ def expected(records: dataset.Records) -> dict[int, list[Row]]:
 
 
 def test_every_flight_is_sent_once_in_order_to_the_partition_of_its_key(settings: Settings, topics: Topics) -> None:
-    told: list[tuple[int, int]] = []
-    report = feed(settings, rate=None, share=SHARE, progress=lambda sent, total: told.append((sent, total)))
+    reported: list[tuple[int, int]] = []
+    report = feed(settings, rate=None, share=SHARE, progress=lambda sent, total: reported.append((sent, total)))
     assert (report.records, report.held, report.total, report.stopped) == (COUNT, COUNT, COUNT, False)
     # The partition is librdkafka's choice in one and our own murmur2 in the other.
     assert read_all(settings, topics) == expected(dataset.records(SHARE))
-    assert told[-1] == (COUNT, COUNT)
+    assert reported[-1] == (COUNT, COUNT)
 
 
 def test_the_topic_keeps_records_of_2013(settings: Settings, topics: Topics) -> None:
@@ -174,18 +174,18 @@ def test_after_a_lost_connection_the_topic_says_what_is_missing(
     """A chunk that was written, but whose acknowledgement was lost, is not sent again."""
     whole, seen = _Sender.send, []
 
-    def lost_after_half(self: _Sender, positions: Any, rate: float | None, told: Any) -> int:
+    def lost_after_half(self: _Sender, positions: Any, rate: float | None, progress: Any) -> int:
         seen.append(len(positions))
         if len(seen) == 1:
-            whole(self, positions[: COUNT // 2], rate, told)
+            whole(self, positions[: COUNT // 2], rate, progress)
             raise _Lost
-        return whole(self, positions, rate, told)
+        return whole(self, positions, rate, progress)
 
     monkeypatch.setattr(_Sender, "send", lost_after_half)
-    told: list[int] = []
-    report = feed(settings, rate=None, share=SHARE, progress=lambda held, _: told.append(held))
+    reported: list[int] = []
+    report = feed(settings, rate=None, share=SHARE, progress=lambda held, _: reported.append(held))
     assert (report.records, seen) == (COUNT, [COUNT, COUNT - COUNT // 2])
-    assert told == sorted(told) and told[-1] == COUNT
+    assert reported == sorted(reported) and reported[-1] == COUNT
     assert read_all(settings, topics) == expected(dataset.records(SHARE))
 
 
@@ -207,16 +207,16 @@ def test_partitions_never_drift_apart_by_more_than_a_chunk(settings: Settings, t
 
 
 def test_a_chunk_is_never_larger_than_the_bound(settings: Settings, topics: Topics) -> None:
-    told: list[int] = []
-    feed(settings, rate=None, share=SHARE, chunk=10**9, progress=lambda sent, _: told.append(sent))
-    assert max(np.diff([0, *told])) == feeder.CHUNK
+    reported: list[int] = []
+    feed(settings, rate=None, share=SHARE, chunk=10**9, progress=lambda sent, _: reported.append(sent))
+    assert max(np.diff([0, *reported])) == feeder.CHUNK
 
 
 def test_a_rate_is_never_exceeded(settings: Settings, topics: Topics) -> None:
-    told: list[int] = []
-    report = feed(settings, rate=1_000, share=0.004, progress=lambda sent, _: told.append(sent))
+    reported: list[int] = []
+    report = feed(settings, rate=1_000, share=0.004, progress=lambda sent, _: reported.append(sent))
     assert report.records == dataset.flights_in(0.004)
-    assert told[0] == 1
+    assert reported[0] == 1
     assert report.seconds >= (report.records - 1) / 1_000
 
 

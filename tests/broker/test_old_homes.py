@@ -1,4 +1,4 @@
-"""What lies on disk stays readable: homes made by earlier versions are opened, go on, and take back what they did."""
+"""Files on disk stay readable: homes of earlier versions are opened, continue, and undo their recoveries."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def compare(settings: Settings, count: int) -> None:
     for number in numbers:
         key = KEYS[number % len(KEYS)]
         prices[key] = prices.get(key, Decimal(0)) + number + Decimal("0.25")
-    found = {row["k"]: (row["c"], row["s"]) for row in rows(settings, "totals")}
-    assert found == {key: (len(numbers[i::6]), prices[key]) for i, key in enumerate(KEYS)}
+    totals = {row["k"]: (row["c"], row["s"]) for row in rows(settings, "totals")}
+    assert totals == {key: (len(numbers[i::6]), prices[key]) for i, key in enumerate(KEYS)}
     last = {KEYS[number % 6]: number for number in numbers}
     gone = {key for key, number in last.items() if key == "x" and number % 18 == 5}
     assert {row["k"]: row["n"] for row in rows(settings, "newest")} == {

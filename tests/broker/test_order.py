@@ -32,9 +32,11 @@ def fed(bench: Callable[..., Bench], **flags: Any) -> tuple[Bench, dict[str, int
 
 
 def assert_left(settings: Settings, left: dict[str, int]) -> None:
-    found = {row["customer"]: row["changed"] for row in rows(settings, TOPIC)}
-    wrong = {c for c in found.keys() | left.keys() if found.get(c) != left.get(c)}
-    assert found == left, f"{len(wrong)} customers are wrong, {len(found.keys() - left.keys())} of them should be gone"
+    changes = {row["customer"]: row["changed"] for row in rows(settings, TOPIC)}
+    wrong = {c for c in changes.keys() | left.keys() if changes.get(c) != left.get(c)}
+    assert changes == left, (
+        f"{len(wrong)} customers are wrong, {len(changes.keys() - left.keys())} of them should be gone"
+    )
 
 
 def test_a_topic_of_changes_and_tombstones_read_as_one_batch(bench: Callable[..., Bench]) -> None:
@@ -52,8 +54,8 @@ def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_ot
     running = made.run(customers)
     assert running.status.error is None and (running.status.batch or 0) >= 5
     assert_left(made.settings, left)
-    kept = remembered(made.settings, left)
-    assert kept
+    deletes = remembered(made.settings, left)
+    assert deletes
     environment = {
         **os.environ,
         "RECOURSE_HOME": str(made.settings.home),
@@ -74,7 +76,7 @@ def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_ot
     ]
     recourse("recover", "apply", plan, "--yes")
     assert_left(made.settings, left)
-    assert remembered(made.settings, left) == kept
+    assert remembered(made.settings, left) == deletes
     published, *_ = entries(made.settings.tables / TOPIC, 1)
     assert published[1].kind == "publish" and published[1].txns.keys() == {
         "customers_deletes",
@@ -85,6 +87,6 @@ def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_ot
 
 
 def remembered(settings: Settings, left: dict[str, int]) -> list[str]:
-    """What is remembered of those who are gone, but for when it was noted."""
+    """The remembered deletes of customers who are gone, without the time at which they were noted."""
     table = DeltaTable(settings.tables / "customers_deletes").to_pyarrow_table().drop_columns(["_deleted_at"])
     return sorted(repr(row) for row in table.to_pylist() if row["customer"] not in left)

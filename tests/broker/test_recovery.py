@@ -83,11 +83,11 @@ def generation(story: Story) -> int:
 
 
 def stock(story: Story, version: int | None = None) -> dict[str, int]:
-    """What is in stock of each product, by a version of the table."""
+    """The quantity in stock of each product, in a version of the table."""
     rows = DeltaTable(story.settings.tables / "inventory", version=version).to_pyarrow_table().to_pylist()
-    found = {row["product"]: row["quantity"] for row in rows}
-    assert len(found) == len(rows)
-    return found
+    quantities = {row["product"]: row["quantity"] for row in rows}
+    assert len(quantities) == len(rows)
+    return quantities
 
 
 def test_the_story(story: Story) -> None:
@@ -113,18 +113,20 @@ def test_the_story(story: Story) -> None:
 def verified(story: Story) -> tuple[int, str]:
     """Exit code of `recourse verify` and what it says of the values, when every offset is there once."""
     done = run(story, "verify", "inventory", "--output", "json")
-    (found,) = json.loads(done.stdout)["streams"]
+    (verdict,) = json.loads(done.stdout)["streams"]
     ends = Topics.of(story.settings.kafka, story.bootstrap).offsets(TOPIC)
-    assert (found["verified"], found["unproved"], found["lost"], found["doubled"]) == (ends.total, 0, [], []), found
-    assert not found["faults"], found
-    outcomes = {one["what"]: one["verdict"] for one in found["comparisons"]}
+    assert (verdict["verified"], verdict["unproved"], verdict["lost"], verdict["doubled"]) == (ends.total, 0, [], []), (
+        verdict
+    )
+    assert not verdict["faults"], verdict
+    outcomes = {one["what"]: one["verdict"] for one in verdict["comparisons"]}
     assert outcomes["keys"] == outcomes["dead letters"] == "ok"
     return done.returncode, outcomes["truth"]
 
 
 @contextmanager
 def polled(story: Story) -> Iterator[list[dict[str, int]]]:
-    """What a reader sees who asks for the newest version again and again."""
+    """The stock that a reader sees who reads the newest version repeatedly."""
     seen: list[dict[str, int]] = []
     over = threading.Event()
 
@@ -145,7 +147,7 @@ def polled(story: Story) -> Iterator[list[dict[str, int]]]:
 def test_the_story_as_it_is_told(broker: Broker, tmp_path: Path) -> None:
     """The demonstration itself, with the second table and streams that go on afterwards."""
     broker.start()
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "orchestration.cli", "demo", "recovery", "--home", str(tmp_path / "demo")],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -154,8 +156,8 @@ def test_the_story_as_it_is_told(broker: Broker, tmp_path: Path) -> None:
         timeout=280,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
-    assert "done in" in told.stderr and not (tmp_path / "demo").exists()
+    assert done.returncode == 0, done.stderr
+    assert "done in" in done.stderr and not (tmp_path / "demo").exists()
 
 
 STAGES = ("keep", "fence", "prepare", "replay", "audit", "publish", "switch", "finish")
@@ -257,7 +259,7 @@ def test_every_target_becomes_offsets_and_a_border(story: Story, tmp_path: Path)
     record = stream_record.load(story.settings, "inventory")
     assert record is not None
     stream = Topology.load(["streaming_jobs.examples.stock.streams"]).select(["inventory"])[0]
-    kept = json.loads(run(story, "savepoints", "list", "inventory", "--output", "json").stdout)[0]["savepoint"]
+    savepoint = json.loads(run(story, "savepoints", "list", "inventory", "--output", "json").stdout)[0]["savepoint"]
     exported = tmp_path / "offsets.csv"
     plan = story.plan()
     exported.write_text(run(story, "recover", "show", plan, "--offsets").stdout)
@@ -273,13 +275,13 @@ def test_every_target_becomes_offsets_and_a_border(story: Story, tmp_path: Path)
         ("batch", "0", 0),
         ("batch", "-1", None),
         ("table-version", "1", 0),
-        ("savepoint", kept, 0),
+        ("savepoint", savepoint, 0),
         ("code", record.code[1].hash, 0),
     ):
-        found = planning_snapshot(story.settings, stream, Topics.of(story.settings.kafka, story.bootstrap))
-        made = make_plan(story.settings, [Request(found, Target(kind, value))]).of("inventory")  # type: ignore[arg-type]
+        snapshot = planning_snapshot(story.settings, stream, Topics.of(story.settings.kafka, story.bootstrap))
+        made = make_plan(story.settings, [Request(snapshot, Target(kind, value))]).of("inventory")  # type: ignore[arg-type]
         assert not made.skips and made.record_bytes and made.record_bytes > 20
-        assert (made.base.savepoint, made.base.batch) == ((None, -1) if batch is None else (kept, batch)), kind
+        assert (made.base.savepoint, made.base.batch) == ((None, -1) if batch is None else (savepoint, batch)), kind
         assert made.records == sum(offsets.values()) - (0 if batch is None else sum(border.values())), kind
 
 
@@ -312,8 +314,8 @@ def test_from_the_very_start_it_begins_where_the_stream_began(story: Story) -> N
 @pytest.mark.long
 def test_nobody_to_ask_means_no(story: Story) -> None:
     plan = story.plan()
-    asked = run(story, "recover", "apply", plan)
-    assert asked.returncode == 2 and "nobody to ask" in asked.stderr and outcome(story, plan) == "planned"
+    answer = run(story, "recover", "apply", plan)
+    assert answer.returncode == 2 and "nobody to ask" in answer.stderr and outcome(story, plan) == "planned"
     story.recourse("recover", "apply", plan, "--yes")
     story.compare(COUNT, right=True)
 
@@ -355,8 +357,8 @@ def test_savepoints_and_generations_are_listed_and_dropped(story: Story) -> None
     assert [s["reason"] for s in listed] == ["code", "purpose"] and listed[1]["savepoint"] == made["savepoint"]
     story.recourse("savepoints", "drop", "inventory", str(made["savepoint"]))
     assert len(json.loads(run(story, "savepoints", "list", "inventory", "--output", "json").stdout)) == 1
-    lives = json.loads(run(story, "generations", "list", "inventory", "--output", "json").stdout)
-    assert [life["number"] for life in lives] == [1] and lives[0]["kept"]
+    generations = json.loads(run(story, "generations", "list", "inventory", "--output", "json").stdout)
+    assert [life["number"] for life in generations] == [1] and generations[0]["kept"]
 
 
 STREAMS_RUN = ["orchestration.cli", "streams", "run", "inventory", "low_stock"]
@@ -434,10 +436,10 @@ def test_records_that_came_meanwhile_are_no_difference(story: Story) -> None:
         for line in json.loads(run(story, "recover", "show", plan, "--output", "json").stdout)["journal"]
         if line["state"] == "done"
     }
-    found = next(d for d in done["audit"]["differences"] if d["table"] == "inventory")
+    difference = next(d for d in done["audit"]["differences"] if d["table"] == "inventory")
     assert done["replay"]["since"] >= COUNT // 4
-    assert (found["changed"], found["only_old"], found["only_new"]) == (len(wrong), 0, 0)
-    assert int(found["totals"]["quantity"][1]) == sum(quantity for quantity, _, _ in right.values())
+    assert (difference["changed"], difference["only_old"], difference["only_new"]) == (len(wrong), 0, 0)
+    assert int(difference["totals"]["quantity"][1]) == sum(quantity for quantity, _, _ in right.values())
     assert sum(row["movements"] for row in story.rows("inventory")) == COUNT + done["replay"]["since"]
 
 

@@ -98,14 +98,14 @@ class Home:
 
     def readings(self) -> list[tuple[int, str | None]]:
         """Rows of table `places`: the reading's number, and what made the row; the partition is the reading's."""
-        found = DeltaTable(self.settings.tables / "places").to_pyarrow_table().to_pylist()
-        assert all(PLACES[row["id"] % 3] == row["place"] for row in found)
-        return sorted(((row["id"], row.get("made_by")) for row in found), key=lambda reading: reading[0])
+        rows = DeltaTable(self.settings.tables / "places").to_pyarrow_table().to_pylist()
+        assert all(PLACES[row["id"] % 3] == row["place"] for row in rows)
+        return sorted(((row["id"], row.get("made_by")) for row in rows), key=lambda reading: reading[0])
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         """A table's rows, sorted."""
-        found = DeltaTable(self.settings.tables / table).to_pyarrow_table()
-        return sorted(tuple(row[name] for name in sorted(row)) for row in found.to_pylist())
+        content = DeltaTable(self.settings.tables / table).to_pyarrow_table()
+        return sorted(tuple(row[name] for name in sorted(row)) for row in content.to_pylist())
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def test_records_that_came_meanwhile_are_no_difference_under_a_watermark(home: H
     home("recover", "apply", plan["id"], "--yes")
     lines = json.loads(home("recover", "show", plan["id"], "--output", "json"))["journal"]
     done = {line["stage"]: line["found"] for line in lines if line["state"] == "done"}
-    found = next(d for d in done["audit"]["differences"] if d["table"] == stream)
-    assert done["replay"]["since"] >= 400 and found["new_rows"] == found["old_rows"] == len(published)
-    assert (found["changed"], found["only_old"], found["only_new"]) == (0, 0, 0)
+    difference = next(d for d in done["audit"]["differences"] if d["table"] == stream)
+    assert done["replay"]["since"] >= 400 and difference["new_rows"] == difference["old_rows"] == len(published)
+    assert (difference["changed"], difference["only_old"], difference["only_new"]) == (0, 0, 0)
     assert len(home.rows(stream)) > len(published), "and it is rebuilt to the topic's end"
 
 
@@ -210,9 +210,9 @@ def test_a_changed_aggregation_begins_with_empty_state_on_the_savepoints_rows(ho
     home.read("minutes")
     never_rewound = home.rows("minutes")
     home.deploy('F.sum("id").alias("total"))', 'F.sum(2 * F.col("id")).alias("total"))')
-    kept = home.plan("minutes", "--savepoint", savepoint)
-    assert "another aggregation" in home("recover", "apply", kept["id"], "--yes", code=1)
-    home("recover", "abort", kept["id"])
+    with_state = home.plan("minutes", "--savepoint", savepoint)
+    assert "another aggregation" in home("recover", "apply", with_state["id"], "--yes", code=1)
+    home("recover", "abort", with_state["id"])
     assert home.rows("minutes") == never_rewound
     plan = home.plan("minutes", "--savepoint", savepoint, "--discard-state")
     assert plan["discards_state"]

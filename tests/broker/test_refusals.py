@@ -1,4 +1,4 @@
-"""What was changed behind a stream's back is found before it starts: said which, and what to run."""
+"""Changes made outside a stream are found before it starts; the refusal names the change and the next command."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_a_table_restored_by_hand_is_refused_although_its_txn_is_right(ran: Ran)
     before = table.transaction_version("recourse:plain:plain")
     table.restore(2)
     assert DeltaTable(table.table_uri).transaction_version("recourse:plain:plain") == before
-    said = refused(ran)
-    assert "RESTORE" in said and "recourse streams accept plain --table plain --version 4" in said
+    refusal = refused(ran)
+    assert "RESTORE" in refusal and "recourse streams accept plain --table plain --version 4" in refusal
 
 
 def test_rows_deleted_by_hand_are_refused(ran: Ran) -> None:
@@ -114,8 +114,8 @@ def test_a_table_somebody_else_made_is_refused(bench: BenchFactory, topic: str) 
     made = bench()
     made.topics.create(topic, 1)
     write_deltalake(made.settings.tables / "plain", pa.table({"k": ["a"]}))
-    said = refused((made, on_topic(plain, topic)))
-    assert "was not made by Recourse" in said
+    refusal = refused((made, on_topic(plain, topic)))
+    assert "was not made by Recourse" in refusal
 
 
 def test_a_topic_made_anew_with_fewer_records_is_refused(ran: Ran) -> None:
@@ -132,8 +132,8 @@ def assert_recreated(ran: Ran, records: int) -> None:
     bench.topics.delete(name)
     bench.topics.create(name, 1)
     produce(bench.bootstrap, name, map(thing, range(records)))
-    said = refused(ran, OffsetsLost)
-    assert "was deleted and made anew" in said and "0:300" in said
+    refusal = refused(ran, OffsetsLost)
+    assert "was deleted and made anew" in refusal and "0:300" in refusal
 
 
 def test_a_topic_truncated_past_the_position_is_refused_with_the_lost_range(ran: Ran) -> None:
@@ -149,9 +149,9 @@ def test_a_topic_truncated_past_the_position_is_refused_with_the_lost_range(ran:
 def cut(bench: Bench, topic: str, offset: int) -> None:
     """Delete every record before the offset."""
     admin = AdminClient({"bootstrap.servers": bench.bootstrap})
-    asked = admin.delete_records([TopicPartition(topic, 0, offset)])
+    deletions = admin.delete_records([TopicPartition(topic, 0, offset)])
     until(lambda: bench.topics.offsets(topic).earliest[0] == offset, 30, f"the cut at {offset}")
-    assert all(future.result(timeout=60) is not None for future in asked.values())
+    assert all(future.result(timeout=60) is not None for future in deletions.values())
 
 
 def test_a_short_retention_is_warned_of(bench: BenchFactory, topic: str) -> None:

@@ -76,7 +76,7 @@ def batches(settings: Settings, stream: str) -> int:
 
 
 def status(settings: Settings, bootstrap: str) -> dict[str, dict[str, Any]]:
-    """What `recourse streams status` says of the streams that ran, by name; something is red."""
+    """The output of `recourse streams status` by stream, for the streams that ran; one of them is red."""
     environment = {
         **os.environ,
         "RECOURSE_HOME": str(settings.home),
@@ -84,9 +84,9 @@ def status(settings: Settings, bootstrap: str) -> dict[str, dict[str, Any]]:
         "RECOURSE_FLOWS": '["tests.support.things"]',
         "PYTHONPATH": str(ROOT),
     }
-    told = command(settings.home, environment, "streams", "status", "-o", "json")
-    assert told.returncode == 1, told.stderr
-    return {found["stream"]: found for found in json.loads(told.stdout)}
+    done = command(settings.home, environment, "streams", "status", "-o", "json")
+    assert done.returncode == 1, done.stderr
+    return {each["stream"]: each for each in json.loads(done.stdout)}
 
 
 @pytest.mark.timeout(900)
@@ -131,9 +131,11 @@ def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_ev
     assert psutil.wait_procs([jvm], timeout=30)[1] == []
 
     produce(bootstrap, "things", map(thing, range(600, 700)))
-    told = status(settings, bootstrap)
-    assert (told["plain"]["state"], told["plain"]["lag_records"]) == ("dead", 100), "nobody runs it: the command looks"
-    assert told["broken"]["reasons"][0]["word"] == "failed"
+    by_stream = status(settings, bootstrap)
+    assert (by_stream["plain"]["state"], by_stream["plain"]["lag_records"]) == ("dead", 100), (
+        "nobody runs it: the command looks"
+    )
+    assert by_stream["broken"]["reasons"][0]["word"] == "failed"
     code, output = finished(driver(settings, bootstrap, "--streams", "plain", "--trigger", "available-now"))
     assert code == 0, output[-3000:]
     seen = read_status(settings, "plain")
@@ -290,8 +292,8 @@ def test_streams_run_goes_on_with_corrected_code_and_after_a_recovery(
         return read_status(settings, stream) or Status(stream)
 
     def at_work(stream: str, after: float) -> bool:
-        found = status(stream)
-        return found.started_at > after and found.state in ("running", "idle") and (found.batch or 0) >= 0
+        now = status(stream)
+        return now.started_at > after and now.state in ("running", "idle") and (now.batch or 0) >= 0
 
     until(lambda: status("mended").state == "failed" and at_work("good", 0), 240, "the failure of one stream")
     first = status("good")

@@ -42,7 +42,7 @@ def versions(bench: Bench, table: str) -> int:
 
 
 def data_files(bench: Bench, table: str) -> tuple[set[Path], set[Path]]:
-    """What lies in the table's folder, and what the table lists."""
+    """The data files in the table's folder, and those that the table lists."""
     folder = bench.settings.tables / table
     there = set(folder.rglob("*.parquet")) - set((folder / "_delta_log").iterdir())
     return there, {Path(uri) for uri in DeltaTable(folder).file_uris()}
@@ -75,5 +75,5 @@ def test_an_upsert_stream_leaves_no_trail_of_files(tight: Bench, topic: str) -> 
     there, listed = data_files(tight, "totals")
     assert listed <= there and len(there) <= LOOK + 10
     assert next(c.entry.kind for c in walk(tight.settings.tables / "totals") if c.entry) == "batch"
-    found = {row["k"]: (row["c"], row["s"]) for row in rows(tight.settings, "totals")}
-    assert found == expected_totals(range(BATCHES * RECORDS))
+    by_key = {row["k"]: (row["c"], row["s"]) for row in rows(tight.settings, "totals")}
+    assert by_key == expected_totals(range(BATCHES * RECORDS))

@@ -1,4 +1,4 @@
-"""How streams behave on a real broker: where they start, how they stop, what they do with odd records and batches."""
+"""Streams on a real broker: their start, their stop, and unusual records and batches."""
 
 from __future__ import annotations
 
@@ -265,8 +265,8 @@ def test_a_column_that_new_code_adds_is_added_to_the_table_and_other_changes_are
     wider = replace(plain, function=lambda things: plain(things).withColumn("double", F.col("n") * 2))
     produce(made.bootstrap, topic, [thing(10)])
     made.run(on_topic(wider, topic))
-    found = {row["n"]: row["double"] for row in rows(made.settings, "plain")}
-    assert found == {**dict.fromkeys(range(10)), 10: 20}
+    doubles = {row["n"]: row["double"] for row in rows(made.settings, "plain")}
+    assert doubles == {**dict.fromkeys(range(10)), 10: 20}
     running = made.run(on_topic(plain, topic))
     assert running.status.error is not None and running.status.error["code"] == OutputMismatch.code
     assert "column double is gone" in running.status.error["found"]

@@ -141,15 +141,15 @@ def test_streams_that_are_not_shipped_are_verified_while_records_arrive(
             live = verified()
             assert session.poll() is None, "the session runs on"
         session.terminate()
-        code, said = finished(session, 60)
-        assert code == 0, said[-2000:]
+        code, output = finished(session, 60)
+        assert code == 0, output[-2000:]
     finally:
         if session.poll() is None:
             os.killpg(session.pid, signal.SIGKILL)
             session.wait()
-    assert live["proved"] and live["unread"] and [found["verdict"] for found in live["streams"]] == ["ok"] * 4
+    assert live["proved"] and live["unread"] and [verdict["verdict"] for verdict in live["streams"]] == ["ok"] * 4
     rest = verified("--strict", "--recompute")
-    outcomes = {f"{one['table']}: {one['what']}": one for found in rest["streams"] for one in found["comparisons"]}
+    outcomes = {f"{one['table']}: {one['what']}": one for verdict in rest["streams"] for one in verdict["comparisons"]}
     rows, refused = len(made_rows(made, "plain")), 3
     assert outcomes["plain: records"]["text"] == f"by part and off: {rows:,} records are each in exactly one row"
     assert "the plan leaves some out (Filter)" in outcomes["evens: records"]["text"]

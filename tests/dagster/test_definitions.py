@@ -1,4 +1,4 @@
-"""What Dagster is shown: assets, lineage, jobs, sensors, schedules; and what their loading must not do."""
+"""The definitions that Dagster loads: assets, lineage, jobs, sensors, schedules; and the limits of loading them."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ def test_a_broken_job_yaml_keeps_the_last_good_definitions_and_says_file_and_lin
     """The location is loaded anew, as by a reload in the UI."""
     assert shop.jobs is not None
     good = shop.jobs.read_text()
-    own = shop.model_copy(update={"jobs": tmp_path / "own.yml"})
-    assert own.jobs is not None
-    own.jobs.write_text(good.replace("default: 100", "default: 55"))
-    definitions(own)
-    own.jobs.write_text(good.replace("pause_status: UNPAUSED", "pause: no"))
-    line = next(n for n, text in enumerate(own.jobs.read_text().split("\n"), 1) if "pause: no" in text)
-    ticks = Ticks(own, dg.DagsterInstance.ephemeral())
+    settings = shop.model_copy(update={"jobs": tmp_path / "own.yml"})
+    assert settings.jobs is not None
+    settings.jobs.write_text(good.replace("default: 100", "default: 55"))
+    definitions(settings)
+    settings.jobs.write_text(good.replace("pause_status: UNPAUSED", "pause: no"))
+    line = next(n for n, text in enumerate(settings.jobs.read_text().split("\n"), 1) if "pause: no" in text)
+    ticks = Ticks(settings, dg.DagsterInstance.ephemeral())
     assert ticks.defs.resolve_job_def("shop").run_config == {"ops": {"shop_session": {"config": {"rate": 55}}}}
     assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
     with pytest.raises(
@@ -158,29 +158,29 @@ def test_a_broken_job_yaml_keeps_the_last_good_definitions_and_says_file_and_lin
     ):
         ticks.tick("job_yaml")
     now = time.time()
-    write_status(own, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
-    lease = acquire(own, "orders", purpose="session")
+    write_status(settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
+    lease = acquire(settings, "orders", purpose="session")
     assert look(ticks)["orders"][1].startswith(
-        f"job YAML: the last good job YAML is used, because of {own.jobs}:{line}:"
+        f"job YAML: the last good job YAML is used, because of {settings.jobs}:{line}:"
     )
     lease.release()
     for broken in (good + "\n  x: [", good.replace("orders,customers", "orders,oders"), "a: b"):
-        own.jobs.write_text(broken)
-        assert definitions(own).resolve_job_def("shop").run_config  # still those of before
-    own.jobs.write_text(good)
-    assert "can be used" in str(Ticks(own, ticks.instance).tick("job_yaml"))
+        settings.jobs.write_text(broken)
+        assert definitions(settings).resolve_job_def("shop").run_config  # still those of before
+    settings.jobs.write_text(good)
+    assert "can be used" in str(Ticks(settings, ticks.instance).tick("job_yaml"))
 
 
 def test_without_good_definitions_of_before_a_broken_job_yaml_is_refused(shop: Settings, tmp_path: Path) -> None:
-    own = shop.model_copy(update={"jobs": tmp_path / "own.yml"})
-    assert own.jobs is not None
-    own.jobs.write_text("bundle: [")
+    settings = shop.model_copy(update={"jobs": tmp_path / "own.yml"})
+    assert settings.jobs is not None
+    settings.jobs.write_text("bundle: [")
     with pytest.raises(ConfigurationError, match=r"own.yml:1: "):
-        definitions(own)
+        definitions(settings)
     (shop.dagster_home).mkdir()
     (shop.dagster_home / "jobs.json").write_text('{"of": "another version"}')
     with pytest.raises(ConfigurationError, match=r"own.yml:1: "):
-        definitions(own)
+        definitions(settings)
 
 
 def test_a_number_in_the_launchpad_is_a_number_or_a_text(defs: dg.Definitions) -> None:
@@ -199,8 +199,8 @@ class Ticks:
 
     def tick(self, sensor: str, cursor: str | None = None) -> object:
         context = dg.build_sensor_context(instance=self.instance, definitions=self.defs, cursor=cursor)
-        found = next(s for s in self.defs.sensors or [] if s.name == sensor)
-        return found(context)
+        definition = next(s for s in self.defs.sensors or [] if s.name == sensor)
+        return definition(context)
 
     def run(self, status: dg.DagsterRunStatus, **tags: str) -> str:
         run = self.instance.create_run_for_job(
@@ -282,8 +282,8 @@ def test_cancelling_queued_duplicates_does_not_switch_keepalive_off(ticks: Ticks
     ticks.tick("watchdog")
     ticks.tick("watchdog")
     log = [entry.message for entry in ticks.instance.all_logs(duplicates[-1])]
-    (said,) = [message for message in log if "waits in the queue" in message]
-    assert f"run {session[:8]} is the session of orders, customers" in said
+    (line,) = [message for message in log if "waits in the queue" in message]
+    assert f"run {session[:8]} is the session of orders, customers" in line
     for run_id in duplicates:
         ticks.instance.report_run_canceled(ticks.instance.get_run_by_id(run_id))
     verdict = str(ticks.tick("keepalive_shop"))
@@ -422,13 +422,13 @@ def test_a_stream_that_ended_while_its_session_goes_on_is_red(ticks: Ticks, monk
 
 
 def look(ticks: Ticks) -> dict[str, tuple[bool, str]]:
-    """One tick of the sensor, and what it told of which tables."""
+    """Run one tick of the sensor; returns its verdicts by table."""
     result = ticks.tick("stream_health")
     assert isinstance(result, dg.SensorResult)
     for event in result.asset_events:
         ticks.instance.report_runless_asset_event(event)
-    told = [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
-    return {e.asset_key.to_user_string(): (e.passed, str(e.metadata["verdict"].value)) for e in told}
+    evaluations = [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
+    return {e.asset_key.to_user_string(): (e.passed, str(e.metadata["verdict"].value)) for e in evaluations}
 
 
 def test_a_check_can_be_executed_by_hand_and_a_session_does_not_wait_for_it(ticks: Ticks) -> None:

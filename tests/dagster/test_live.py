@@ -49,11 +49,11 @@ class Live:
     def wait_for(self, condition: Callable[[], T], what: str) -> T:
         """Wait, looking after the processes each half second as `recourse up` does."""
         deadline = time.monotonic() + PATIENCE
-        while not (found := condition()):
+        while not (value := condition()):
             assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}: {self.runs()}"
             self.processes.supervise()
             time.sleep(0.5)
-        return found
+        return value
 
     def runs(self) -> list[tuple[str, str]]:
         """The job's runs, newest first; none while the webserver cannot answer."""
@@ -63,7 +63,7 @@ class Live:
             return []
 
     def driver(self) -> Owner | None:
-        """Who holds the leases; all streams have one driver or none."""
+        """The holder of the leases; all streams have one driver or none."""
         owners = {owner.pid: owner for name in STREAMS if (owner := holder(self.settings, name))}
         assert len(owners) <= 1, f"two drivers: {owners}"
         return next(iter(owners.values()), None)
@@ -80,9 +80,9 @@ class Live:
         return None
 
     def statuses_of(self, run_id: str) -> bool:
-        """Whether every stream of the run has started its query (its generation is written then)."""
-        found = [self.status(name) for name in STREAMS]
-        return all(s and s.run_id == run_id and s.generation for s in found)
+        """True if every stream of the run has started its query (its generation is written then)."""
+        statuses = [self.status(name) for name in STREAMS]
+        return all(s and s.run_id == run_id and s.generation for s in statuses)
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +125,8 @@ def test_keepalive_starts_the_session_and_its_figures_can_be_seen(live: Live) ->
         wanted = {"last_committed_batch", "lag_records", "rows_since_session_start"}
 
         def figures() -> bool:
-            found = stored.get_latest_materialization_event(key)
-            return bool(found and found.asset_materialization and wanted <= found.asset_materialization.metadata.keys())
+            event = stored.get_latest_materialization_event(key)
+            return bool(event and event.asset_materialization and wanted <= event.asset_materialization.metadata.keys())
 
         live.wait_for(figures, "a materialisation with figures")
         log = [entry.user_message for entry in stored.all_logs(run_id) if "its log:" in (entry.user_message or "")]
@@ -135,14 +135,14 @@ def test_keepalive_starts_the_session_and_its_figures_can_be_seen(live: Live) ->
 
 
 def shown(live: Live, table: str = "carrier_totals") -> tuple[str | None, bool]:
-    """What the catalog shows of a table: its check beside the newest materialisation, and whether it is being made."""
-    found = live.client.query(
+    """The catalog's view of a table: its check beside the newest materialisation; True if it is being made."""
+    answer = live.client.query(
         """query($key: AssetKeyInput!) { assetsLatestInfo(assetKeys: [$key]) { inProgressRunIds unstartedRunIds }
         assetNodes(assetKeys: [$key]) { assetChecksOrError { ... on AssetChecks { checks {
         executionForLatestMaterialization { status } } } } } }""",
         {"key": {"path": [table]}},
     )
-    (info,), (node,) = found["assetsLatestInfo"], found["assetNodes"]
+    (info,), (node,) = answer["assetsLatestInfo"], answer["assetNodes"]
     (check,) = node["assetChecksOrError"]["checks"]
     execution = check["executionForLatestMaterialization"]
     return execution and execution["status"], bool(info["inProgressRunIds"] or info["unstartedRunIds"])
@@ -246,11 +246,11 @@ def alive(pid: int) -> bool:
 
 
 def skips(live: Live, since: float) -> list[str]:
-    """Why keepalive did nothing since then."""
-    found = live.client.query(
+    """The reasons of keepalive's skipped ticks since then."""
+    answer = live.client.query(
         """query { sensorOrError(sensorSelector: {repositoryLocationName: "streams", repositoryName: "__repository__",
         sensorName: "keepalive_flights"})
         { ... on Sensor { sensorState { ticks(limit: 5) { timestamp skipReason } } } } }"""
     )
-    ticks = found["sensorOrError"]["sensorState"]["ticks"]
+    ticks = answer["sensorOrError"]["sensorState"]["ticks"]
     return [tick["skipReason"] or "" for tick in ticks if tick["timestamp"] >= since]

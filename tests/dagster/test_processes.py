@@ -32,14 +32,14 @@ SLOW = 120.0
 def of_home(settings: Settings) -> list[psutil.Process]:
     """Every process that has this home in its environment, but not this one."""
     home = str(settings.home)
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.pid != os.getpid() and process.environ().get("RECOURSE_HOME") == home:
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture
@@ -92,15 +92,15 @@ def test_up_ends_sessions_in_order_goes_on_next_time_and_leaves_nothing_when_kil
 def test_a_run_that_keepalive_starts_while_all_is_ended_is_ended_too(
     shop: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sessions are told before the daemon is gone, since they take seconds."""
-    processes, told = DagsterProcesses(shop), []
+    """The sessions are asked to stop before the daemon has ended, since they take seconds."""
+    processes, stopped = DagsterProcesses(shop), []
     with dg.DagsterInstance.ephemeral() as instance:
 
         def launch(run_id: str) -> None:
             instance.add_run(dg.DagsterRun(job_name="shop", run_id=run_id, status=dg.DagsterRunStatus.STARTED))
 
         def cancel(_: object, __: object, run_id: str) -> None:
-            told.append(run_id)
+            stopped.append(run_id)
             run = instance.get_run_by_id(run_id)
             assert run is not None
             instance.report_run_canceled(run)
@@ -115,7 +115,7 @@ def test_a_run_that_keepalive_starts_while_all_is_ended_is_ended_too(
         monkeypatch.setattr(DagsterProcesses, "_cancel", cancel)
         monkeypatch.setattr(DagsterProcesses, "_end", end)
         processes.stop()
-        assert told == [early, late]
+        assert stopped == [early, late]
         assert all(run.tags[STOPPED_BY_TAG] == "shutdown" for run in instance.get_runs())
 
 

@@ -95,12 +95,12 @@ def run_job(
 def texts(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
     """Everything the run's log says."""
     entries = instance.all_logs(run.run_id)
-    found = []
+    parts = []
     for entry in entries:
-        found.append(entry.user_message or entry.message or "")
+        parts.append(entry.user_message or entry.message or "")
         data = entry.dagster_event.event_specific_data if entry.dagster_event else None
-        found.append(repr(data))
-    return "\n".join(found)
+        parts.append(repr(data))
+    return "\n".join(parts)
 
 
 def exits_with(settings: Settings, code: int) -> Callable[[int], object]:
@@ -134,7 +134,7 @@ def happened(instance: dg.DagsterInstance, run: dg.DagsterRun, what: dg.DagsterE
 
 
 def errors(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[str]:
-    """What the run's page shows in red, as text."""
+    """The messages that the run's page shows in red."""
     return [entry.message for entry in instance.all_logs(run.run_id) if entry.level >= logging.ERROR]
 
 
@@ -192,9 +192,9 @@ def test_a_permanent_failure_is_marked_with_what_it_depends_on(shop: Settings, i
     assert run.status is dg.DagsterRunStatus.FAILURE
     assert run.tags[FAILURE_TAG] == "permanent"
     assert run.tags[FINGERPRINT_TAG]
-    said = texts(instance, run)
-    assert "stream orders failed: REC-021 wrong table" in said
-    assert "next: look" in said
+    log = texts(instance, run)
+    assert "stream orders failed: REC-021 wrong table" in log
+    assert "next: look" in log
     assert failure(instance, run) == "stream orders failed: REC-021 wrong table; it fails again until a person acts"
 
 
@@ -225,10 +225,10 @@ def logging_session(settings: Settings) -> str:
 
 def test_any_other_exit_code_is_told_with_the_log_s_tail(shop: Settings, instance: dg.DagsterInstance) -> None:
     run = run_job(shop, instance, exits_with(shop, 3))
-    said = texts(instance, run)
-    assert "exit code 3" in said
-    assert "fake driver at work" in said
-    assert str(shop.logs / "session-shop.log") in said
+    log = texts(instance, run)
+    assert "exit code 3" in log
+    assert "fake driver at work" in log
+    assert str(shop.logs / "session-shop.log") in log
 
 
 def test_a_busy_lease_is_told_and_no_second_driver_works(shop: Settings, instance: dg.DagsterInstance) -> None:
@@ -243,9 +243,9 @@ def test_a_busy_lease_is_told_and_no_second_driver_works(shop: Settings, instanc
     run = instance.get_runs(limit=1)[0]
     assert run.status is dg.DagsterRunStatus.FAILURE
     assert run.tags[FAILURE_TAG] == "lease_busy"
-    said = texts(instance, run)
-    assert "another driver holds" in said
-    assert "not of this run" not in said
+    log = texts(instance, run)
+    assert "another driver holds" in log
+    assert "not of this run" not in log
 
 
 def test_a_driver_that_does_not_stop_is_killed_with_its_group(

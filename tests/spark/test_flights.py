@@ -52,10 +52,10 @@ def flights(spark: SparkSession, folder: Path) -> DataFrame:
 
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.name)
 def test_a_flow_called_as_a_function_gives_the_truth(stream: Stream, flights: DataFrame) -> None:
-    found = as_frame(stream(flights).toArrow())
+    made = as_frame(stream(flights).toArrow())
     expected = truth(stream.primary.name, SHARE)
-    assert len(found) == len(expected) > 10
-    assert differences(expected, found, KEYS[stream.name]) == []
+    assert len(made) == len(expected) > 10
+    assert differences(expected, made, KEYS[stream.name]) == []
 
 
 def test_the_bytes_of_every_record_decode_to_what_was_put_in(spark: SparkSession) -> None:
@@ -63,17 +63,17 @@ def test_the_bytes_of_every_record_decode_to_what_was_put_in(spark: SparkSession
     values = [(value,) for value in dataset.records(SHARE).values]
     decoded = topic.value.decode(spark.createDataFrame(values, "value binary"), "value")
     assert decoded.where("_bad").count() == 0
-    found = as_frame(decoded.select("_record.*").toArrow())
+    received = as_frame(decoded.select("_record.*").toArrow())
     sent = dataset.departures(SHARE)[FLIGHT.fieldNames()]
-    assert differences(sent, found, ["sched_dep", "carrier", "flight", "origin"]) == []
+    assert differences(sent, received, ["sched_dep", "carrier", "flight", "origin"]) == []
 
 
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.name)
 def test_a_flow_returns_the_columns_and_types_it_declares(stream: Stream, flights: DataFrame) -> None:
     declared = stream.primary.schema
     assert declared is not None
-    found = stream(flights).schema
-    assert [(f.name, f.dataType) for f in found] == [(f.name, f.dataType) for f in declared]
+    returned = stream(flights).schema
+    assert [(f.name, f.dataType) for f in returned] == [(f.name, f.dataType) for f in declared]
 
 
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.name)
@@ -110,13 +110,13 @@ def test_windows_close_in_a_query_exactly_where_the_truth_says(
     )
     try:
         assert query.awaitTermination(120)
-        found = as_frame(spark.table("closed_hours").toArrow())
+        emitted = as_frame(spark.table("closed_hours").toArrow())
     finally:
         query.stop()
     expected = truth("airport_hours", SHARE)
     closed = expected[expected["window_end"] <= watermark(SHARE, topic.delay)]
     assert 0 < len(closed) < len(expected)
-    assert differences(closed, found, KEYS["airport_hours"]) == []
+    assert differences(closed, emitted, KEYS["airport_hours"]) == []
 
 
 def _row(line: str) -> tuple[object, ...]:

@@ -390,8 +390,8 @@ def other_value(text: str, chance: random.Random) -> str:
     values = list(re.finditer(r'(?<=:)\s*("(?:[^"\\]|\\.)*"|[^\s,{}\[\]"]+|\{\}|\[\])', text))
     if not values:
         return text
-    found = chance.choice(values)
-    return text[: found.start()] + chance.choice(ODD) + text[found.end() :]
+    match = chance.choice(values)
+    return text[: match.start()] + chance.choice(ODD) + text[match.end() :]
 
 
 def one_more_field(text: str, chance: random.Random) -> str:
@@ -436,22 +436,22 @@ def read(schema: StructType, value: bytes | None) -> Any:
         return None
 
 
-def in_utc(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {name: in_utc(value) for name, value in found.items()}
-    if isinstance(found, list):
-        return [in_utc(item) for item in found]
-    return found.astimezone(UTC) if isinstance(found, datetime) and found.tzinfo else found
+def in_utc(parsed: Any) -> Any:
+    if isinstance(parsed, dict):
+        return {name: in_utc(value) for name, value in parsed.items()}
+    if isinstance(parsed, list):
+        return [in_utc(item) for item in parsed]
+    return parsed.astimezone(UTC) if isinstance(parsed, datetime) and parsed.tzinfo else parsed
 
 
 def disagreements(spark: SparkSession, schema: StructType, values: Sequence[bytes | None]) -> list[Any]:
     """Values on which the halves differ, in verdict or in content."""
-    found = []
+    differing = []
     for value, (bad, record) in zip(values, judged(spark, schema, values), strict=True):
         strict = read(schema, value)
         if bad is not (strict is None) or (not bad and record != strict):
-            found.append({"value": value, "spark": "refused" if bad else record, "python": strict or "refused"})
-    return found
+            differing.append({"value": value, "spark": "refused" if bad else record, "python": strict or "refused"})
+    return differing
 
 
 @pytest.mark.timeout(600)
@@ -505,15 +505,17 @@ def test_the_frame_keeps_its_columns_and_gets_two(spark: SparkSession) -> None:
     decoded = Json(RICH).decode(frame(spark, [b"{}"]).withColumn("key", F.lit(1)), "value")
     assert decoded.columns == ["i", "value", "key", "_record", "_bad"]
     assert not decoded.schema["_bad"].nullable
-    found = decoded.schema["_record"].dataType
-    assert isinstance(found, StructType)
-    assert [(f.name, f.dataType.simpleString()) for f in found] == [(f.name, f.dataType.simpleString()) for f in RICH]
+    record_type = decoded.schema["_record"].dataType
+    assert isinstance(record_type, StructType)
+    assert [(f.name, f.dataType.simpleString()) for f in record_type] == [
+        (f.name, f.dataType.simpleString()) for f in RICH
+    ]
 
 
 def test_a_record_is_parsed_once_whatever_is_asked_of_it(spark: SparkSession) -> None:
     decoded = Json(FLAT).decode(frame(spark, [b"{}"]), "value")
-    asked = decoded.where("not _bad").select("_record.*").where("whole > 3 and name <> 'x'").groupBy("name").count()
-    plan = asked._jdf.queryExecution().optimizedPlan().toString()
+    query = decoded.where("not _bad").select("_record.*").where("whole > 3 and name <> 'x'").groupBy("name").count()
+    plan = query._jdf.queryExecution().optimizedPlan().toString()
     parsing = [line for line in plan.splitlines() if "StructField(id,LongType" in line]
     assert "Filter" in plan, "the plan has lost its filters"
     assert len(parsing) == 1, "more than one step of the plan parses records"
@@ -548,10 +550,10 @@ def test_bad_records_stop_no_stateful_stream(spark: SparkSession, tmp_path: Path
     )
     judged = Json(FLAT).decode(raw, "value").observe("seen", F.count_if("_bad").alias("bad"))
     counted = judged.where("not _bad").select("_record.*").groupBy("name").count()
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
 
     def keep(batch: DataFrame, _: int) -> None:
-        found.update({row["name"]: row["count"] for row in batch.collect()})
+        counts.update({row["name"]: row["count"] for row in batch.collect()})
 
     query = (
         counted.writeStream.outputMode("update")
@@ -562,6 +564,6 @@ def test_bad_records_stop_no_stateful_stream(spark: SparkSession, tmp_path: Path
     )
     assert query.awaitTermination(120)
     assert query.exception() is None
-    assert {name: found[name] for name in ("k0", "k1", "k2")} == {"k0": 100, "k1": 100, "k2": 100}
-    assert sum(found.values()) == 300 + len(GOOD)
+    assert {name: counts[name] for name in ("k0", "k1", "k2")} == {"k0": 100, "k1": 100, "k2": 100}
+    assert sum(counts.values()) == 300 + len(GOOD)
     assert sum(progress.observedMetrics["seen"]["bad"] for progress in query.recentProgress) == len(BAD)

@@ -39,8 +39,8 @@ def test_both_paths_and_their_mixture_end_as_the_definition_says(spark: SparkSes
     truth = expected(events, by_position=True)
     assert len(truth) > 5 and len(truth) < 25
     assert {way: each.shown() for way, each in tables.items()} == dict.fromkeys(ways, truth)
-    kept = {way: sorted(map(repr, remembered(each))) for way, each in tables.items()}
-    assert kept["driver"] and kept["mixed"] == kept["driver"]
+    deletes = {way: sorted(map(repr, remembered(each))) for way, each in tables.items()}
+    assert deletes["driver"] and deletes["mixed"] == deletes["driver"]
 
 
 def remembered(tables: Tables) -> list[dict[str, object]]:
@@ -51,16 +51,16 @@ def remembered(tables: Tables) -> list[dict[str, object]]:
 def test_every_value_has_the_place_in_sparks_order_that_it_has_in_arrows(spark: SparkSession, tmp_path: Path) -> None:
     """One table ordered by a column of each type: all but one are null in a row."""
     types = {f"c{number}": kind for number, kind in enumerate(HOSTILE)}
-    found = [(column, *pair) for column, kind in types.items() for pair in pairs(HOSTILE[kind])]
-    truth = {key: int(rank >= 0) for key, (*_, rank) in enumerate(found)}
+    compared = [(column, *pair) for column, kind in types.items() for pair in pairs(HOSTILE[kind])]
+    truth = {key: int(rank >= 0) for key, (*_, rank) in enumerate(compared)}
     columns = {"k": LongType(), **types, "value": LongType()}
     tables = Tables.make(Settings.load({"home": tmp_path}), types=columns)
     schema = pa.schema(tables.sink.handle.schema().to_arrow())
-    count = len(found)
+    count = len(compared)
     halves = []
     for place in (0, 1):
         values = {
-            column: pa.array([f[1 + place] if f[0] == column else None for f in found], schema.field(column).type)
+            column: pa.array([f[1 + place] if f[0] == column else None for f in compared], schema.field(column).type)
             for column in types
         }
         rows = pa.table(

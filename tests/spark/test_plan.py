@@ -1,4 +1,4 @@
-"""What is read off plans that this very Spark makes; `runtime/test_query_plan.py` has the rules on recorded ones."""
+"""The traits read from plans that the installed Spark makes; `runtime/test_query_plan.py` tests recorded plans."""
 
 from __future__ import annotations
 

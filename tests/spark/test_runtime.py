@@ -20,13 +20,13 @@ def test_a_spark_that_is_there_runs_on_with_its_own_queries(spark: SparkSession,
         ours = runtime.start("ours")
         assert ours.conf.get(ZONE) == "UTC" and spark.conf.get(ZONE) == "America/New_York"
         assert ours.range(3).count() == 3
-        own = numbers(ours, "ours")
+        query = numbers(ours, "ours")
         jvm = spark._jvm
         assert jvm is not None
         assert runtime.jvm == jvm.java.lang.ProcessHandle.current().pid()
         assert runtime.failure() is None
         runtime.stop()
-        assert not own.isActive and theirs.isActive
+        assert not query.isActive and theirs.isActive
         assert runtime.jvm is None, "nothing of the session is in it any more"
         assert spark.range(3).count() == 3
     finally:
@@ -39,10 +39,10 @@ def test_the_session_that_is_active_is_taken_if_none_is_given(spark: SparkSessio
     runtime = ExistingSpark(settings())
     ours = runtime.start("ours")
     assert ours.sparkContext is spark.sparkContext and ours is not spark
-    own = numbers(ours, "ours")
+    query = numbers(ours, "ours")
     runtime.kill()
-    assert own.isActive and runtime.jvm is not None, "its batch ends with this process, which the JVM may outlive"
-    own.stop()
+    assert query.isActive and runtime.jvm is not None, "its batch ends with this process, which the JVM may outlive"
+    query.stop()
 
 
 def numbers(spark: SparkSession, name: str) -> StreamingQuery:

@@ -1,4 +1,4 @@
-"""What Spark says of a query that was stopped, and what is so."""
+"""The end of a stopped query, as Spark reports it and as it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.driver import until
 
 
 def test_a_query_that_was_stopped_has_not_ended_while_its_batch_is_at_work(spark: SparkSession) -> None:
-    """Spark calls it terminated: neither `isActive` nor `awaitTermination` tells that its thread is still there."""
+    """Spark calls it terminated: neither `isActive` nor `awaitTermination` shows that its thread still runs."""
     inside, go_on = threading.Event(), threading.Event()
 
     def batch(*_: object) -> None:

@@ -81,8 +81,8 @@ def write(
 
 def letters(staged: PendingWrite) -> list[tuple[str, Any]]:
     assert staged.null_keys is not None
-    said = dead_letters._from_rows(staged.null_keys).to_pylist()
-    return sorted((one["reason"], json.loads(one["value"])["id"]) for one in said)
+    rows = dead_letters._from_rows(staged.null_keys).to_pylist()
+    return sorted((one["reason"], json.loads(one["value"])["id"]) for one in rows)
 
 
 def broken(spark: SparkSession) -> DataFrame:
@@ -123,8 +123,8 @@ def test_a_year_that_python_has_not_is_found_in_every_type_of_time(spark: SparkS
     schema = StructType([StructField("id", LongType()), PLACES[column]])
     reason = refused_rows.reason(Declared("t"), schema)
     assert reason is not None
-    found = broken(spark).where("id = 1 or id >= 6").select("id", column).withColumn("reason", reason)
-    assert [row["reason"] for row in found.orderBy("id").select("reason").collect()] == [None] * 2 + [
+    reasons = broken(spark).where("id = 1 or id >= 6").select("id", column).withColumn("reason", reason)
+    assert [row["reason"] for row in reasons.orderBy("id").select("reason").collect()] == [None] * 2 + [
         "time_out_of_range"
     ] * len(YEARS)
 
@@ -149,8 +149,8 @@ def test_what_a_table_cannot_hold_is_refused_on_every_path(
         } == {("t", 3, number) for _, number in UNHELD}
         assert staged.rows == 2
     TableMaintenance(sink, settings().table, 1).compact()
-    found = DeltaTable(sink.path).to_pyarrow_table()
-    assert sorted(found["id"].to_pylist()) == ([1, 6] if keys else [1, 1, 6, 6])
+    content = DeltaTable(sink.path).to_pyarrow_table()
+    assert sorted(content["id"].to_pylist()) == ([1, 6] if keys else [1, 1, 6, 6])
     assert spark.read.format("delta").load(str(sink.path)).where("k = 'a'").count() == (1 if keys else 2)
 
 
@@ -163,12 +163,12 @@ def test_a_stateful_batch_with_such_a_row_goes_through_the_executors(
     source.mkdir()
     for number in range(2):
         pq.write_table(pa.table({"k": [b"a", b"a", b"\xff"]}), source / f"{number}.parquet")
-    found: list[int] = []
+    null_keys: list[int] = []
     computed = spark.sparkContext.accumulator(0)
 
     def batch(frame: DataFrame, number: int) -> None:
         staged = write(sink, frame.persist(), PATHS["executors"], number)  # as batch.py does
-        found.append(0 if staged.null_keys is None else staged.null_keys.num_rows)
+        null_keys.append(0 if staged.null_keys is None else staged.null_keys.num_rows)
 
     stream = spark.readStream.schema("k binary").option("maxFilesPerTrigger", 1).parquet(str(source))
     counted = stream.groupBy(F.col("k").cast("string").alias("k")).count()
@@ -181,7 +181,7 @@ def test_a_stateful_batch_with_such_a_row_goes_through_the_executors(
         .start()
     )
     assert query.awaitTermination(120)
-    assert found == [1, 1] and computed.value == 4
+    assert null_keys == [1, 1] and computed.value == 4
     assert sorted(DeltaTable(sink.path).to_pyarrow_table()["count"].to_pylist()) == [2, 4]
 
 
@@ -205,5 +205,5 @@ def test_every_value_is_stored_and_found_by_three_engines(
         *values.missed_by_spark(spark, sink.path, ASKED_OF_SPARK, ("=", ">")),
     ]
     assert [each for each in missed if not each.startswith("Spark") or not any(one in each for one in LIMITS)] == []
-    asked = sum(1 for _ in values.questions()) * 2 + sum(1 for _ in values.questions(ASKED_OF_SPARK))
-    print(f"values: {len(values.COLUMNS)} types, way {way} by {path}, 3 engines, {asked} filters, none missed a row")
+    filters = sum(1 for _ in values.questions()) * 2 + sum(1 for _ in values.questions(ASKED_OF_SPARK))
+    print(f"values: {len(values.COLUMNS)} types, way {way} by {path}, 3 engines, {filters} filters, none missed a row")

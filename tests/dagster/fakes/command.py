@@ -1,4 +1,4 @@
-"""How the fake driver is started."""
+"""The command line of the fake driver."""
 
 from __future__ import annotations
 

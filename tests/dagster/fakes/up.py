@@ -1,4 +1,4 @@
-"""What `recourse up` does with Dagster's processes, over the fake streams: until SIGTERM. Prints the UI's address."""
+"""Dagster's processes as `recourse up` runs them, over the fake streams, until SIGTERM. Prints the UI's address."""
 
 from __future__ import annotations
 

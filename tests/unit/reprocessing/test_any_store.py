@@ -113,8 +113,8 @@ def run(whole: Recovery, until: str = "") -> RecoveryContext:
 
 
 def refusals(life: Life) -> list[str]:
-    found = check_start(take_snapshot(life.settings, life.stream, topics()))
-    return [finding.found for finding in found if finding.severity == "refuse"]
+    findings = check_start(take_snapshot(life.settings, life.stream, topics()))
+    return [finding.found for finding in findings if finding.severity == "refuse"]
 
 
 def versions(life: Life) -> dict[str, int]:
@@ -249,9 +249,9 @@ def test_what_was_kept_at_the_border_is_compared_and_goes_with_staging(life: Lif
     whole = recovery(life, planned(life))
     context = run(whole, until="audit")
     for name in ("things", "copies"):
-        kept = kept_table(context, life.stream.sinks[name])
-        assert kept is not None and sorted(kept.readable().to_pyarrow_table()["id"].to_pylist()) == RIGHT
-        assert type(kept) is type(life.stored(name))
+        copy = kept_table(context, life.stream.sinks[name])
+        assert copy is not None and sorted(copy.readable().to_pyarrow_table()["id"].to_pylist()) == RIGHT
+        assert type(copy) is type(life.stored(name))
     assert Life(context.own, context.stream).ids("copies") == list(range(LAST_READ))
     executor.give_up(whole)
     assert kept_table(context, life.stream.primary) is None
@@ -259,11 +259,11 @@ def test_what_was_kept_at_the_border_is_compared_and_goes_with_staging(life: Lif
 
 def test_the_first_bad_row_is_found_by_savepoints_and_versions(life: Life) -> None:
     savepoints.take(life.settings, life.stream, life.record, 1, "time")
-    found = planning_snapshot(life.settings, life.stream, topics())
-    target, resolved = before_first_bad(found, "id < 0", exact=False)
+    snapshot = planning_snapshot(life.settings, life.stream, topics())
+    target, resolved = before_first_bad(snapshot, "id < 0", exact=False)
     assert resolved.batch == Txn(1, WRONG_FROM - 1) and "before the first bad row" in str(target.value)
     with pytest.raises(UsageError, match="no row of table things is bad"):
-        before_first_bad(found, "id > 1000", exact=False)
+        before_first_bad(snapshot, "id > 1000", exact=False)
     assert not list((life.settings.tables / "_staging").iterdir()), "what was looked at is gone"
 
 

@@ -1,4 +1,4 @@
-"""Who may act on a plan, and what becomes of a stream that runs meanwhile: without Kafka or Spark."""
+"""The operator of a plan, and a stream that runs meanwhile, without Kafka or Spark."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_a_stream_that_a_plan_under_way_has_stopped_stays_stopped(life: Life, pl
     executor.journal_of(life.settings, plan.id).write("keep", "begun")
     with take(life.settings, STREAM.name, purpose="session", wait=0), pytest.raises(LeaseBusy):
         act(life, plan, "resume")
-    asked = stop_request.request(life.settings, STREAM.name)
-    assert asked is not None and asked.plan == plan.id
+    request = stop_request.request(life.settings, STREAM.name)
+    assert request is not None and request.plan == plan.id
 
 
 def test_a_stop_by_hand_outlives_the_plan(life: Life, plan: StreamPlan) -> None:
@@ -94,7 +94,7 @@ def test_a_stream_that_does_not_run_is_not_started_while_a_plan_is_at_it(life: L
 
     with pytest.raises(RuntimeError):
         act(life, plan, "resume", Looking(end=40))
-    assert [asked.plan for asked in seen] == [plan.id] and stop_of(life).exists(), "it is under way"
+    assert [request.plan for request in seen] == [plan.id] and stop_of(life).exists(), "it is under way"
     act(life, plan, "give_up")
     assert not stop_of(life).exists()
 

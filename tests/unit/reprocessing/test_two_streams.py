@@ -71,7 +71,7 @@ def copied(made: Path, home: Path) -> list[Life]:
 
 
 @pytest.fixture
-def lives(made: Path, tmp_path: Path) -> list[Life]:
+def both(made: Path, tmp_path: Path) -> list[Life]:
     return copied(made, tmp_path / "home")
 
 
@@ -112,8 +112,8 @@ def can_start(life: Life) -> bool:
     return not [finding for finding in findings if finding.severity == "refuse"]
 
 
-def test_stages_go_side_by_side_and_nothing_is_published_before_everything_was_compared(lives: list[Life]) -> None:
-    plan = back(lives[0].settings)
+def test_stages_go_side_by_side_and_nothing_is_published_before_everything_was_compared(both: list[Life]) -> None:
+    plan = back(both[0].settings)
     assert (plan.id, plan.names, plan.streams[0].staging, plan.streams[1].staging) == (
         "things-0001",
         ("things", "others"),
@@ -140,8 +140,8 @@ def test_stages_go_side_by_side_and_nothing_is_published_before_everything_was_c
         assert words in text
 
 
-def test_one_stream_goes_back_and_the_other_goes_forward(lives: list[Life]) -> None:
-    settings = lives[0].settings
+def test_one_stream_goes_back_and_the_other_goes_forward(both: list[Life]) -> None:
+    settings = both[0].settings
     requests = [
         Request(planning_snapshot(settings, STREAM, Topics(end=60)), Target("batch", "2")),
         Request(planning_snapshot(settings, OTHERS, Topics(end=90)), Target("offsets", "0:80")),
@@ -159,26 +159,26 @@ def test_one_stream_goes_back_and_the_other_goes_forward(lives: list[Life]) -> N
     ]
     whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
     resume(whole)
-    assert lives[0].rows() == RIGHT and lives[1].rows() == WRONG
-    assert [life.record.generation for life in lives] == [2, 2]
-    assert [(v["from"], v["to"]) for v in lives[1].record.void_ranges] == [(60, 80)]
+    assert both[0].rows() == RIGHT and both[1].rows() == WRONG
+    assert [life.record.generation for life in both] == [2, 2]
+    assert [(v["from"], v["to"]) for v in both[1].record.void_ranges] == [(60, 80)]
 
 
 def test_killed_after_any_stage_it_is_finished_by_resume(made: Path, tmp_path: Path) -> None:
     stages = [(stage.name, stage.stream) for stage in stages_of(back(copied(made, tmp_path / "counted")[0].settings))]
     for number, cut in enumerate(stages):
-        lives = copied(made, tmp_path / f"cut-{number}")
-        settings = lives[0].settings
+        both = copied(made, tmp_path / f"cut-{number}")
+        settings = both[0].settings
         plan = back(settings).id
         with pytest.raises(Killed):
             resume(recovery(settings, plan, cut=cut))
         done = stages[: number + 1]
-        for life in lives:
+        for life in both:
             name = life.stream.name
             assert life.rows() == (RIGHT if ("publish", name) in done else WRONG), cut
             assert can_start(life) == (("fence", name) not in done or ("switch", name) in done), cut
         resume(recovery(settings, plan))
-        for life in lives:
+        for life in both:
             assert life.rows() == RIGHT and life.record.generation == 2 and can_start(life), cut
         assert not (settings.tables / "_staging").exists() and journal_of(settings, plan).outcome == "published"
 
@@ -187,64 +187,64 @@ def test_killed_after_any_stage_it_is_finished_by_resume(made: Path, tmp_path: P
     "cut", [("keep", "things"), ("fence", "things"), ("fence", "others"), ("replay", "things"), ("audit", None)]
 )
 def test_given_up_before_the_first_publish_both_go_on_as_they_were(
-    lives: list[Life], cut: tuple[str, str | None]
+    both: list[Life], cut: tuple[str, str | None]
 ) -> None:
-    settings = lives[0].settings
+    settings = both[0].settings
     plan = back(settings).id
     with pytest.raises(Killed):
         resume(recovery(settings, plan, cut=cut))
     fenced = {"keep": 0, "fence": BOTH.index(STREAM if cut[1] == "things" else OTHERS) + 1}.get(cut[0], 2)
     give_up(recovery(settings, plan))
-    for number, life in enumerate(lives):
+    for number, life in enumerate(both):
         assert life.rows() == WRONG and can_start(life)
         assert life.record.generation == (3 if number < fenced else 1)
     assert not (settings.tables / "_staging").exists() and journal_of(settings, plan).outcome == "aborted"
 
 
-def test_it_is_not_given_up_when_one_of_them_has_published(lives: list[Life]) -> None:
-    settings = lives[0].settings
+def test_it_is_not_given_up_when_one_of_them_has_published(both: list[Life]) -> None:
+    settings = both[0].settings
     plan = back(settings).id
     with pytest.raises(Killed):
         resume(recovery(settings, plan, cut=("publish", "things")))
-    assert (lives[0].rows(), lives[1].rows()) == (RIGHT, WRONG)
+    assert (both[0].rows(), both[1].rows()) == (RIGHT, WRONG)
     with pytest.raises(UsageError, match="has published table things,"):
         give_up(recovery(settings, plan))
 
 
-def test_nobody_agrees_then_nothing_is_published_and_yes_publishes_both(lives: list[Life]) -> None:
-    settings = lives[0].settings
+def test_nobody_agrees_then_nothing_is_published_and_yes_publishes_both(both: list[Life]) -> None:
+    settings = both[0].settings
     plan = back(settings).id
-    asked: list[Sequence[str]] = []
+    shown: list[Sequence[str]] = []
 
     def no(whole: Recovery) -> bool:
-        asked.append([difference.table for difference in whole.differences])
+        shown.append([difference.table for difference in whole.differences])
         return False
 
     with pytest.raises(Exception, match="not confirmed"):
         resume(recovery(settings, plan, RecoveryEvents(confirm=no)))
-    assert asked == [["things", "things_dead_letters", "others", "others_dead_letters"]]
+    assert shown == [["things", "things_dead_letters", "others", "others_dead_letters"]]
     assert journal_of(settings, plan).outcome == "waits for confirmation"
-    assert [life.rows() for life in lives] == [WRONG, WRONG]
+    assert [life.rows() for life in both] == [WRONG, WRONG]
     executor.apply(recovery(settings, plan))
-    assert [life.rows() for life in lives] == [RIGHT, RIGHT]
+    assert [life.rows() for life in both] == [RIGHT, RIGHT]
     text = page(load(settings, plan), journal_of(settings, plan), [])
     assert "publish things" in text and "publish others" in text
 
 
-def test_both_are_undone_by_one_plan(lives: list[Life]) -> None:
-    settings = lives[0].settings
+def test_both_are_undone_by_one_plan(both: list[Life]) -> None:
+    settings = both[0].settings
     plan = back(settings)
     resume(recovery(settings, plan.id))
     assert names_of(settings, "others") == [plan.id] == names_of(settings, "things")
     undo = plan_undo(settings, {stream.name: stream for stream in BOTH}, Topics(end=60), plan)
     assert undo.undoes == plan.id and undo.names == plan.names
     resume(dataclasses.replace(recovery(settings, undo.id), replay=lambda _: {"since": 0}))
-    assert [life.rows() for life in lives] == [WRONG, WRONG]
+    assert [life.rows() for life in both] == [WRONG, WRONG]
     assert executor.undone_by(settings, plan) == undo.id
 
 
-def test_a_plan_of_both_is_in_the_way_of_another_of_either(lives: list[Life]) -> None:
-    settings = lives[0].settings
+def test_a_plan_of_both_is_in_the_way_of_another_of_either(both: list[Life]) -> None:
+    settings = both[0].settings
     plan = back(settings).id
     with pytest.raises(Killed):
         resume(recovery(settings, plan, cut=("keep", "others")))
@@ -256,11 +256,11 @@ def test_a_plan_of_both_is_in_the_way_of_another_of_either(lives: list[Life]) ->
         recovery_of(settings, [STREAM], Topics(), load(settings, plan), RecoveryEvents())
 
 
-def test_neither_stream_runs_while_a_plan_of_both_is_at_work(lives: list[Life]) -> None:
-    settings = lives[0].settings
+def test_neither_stream_runs_while_a_plan_of_both_is_at_work(both: list[Life]) -> None:
+    settings = both[0].settings
     plan = back(settings).id
     with take(settings, "others", purpose="session", wait=0), pytest.raises(Exception, match="others"):
         resume(dataclasses.replace(recovery(settings, plan), patience=-60.0))
-    assert journal_of(settings, plan).outcome == "planned" and all(map(can_start, lives))
+    assert journal_of(settings, plan).outcome == "planned" and all(map(can_start, both))
     with take(settings, "things", purpose="session", wait=0):  # it was given back
         pass

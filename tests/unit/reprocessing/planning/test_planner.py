@@ -1,4 +1,4 @@
-"""Which savepoint a replay starts from, what is refused, and what first-bad finds: on a stream's life on disk."""
+"""The start of a replay, refusals of a plan, and the first bad row, on a stream's files on disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     return life
 
 
-def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
+def snapshot_of(life: Life, topics: Topics | None = None) -> PlanningSnapshot:
     return look_for_plan(life.settings, STREAM, lambda: topics or Topics())
 
 
@@ -56,7 +56,7 @@ def forget(life: Life, last: int) -> None:
 
 
 def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> None:
-    plan = plan_one(found(life), Target("batch", "3"), NONE)
+    plan = plan_one(snapshot_of(life), Target("batch", "3"), NONE)
     assert (plan.base.savepoint, plan.base.batch, plan.records) == ("g0001-b000000003", 3, 50)
     assert savepoints.find(life.settings, STREAM.name, "g0001-b000000003") is not None
     text = explain(load(life.settings, plan.id))
@@ -75,14 +75,14 @@ def test_else_the_nearest_savepoint_before_it(life: Life) -> None:
     savepoints.take(life.settings, STREAM, life.record, 1, "time")
     savepoints.take(life.settings, STREAM, life.record, 2, "time")
     forget(life, 5)
-    plan = plan_one(found(life), Target("batch", "4"), NONE)
+    plan = plan_one(snapshot_of(life), Target("batch", "4"), NONE)
     assert plan.base.savepoint == "g0001-b000000002"
     assert any("nearest savepoint before g0001 batch 4 is g0001-b000000002" in note for note in plan.notes)
 
 
 def test_else_the_very_start_if_every_record_is_still_there(life: Life) -> None:
     forget(life, 5)
-    plan = plan_one(found(life), Target("batch", "4"), NONE)
+    plan = plan_one(snapshot_of(life), Target("batch", "4"), NONE)
     assert plan.base.savepoint is None and plan.records == 90
     assert any("everything is replayed" in note for note in plan.notes)
 
@@ -91,7 +91,7 @@ def test_else_it_is_refused_with_the_oldest_way_back(life: Life) -> None:
     savepoints.take(life.settings, STREAM, life.record, 7, "time")
     forget(life, 5)
     with pytest.raises(UsageError, match="offsets 0 to 4 of topic things, partition 0, are gone") as refused:
-        plan_one(found(life, Topics(first=5)), Target("batch", "4"), NONE)
+        plan_one(snapshot_of(life, Topics(first=5)), Target("batch", "4"), NONE)
     assert "--savepoint g0001-b000000007" in refused.value.next_step
     assert names(life.settings) == []
 
@@ -99,7 +99,7 @@ def test_else_it_is_refused_with_the_oldest_way_back(life: Life) -> None:
 def test_a_savepoint_whose_records_are_gone_is_no_way_back(life: Life) -> None:
     savepoints.take(life.settings, STREAM, life.record, 1, "time")
     with pytest.raises(UsageError, match="cannot be replayed from"):
-        plan_one(found(life, Topics(first=30)), Target("savepoint", "g0001-b000000001"), NONE)
+        plan_one(snapshot_of(life, Topics(first=30)), Target("savepoint", "g0001-b000000001"), NONE)
 
 
 def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: Life) -> None:
@@ -107,18 +107,18 @@ def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: L
     taken = savepoints.take(life.settings, STREAM, life.record, 3, "recovery")
     g2 = StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
     copy(savepoints.checkpoint_of(life.settings, taken), g2)
-    lives = (*life.record.generations, Generation(2, 1.0, "recovery things-0001", 1, 3))
-    life.save(replace(life.record, generations=lives))
+    generations = (*life.record.generations, Generation(2, 1.0, "recovery things-0001", 1, 3))
+    life.save(replace(life.record, generations=generations))
     life.sink().commit(LedgerEntry("fence", STREAM.name, "things", 2, -1), lambda *_: None)
     life.batch(4, generation=2)
     left = savepoints.take(life.settings, STREAM, life.record, 4, "time")
-    undone = (*lives, Generation(3, 2.0, "recovery things-0002", 1, 8))
+    undone = (*generations, Generation(3, 2.0, "recovery things-0002", 1, 8))
     life.save(replace(life.record, generations=undone))
     copy(
         savepoints.folder(life.settings, STREAM.name) / left.id / "checkpoint",
         StreamFolder.of(life.settings, STREAM.name).checkpoint(3).folder,
     )
-    plan = plan_one(found(life), Target("savepoint", left.id), NONE)
+    plan = plan_one(snapshot_of(life), Target("savepoint", left.id), NONE)
     assert (plan.base.savepoint, plan.base.generation, plan.base.batch) == (left.id, 2, 4)
 
 
@@ -127,22 +127,22 @@ def test_a_named_savepoint_that_a_recovery_left_behind_is_gone_to_itself(life: L
 )
 def test_what_cannot_be_replayed_or_checked_makes_no_plan(life: Life, topics: Topics, words: str) -> None:
     with pytest.raises((PreflightRefused, UsageError), match=words):
-        plan_one(found(life, topics), Target("batch", "3"), Checks(("nope(id) > 1",)))
+        plan_one(snapshot_of(life, topics), Target("batch", "3"), Checks(("nope(id) > 1",)))
     assert names(life.settings) == []
 
 
 def test_a_table_behind_a_fence_makes_no_plan(life: Life) -> None:
     life.sink().commit(LedgerEntry("fence", STREAM.name, "things", 2, -1, plan="things-0009"), lambda *_: None)
     with pytest.raises(PreflightRefused, match="plan things-0009 of table things is under way"):
-        plan_one(found(life), Target("batch", "3"), NONE)
+        plan_one(snapshot_of(life), Target("batch", "3"), NONE)
 
 
 def test_before_the_first_bad_row_is_before_the_code_that_wrote_its_batch(life: Life) -> None:
     """The wrong code ran from batch 4 on, the first wrong row came with batch 5."""
-    target, resolved = before_first_bad(found(life), "id < 0", exact=False)
+    target, resolved = before_first_bad(snapshot_of(life), "id < 0", exact=False)
     assert resolved.batch == Txn(1, 3) and "first bad row: id < 0" in str(target)
     assert "the first came with g0001 batch 5, written by code bug, which ran since g0001 batch 4" in resolved.notes[0]
-    _, resolved = before_first_bad(found(life), "id < 0", exact=True)
+    _, resolved = before_first_bad(snapshot_of(life), "id < 0", exact=True)
     assert resolved.batch == Txn(1, 4) and "--exact" in resolved.notes[1]
 
 
@@ -152,37 +152,38 @@ def test_the_first_bad_row_is_found_between_savepoints_too(life: Life) -> None:
     life.sink().handle.create_checkpoint()
     for version in range(9):
         (life.table / "_delta_log" / f"{version:020d}.json").unlink()
-    _, resolved = before_first_bad(found(life), "id < 0", exact=True)
+    _, resolved = before_first_bad(snapshot_of(life), "id < 0", exact=True)
     assert resolved.batch == Txn(1, 4)
     assert not (life.settings.tables / "_staging").exists() or not list((life.settings.tables / "_staging").iterdir())
 
 
 def test_no_bad_row_is_nothing_to_put_right(life: Life) -> None:
     with pytest.raises(UsageError, match="no row of table things is bad"):
-        before_first_bad(found(life), "id > 1000", exact=False)
+        before_first_bad(snapshot_of(life), "id > 1000", exact=False)
 
 
 def test_after_an_aborted_plan_the_published_one_before_it_can_still_be_undone(life: Life) -> None:
-    situation = found(life)
+    situation = snapshot_of(life)
     plan = plan_one(situation, Target("batch", "3"), NONE)
-    kept = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
+    savepoint = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    journal.write("keep", "done", {"savepoint": kept.id})
+    journal.write("keep", "done", {"savepoint": savepoint.id})
     journal.write("finish", "done")
-    lives = (
+    generations = (
         *life.record.generations,
         Generation(2, 1.0, f"recovery {plan.id}", 1, 3),
         Generation(4, 2.0, "abort of things-0002", 2, 8, aborts=True),
     )
     copy(
-        savepoints.checkpoint_of(life.settings, kept), StreamFolder.of(life.settings, STREAM.name).checkpoint(4).folder
+        savepoints.checkpoint_of(life.settings, savepoint),
+        StreamFolder.of(life.settings, STREAM.name).checkpoint(4).folder,
     )
-    life.save(replace(life.record, generations=lives))
+    life.save(replace(life.record, generations=generations))
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     undo = undo_one(life, plan.id)
     undoes = load(life.settings, undo.id).undoes
-    assert (undo.base.savepoint, undoes, undo.generation) == (kept.id, plan.id, 5)
-    life.save(replace(life.record, generations=(*lives, Generation(5, 3.0, "recovery things-0003", 4, 8))))
+    assert (undo.base.savepoint, undoes, undo.generation) == (savepoint.id, plan.id, 5)
+    life.save(replace(life.record, generations=(*generations, Generation(5, 3.0, "recovery things-0003", 4, 8))))
     with pytest.raises(UsageError, match="undo the later recovery first"):
         undo_one(life, plan.id)
 
@@ -212,30 +213,30 @@ def same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 def test_the_code_that_wrote_the_bad_rows_is_not_what_puts_them_right(same: Life) -> None:
     with pytest.raises(UsageError, match=f"code {today().hash} .* wrote the first bad row") as refused:
-        before_first_bad(found(same), "id < 0", exact=False)
+        before_first_bad(snapshot_of(same), "id < 0", exact=False)
     assert "deploy" in refused.value.next_step and "--same-code" in refused.value.next_step
-    _, resolved = before_first_bad(found(same), "id < 0", exact=False, same_code=True)
+    _, resolved = before_first_bad(snapshot_of(same), "id < 0", exact=False, same_code=True)
     assert resolved.batch == Txn(1, 3) and any("--same-code" in note for note in resolved.notes)
 
 
 def test_a_newer_version_of_the_package_corrects_no_function(same: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "2")
     with pytest.raises(UsageError, match=r"\(1 then, 2 today\) wrote the first bad row"):
-        before_first_bad(found(same), "id < 0", exact=False)
+        before_first_bad(snapshot_of(same), "id < 0", exact=False)
     with pytest.raises(UsageError, match="is today.s code"):
-        plan_one(found(same), Target("code", today().hash[:6]), NONE)
+        plan_one(snapshot_of(same), Target("code", today().hash[:6]), NONE)
 
 
 def test_before_the_code_of_today_is_no_way_out_of_its_bug(same: Life) -> None:
     with pytest.raises(UsageError, match="is today.s code") as refused:
-        plan_one(found(same), Target("code", today().hash[:6]), NONE)
+        plan_one(snapshot_of(same), Target("code", today().hash[:6]), NONE)
     assert "--same-code" in refused.value.next_step and names(same.settings) == []
-    made = plan_one(found(same), Target("code", today().hash[:6]), NONE, same_code=True)
+    made = plan_one(snapshot_of(same), Target("code", today().hash[:6]), NONE, same_code=True)
     assert any("--same-code" in note for note in made.notes)
 
 
 def test_other_targets_may_replay_with_the_code_that_there_is(same: Life) -> None:
-    assert plan_one(found(same), Target("batch", "3"), NONE).records == 50
+    assert plan_one(snapshot_of(same), Target("batch", "3"), NONE).records == 50
 
 
 def test_a_column_that_newer_code_added_is_null_in_what_is_older(life: Life) -> None:
@@ -249,29 +250,31 @@ def test_a_column_that_newer_code_added_is_null_in_what_is_older(life: Life) -> 
     rows = pa.table({"id": [900], "place": ["plain"], "grade": ["bad"]})
     life.sink().commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
     ledger_file(life.settings, STREAM.name).append(entry, {"things": life.sink().handle.version()})
-    _, resolved = before_first_bad(found(life), "grade = 'bad'", exact=True)
+    _, resolved = before_first_bad(snapshot_of(life), "grade = 'bad'", exact=True)
     assert resolved.batch == Txn(1, 8)
     assert any("have no column grade" in note and "up to g0001-b000000006" in note for note in resolved.notes)
-    _, resolved = before_first_bad(found(life), "grade IS NULL", exact=True)
+    _, resolved = before_first_bad(snapshot_of(life), "grade IS NULL", exact=True)
     assert resolved.batch is None, "older rows are bad too, as every reader of the table sees them"
 
 
 def test_a_rule_on_a_column_that_the_fix_adds_is_asked_of_the_rebuilt_rows(life: Life) -> None:
-    plan = plan_one(found(life), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
+    plan = plan_one(snapshot_of(life), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
     assert any("no column grade" in note and "rebuilt" in note for note in plan.notes)
 
 
 def test_where_no_other_code_is_there_a_rule_on_an_unknown_column_is_a_mistake(same: Life) -> None:
     with pytest.raises(UsageError, match="there is no column grade"):
-        plan_one(found(same), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
+        plan_one(snapshot_of(same), Target("batch", "3"), Checks(("grade IS NOT NULL",)))
     assert names(same.settings) == []
 
 
 def test_a_table_that_takes_no_removals_is_refused_while_planning(life: Life) -> None:
     life.sink().handle.alter.set_table_properties({"delta.appendOnly": "true"})
     with pytest.raises(UsageError, match=r"things is append-only \(delta.appendOnly\)"):
-        plan_one(found(life), Target("batch", "3"), NONE)
-    assert plan_one(found(life, Topics(end=120)), Target("offsets", "0:110"), NONE).skips, "a skip removes nothing"
+        plan_one(snapshot_of(life), Target("batch", "3"), NONE)
+    assert plan_one(snapshot_of(life, Topics(end=120)), Target("offsets", "0:110"), NONE).skips, (
+        "a skip removes nothing"
+    )
 
 
 SUM, MAX = {"0": "Aggregate [k], [k, sum(value) AS s]"}, {"0": "Aggregate [k], [k, max(value) AS s]"}
@@ -280,35 +283,38 @@ SUM, MAX = {"0": "Aggregate [k], [k, sum(value) AS s]"}, {"0": "Aggregate [k], [
 def test_state_that_does_not_fit_the_code_of_today_is_told_by_the_plan(life: Life) -> None:
     """The stream runs max() by now, and that is the code of today; the savepoint's state was made by sum()."""
     life.save(replace(life.record, state_fingerprint=SUM))
-    kept = savepoints.take(life.settings, STREAM, life.record, 3, "time")
+    savepoint = savepoints.take(life.settings, STREAM, life.record, 3, "time")
     life.save(replace(life.record, state_fingerprint=MAX))
     wrote(life, since=4)
     with pytest.raises(UsageError, match=r"sum\(value\) AS s -> max\(value\) AS s") as refused:
-        plan_one(found(life), Target("savepoint", kept.id), NONE)
+        plan_one(snapshot_of(life), Target("savepoint", savepoint.id), NONE)
     assert "--to-batch -1" in refused.value.next_step and "--discard-state" in refused.value.next_step
     assert names(life.settings) == []
-    assert plan_one(found(life), Target("savepoint", kept.id), NONE, discard_state=True).discards_state
+    assert plan_one(snapshot_of(life), Target("savepoint", savepoint.id), NONE, discard_state=True).discards_state
     life.save(replace(life.record, code=(CodeSince("other", "1", 1, 4, 1.0),)))
-    assert plan_one(found(life), Target("savepoint", kept.id), NONE), "what other code keeps is not known yet"
+    assert plan_one(snapshot_of(life), Target("savepoint", savepoint.id), NONE), (
+        "what other code keeps is not known yet"
+    )
 
 
 def test_an_undo_that_the_code_of_today_cannot_carry_out_is_not_planned(life: Life) -> None:
     life.save(replace(life.record, state_fingerprint=SUM))
-    plan = plan_one(found(life), Target("batch", "3"), NONE)
-    kept = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
+    plan = plan_one(snapshot_of(life), Target("batch", "3"), NONE)
+    savepoint = savepoints.take(life.settings, STREAM, life.record, 8, "recovery")
     journal = Journal(folder(life.settings, plan.id) / "journal.jsonl")
-    journal.write("keep", "done", {"savepoint": kept.id})
+    journal.write("keep", "done", {"savepoint": savepoint.id})
     journal.write("finish", "done")
-    lives = (*life.record.generations, Generation(2, 1.0, f"recovery {plan.id}", 1, 3))
+    generations = (*life.record.generations, Generation(2, 1.0, f"recovery {plan.id}", 1, 3))
     copy(
-        savepoints.checkpoint_of(life.settings, kept), StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder
+        savepoints.checkpoint_of(life.settings, savepoint),
+        StreamFolder.of(life.settings, STREAM.name).checkpoint(2).folder,
     )
-    life.save(replace(life.record, generations=lives, state_fingerprint=MAX))
+    life.save(replace(life.record, generations=generations, state_fingerprint=MAX))
     wrote(life, since=4)
     ledger_file(life.settings, STREAM.name).append(life.entry(8, generation=2), {})
     with pytest.raises(UsageError, match=r"sum\(value\) AS s -> max\(value\) AS s") as refused:
         undo_one(life, plan.id)
-    assert f"deploy code {kept.code[0]}" in refused.value.next_step
+    assert f"deploy code {savepoint.code[0]}" in refused.value.next_step
     assert names(life.settings) == [plan.id]
 
 
@@ -323,20 +329,20 @@ class Away(Topics):
 
 @pytest.mark.parametrize("target", [Target("batch", "3"), Target("code", "bug"), Target("table-version", "4")])
 def test_what_needs_no_broker_is_planned_without_one(life: Life, target: Target) -> None:
-    plan = plan_one(found(life, Away()), target, NONE)
+    plan = plan_one(snapshot_of(life, Away()), target, NONE)
     assert plan.base.batch == 3 and plan.records == 50
     assert any("no broker answered" in note and "apply" in note for note in plan.notes)
-    assert not moved(plan, found(life).world), "apply looks again, with a broker"
-    assert any("are gone since" in words for words in moved(plan, found(life, Topics(first=45)).world))
+    assert not moved(plan, snapshot_of(life).world), "apply looks again, with a broker"
+    assert any("are gone since" in words for words in moved(plan, snapshot_of(life, Topics(first=45)).world))
 
 
 def test_the_first_bad_row_is_found_without_a_broker(life: Life) -> None:
-    target, resolved = before_first_bad(found(life, Away()), "id < 0", exact=False)
-    assert plan_one(found(life, Away()), target, NONE, resolved=resolved).base.batch == 3
+    target, resolved = before_first_bad(snapshot_of(life, Away()), "id < 0", exact=False)
+    assert plan_one(snapshot_of(life, Away()), target, NONE, resolved=resolved).base.batch == 3
 
 
 @pytest.mark.parametrize("kind", ["earliest", "latest", "duration", "datetime"])
 def test_what_only_the_broker_knows_says_so(life: Life, kind: str) -> None:
     value = {"duration": "2 hours", "datetime": "2026-03-02T06:00:00+00:00"}.get(kind, "")
     with pytest.raises(BrokerUnreachable, match="only the broker knows"):
-        plan_one(found(life, Away()), Target(kind, value), NONE)  # type: ignore[arg-type]
+        plan_one(snapshot_of(life, Away()), Target(kind, value), NONE)  # type: ignore[arg-type]

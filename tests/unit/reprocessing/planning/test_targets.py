@@ -95,27 +95,27 @@ def test_before_the_first_batch_is_the_very_start(target: Target) -> None:
     ],
 )
 def test_a_target_ahead_of_the_stream_goes_forward(target: Target, offsets: dict[int, int]) -> None:
-    found = resolve(target, view())
-    assert found.ahead and found.batch is None and found.wanted == {T: offsets}
+    resolved = resolve(target, view())
+    assert resolved.ahead and resolved.batch is None and resolved.wanted == {T: offsets}
 
 
 def test_what_the_topic_has_lost_before_it_was_read_can_only_be_skipped() -> None:
     gone = [TopicSnapshot(T, "topic-id", {0: 110, 1: 60}, {0: 130, 1: 70})]
-    found = resolve(Target("earliest"), view(topics=gone))
-    assert found.ahead and found.wanted == {T: {0: 110, 1: 60}}
+    resolved = resolve(Target("earliest"), view(topics=gone))
+    assert resolved.ahead and resolved.wanted == {T: {0: 110, 1: 60}}
 
 
 def test_a_plan_that_goes_back_skips_nothing() -> None:
-    found = resolve(Target("offsets", "0:50,1:60"), view())
-    assert not found.ahead and found.wanted == {T: {0: 50, 1: 50}} and found.batch == Txn(1, 4)
-    assert any("60 is ahead of the stream, which is at 50" in note for note in found.notes)
+    resolved = resolve(Target("offsets", "0:50,1:60"), view())
+    assert not resolved.ahead and resolved.wanted == {T: {0: 50, 1: 50}} and resolved.batch == Txn(1, 4)
+    assert any("60 is ahead of the stream, which is at 50" in note for note in resolved.notes)
 
 
 def test_a_duration_counts_back_from_now() -> None:
-    found = resolve(
+    resolved = resolve(
         Target("duration", "100 seconds"), view(for_time=lambda _, ms: {0: int(NOW * 1000 - ms) // 2000, 1: 70})
     )
-    assert found.wanted == {T: {0: 50, 1: 50}} and found.batch == Txn(1, 4)
+    assert resolved.wanted == {T: {0: 50, 1: 50}} and resolved.batch == Txn(1, 4)
 
 
 @pytest.mark.parametrize(
@@ -148,23 +148,23 @@ def test_nothing_can_be_put_right_before_the_first_batch() -> None:
 
 
 def test_offsets_outside_the_topic_are_moved_to_its_edge_and_told() -> None:
-    kept = [TopicSnapshot(T, "topic-id", {0: 25, 1: 12}, {0: 130, 1: 70})]
-    found = resolve(Target("offsets", "0:3,1:20"), view(topics=kept))
-    assert found.wanted == {T: {0: 25, 1: 20}}
-    assert any("3 moved to the topic's first record left, 25" in note for note in found.notes)
-    assert found.batch == Txn(1, 1)
+    retained = [TopicSnapshot(T, "topic-id", {0: 25, 1: 12}, {0: 130, 1: 70})]
+    resolved = resolve(Target("offsets", "0:3,1:20"), view(topics=retained))
+    assert resolved.wanted == {T: {0: 25, 1: 20}}
+    assert any("3 moved to the topic's first record left, 25" in note for note in resolved.notes)
+    assert resolved.batch == Txn(1, 1)
 
 
 def test_a_time_after_the_last_record_of_a_partition_is_told() -> None:
-    found = resolve(Target("datetime", "2026-01-01T00:00:00+00:00"), view(for_time=lambda _, __: {0: 130, 1: 20}))
-    assert any("no record of orders at or after" in note for note in found.notes)
-    assert found.batch == Txn(1, 3) and found.wanted == {T: {0: 100, 1: 20}}
+    resolved = resolve(Target("datetime", "2026-01-01T00:00:00+00:00"), view(for_time=lambda _, __: {0: 130, 1: 20}))
+    assert any("no record of orders at or after" in note for note in resolved.notes)
+    assert resolved.batch == Txn(1, 3) and resolved.wanted == {T: {0: 100, 1: 20}}
 
 
 def test_a_partition_that_is_new_is_told() -> None:
     topics = [TopicSnapshot(T, "topic-id", {0: 0, 1: 0, 2: 0}, {0: 130, 1: 70, 2: 9})]
-    found = resolve(Target("earliest"), view(topics=topics))
-    assert any("partition 2 of orders is new" in note for note in found.notes)
+    resolved = resolve(Target("earliest"), view(topics=topics))
+    assert any("partition 2 of orders is new" in note for note in resolved.notes)
 
 
 def test_a_file_is_read_as_kafkas_own_tool_writes_it(tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_the_border_is_the_last_one_at_or_before_the_offsets(steps: list[tuple[i
         batches.append(batch(number, ends, dict(at)))
         at = ends
     wanted = {T: {0: data.draw(st.integers(0, at[0])), 1: data.draw(st.integers(0, at[1]))}}
-    found = History(tuple(batches)).last_within(wanted)
+    border = History(tuple(batches)).last_within(wanted)
     within = [b for b in batches if all(b.ends[T][p] <= wanted[T][p] for p in (0, 1))]
-    assert found == (within[-1] if within else None)
+    assert border == (within[-1] if within else None)
 
 
 def line(txn: Txn, end: int) -> RawLine:
@@ -229,12 +229,12 @@ def line(txn: Txn, end: int) -> RawLine:
     return RawLine(txn, "s", json.dumps(value, separators=(",", ":")).encode())
 
 
-def batches(lives: Sequence[Generation], *days: list[RawLine]) -> list[Batch]:
-    return list(lineage(lives, reversed(days)).newest_first())[::-1]
+def batches(generations: Sequence[Generation], *days: list[RawLine]) -> list[Batch]:
+    return list(lineage(generations, reversed(days)).newest_first())[::-1]
 
 
 def test_the_path_leaves_out_what_a_recovery_left_behind() -> None:
-    lives = (
+    generations = (
         Generation(1, 0, "first start"),
         Generation(2, 1, "recovery", 1, 3),
         Generation(3, 2, "undo", 1, 5),
@@ -242,26 +242,34 @@ def test_the_path_leaves_out_what_a_recovery_left_behind() -> None:
     lines = [line(Txn(1, n), 10 * (n + 1)) for n in range(6)]
     lines += [line(Txn(2, n), 10 * (n + 1)) for n in range(4, 8)]
     lines += [line(Txn(3, n), 10 * (n + 1)) for n in range(6, 8)]
-    assert [b.txn for b in batches(lives, lines)] == [*(Txn(1, n) for n in range(6)), Txn(3, 6), Txn(3, 7)]
-    assert [b.txn for b in batches(lives[:2], lines)] == [
+    assert [b.txn for b in batches(generations, lines)] == [*(Txn(1, n) for n in range(6)), Txn(3, 6), Txn(3, 7)]
+    assert [b.txn for b in batches(generations[:2], lines)] == [
         *(Txn(1, n) for n in range(4)),
         *(Txn(2, n) for n in range(4, 8)),
     ]
-    assert list(generation_spans(lives)) == [(1, 0, 5), (3, 6, 1 << 32)]
-    assert in_lineage(lives, Txn(1, 5)) and not in_lineage(lives, Txn(2, 5)) and not in_lineage(lives, Txn(1, 6))
+    assert list(generation_spans(generations)) == [(1, 0, 5), (3, 6, 1 << 32)]
+    assert (
+        in_lineage(generations, Txn(1, 5))
+        and not in_lineage(generations, Txn(2, 5))
+        and not in_lineage(generations, Txn(1, 6))
+    )
 
 
 def test_a_generation_from_the_very_start_leaves_all_before_it_behind() -> None:
-    lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", None, -1))
+    generations = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", None, -1))
     lines = [line(Txn(1, 0), 10), line(Txn(2, 0), 20)]
-    assert [b.txn for b in batches(lives, lines)] == [Txn(2, 0)]
+    assert [b.txn for b in batches(generations, lines)] == [Txn(2, 0)]
 
 
 def test_a_generation_that_began_with_empty_state_counts_from_0_again() -> None:
-    lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", 1, 3, restarts=True))
+    generations = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", 1, 3, restarts=True))
     lines = [line(Txn(1, n), 10 * (n + 1)) for n in range(6)] + [line(Txn(2, n), 10 * (n + 5)) for n in range(2)]
-    assert [b.txn for b in batches(lives, lines)] == [*(Txn(1, n) for n in range(4)), Txn(2, 0), Txn(2, 1)]
-    assert in_lineage(lives, Txn(2, 0)) and in_lineage(lives, Txn(1, 3)) and not in_lineage(lives, Txn(1, 4))
+    assert [b.txn for b in batches(generations, lines)] == [*(Txn(1, n) for n in range(4)), Txn(2, 0), Txn(2, 1)]
+    assert (
+        in_lineage(generations, Txn(2, 0))
+        and in_lineage(generations, Txn(1, 3))
+        and not in_lineage(generations, Txn(1, 4))
+    )
 
 
 def test_of_a_batch_written_twice_the_newest_line_counts() -> None:
@@ -272,12 +280,12 @@ def test_of_a_batch_written_twice_the_newest_line_counts() -> None:
 @given(st.integers(1, 60), st.lists(st.integers(1, 59), max_size=5), st.data())
 def test_days_are_read_only_as_far_back_as_a_question_needs(count: int, cuts: list[int], data: st.DataObject) -> None:
     """Wherever the days begin, and whatever is asked first, the answers are those of a ledger of one day."""
-    lives = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", 1, count // 2))
+    generations = (Generation(1, 0, "first start"), Generation(2, 1, "recovery", 1, count // 2))
     lines = [line(Txn(1, n), 10 * (n + 1)) for n in range(count)]
     lines += [line(Txn(2, n), 10 * (n + 1)) for n in range(count // 2 + 1, count + 5)]
     borders = sorted({0, len(lines), *(cut for cut in cuts if cut < len(lines))})
     days = [lines[a:b] for a, b in pairwise(borders)]
-    history, whole = lineage(lives, reversed(days)), batches(lives, lines)
+    history, whole = lineage(generations, reversed(days)), batches(generations, lines)
     for _ in range(4):
         offset = data.draw(st.integers(0, 10 * (count + 6)))
         within = [b for b in whole if b.ends[T][0] <= offset]
@@ -301,8 +309,8 @@ def test_of_many_days_only_the_newest_are_read_for_a_question_about_today() -> N
 
     history = lineage((Generation(1, 0, ""),), days())
     assert history.last is not None and history.last.txn == Txn(1, 1399)
-    found = history.last_within({T: {0: 13_955}})
-    assert found is not None and found.txn.batch == 1394 and read == [13]
+    border = history.last_within({T: {0: 13_955}})
+    assert border is not None and border.txn.batch == 1394 and read == [13]
     assert history.before(Txn(1, 1300)) is not None and read == [13, 12]
 
 
@@ -340,20 +348,20 @@ def test_a_time_after_every_record_is_no_skip_ahead() -> None:
 
 
 def test_a_partition_without_a_record_at_or_after_the_time_stays_where_the_stream_is() -> None:
-    found = resolve(LATE, view(for_time=lambda _, __: {0: 130, 1: 60}))
-    assert found.ahead and found.wanted == {T: {0: 100, 1: 60}}
-    assert any("partitions 0: they stay where the stream is" in note for note in found.notes)
+    resolved = resolve(LATE, view(for_time=lambda _, __: {0: 130, 1: 60}))
+    assert resolved.ahead and resolved.wanted == {T: {0: 100, 1: 60}}
+    assert any("partitions 0: they stay where the stream is" in note for note in resolved.notes)
 
 
 @given(offsets=st.tuples(st.integers(0, 130), st.integers(0, 70)))
 def test_no_time_skips_a_record_of_a_partition_that_has_none_after_it(offsets: tuple[int, int]) -> None:
     try:
-        found = resolve(LATE, view(for_time=lambda _, __: dict(enumerate(offsets))))
+        resolved = resolve(LATE, view(for_time=lambda _, __: dict(enumerate(offsets))))
     except UsageError:
         return
     for partition, (offset, end, at) in enumerate(zip(offsets, (130, 70), (100, 50), strict=True)):
         if offset == end:
-            assert found.wanted[T][partition] <= at
+            assert resolved.wanted[T][partition] <= at
 
 
 def test_code_begins_where_its_function_did_and_not_where_the_package_was_upgraded() -> None:

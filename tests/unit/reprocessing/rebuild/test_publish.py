@@ -97,8 +97,8 @@ def rebuilt(life: Life, plan: StreamPlan) -> None:
 
 def replay(life: Life, plan: StreamPlan, last: int = 5) -> None:
     """Write the batches after the savepoint into the staging folders, as the session would."""
-    own = staging.settings_of(life.settings, plan)
-    staged = Life(own)
+    replay_settings = staging.settings_of(life.settings, plan)
+    staged = Life(replay_settings)
     for number in range(3, last + 1):
         staged.batch(number, generation=plan.generation, code="fixed")
 
@@ -143,8 +143,8 @@ def test_the_rebuilt_rows_replace_the_wrong_ones_in_one_commit(life: Life) -> No
     assert commit is not None and commit.entry is not None and not foreign
     assert (commit.entry.kind, commit.entry.plan) == ("publish", plan.id)
     assert commit.entry.txns == {"things_dead_letters": Txn(2, 5).version}
-    kept = {f for f in DeltaTable(life.table).file_uris() if f"r-{plan.id}" not in f}
-    assert kept, "files of the savepoint that the table still had stayed where they were"
+    retained = {f for f in DeltaTable(life.table).file_uris() if f"r-{plan.id}" not in f}
+    assert retained, "files of the savepoint that the table still had stayed where they were"
     staging.clear(life.settings, plan)
     assert life.rows() == list(range(60)) and not (life.settings.tables / "_staging").exists()
 
@@ -186,25 +186,25 @@ def test_from_the_fence_on_an_old_driver_writes_nothing_and_nobody_else_starts(l
     from streaming_jobs.preflight.take_snapshot import _checkpoint, _tables
 
     checkpoint: CheckpointSnapshot = _checkpoint(StreamFolder.of(life.settings, STREAM.name).checkpoint(1))
-    world = StreamSnapshot(
+    snapshot = StreamSnapshot(
         STREAM.name,
         life.record,
         checkpoint,
         tuple(_tables(life.settings, STREAM)),
         (TopicSnapshot(TOPIC, TOPIC_ID, {0: 0}, {0: 60}),),
     )
-    found = [f for f in check_start(world) if f.severity == "refuse"]
-    assert any(f"fenced by the recovery plan {plan.id}" in f.found for f in found)
+    refusals = [f for f in check_start(snapshot) if f.severity == "refuse"]
+    assert any(f"fenced by the recovery plan {plan.id}" in f.found for f in refusals)
 
 
 def test_a_replay_that_starts_over_replaces_everything(life: Life) -> None:
     plan = planned(life, None)
     staging.prepare(life.settings, STREAM, plan, life.record, None)
     staging.sync_all(life.settings, plan)  # as the stage does; the replay has yet to make the tables
-    own = staging.settings_of(life.settings, plan)
-    record = stream_record.load(own, STREAM.name)
+    replay_settings = staging.settings_of(life.settings, plan)
+    record = stream_record.load(replay_settings, STREAM.name)
     assert record is not None and record.generation == 2 and record.tables == () and record.topics == life.record.topics
-    assert not StreamFolder.of(own, STREAM.name).checkpoint(2).folder.exists()
+    assert not StreamFolder.of(replay_settings, STREAM.name).checkpoint(2).folder.exists()
 
 
 def test_a_table_that_somebody_else_changes_meanwhile_is_not_published_over(life: Life) -> None:
@@ -257,9 +257,9 @@ def test_a_publish_brings_a_new_column_along(life: Life) -> None:
 def test_an_abort_leaves_the_tables_as_they_were_one_generation_later(life: Life) -> None:
     plan = planned(life)
     old = life.rows()
-    kept = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
+    savepoint = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
     fence(life.settings, STREAM, plan.id, plan.generation)
-    published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, kept), generation=3)
+    published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, savepoint), generation=3)
     assert life.rows() == old and life.at() == Txn(3, 5)
     commit, _ = newest(life.table, STREAM.name)
     assert commit is not None and not commit.changes_data, "nothing was rewritten"
@@ -269,8 +269,8 @@ def test_an_abort_that_was_killed_in_the_middle_goes_on(life: Life) -> None:
     """Its secondary table is a generation further than the fence already."""
     plan = planned(life)
     old = life.rows()
-    kept = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
-    contents = savepoints.contents_of(life.settings, STREAM, kept)
+    savepoint = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
+    contents = savepoints.contents_of(life.settings, STREAM, savepoint)
 
     def killed(table: str) -> None:
         raise KeyboardInterrupt(table)
@@ -301,14 +301,14 @@ def test_a_change_by_somebody_else_is_seen_until_it_is_accepted(life: Life) -> N
 
 
 def test_a_savepoint_from_before_an_accepted_change_is_not_what_an_abort_goes_back_to(life: Life) -> None:
-    kept = savepoints.take(life.settings, STREAM, life.record, 5, "time")
+    savepoint = savepoints.take(life.settings, STREAM, life.record, 5, "time")
     savepoints.drop_outdated(life.settings, STREAM, life.record, 5)
-    assert savepoints.find(life.settings, STREAM.name, kept.id) == kept
+    assert savepoints.find(life.settings, STREAM.name, savepoint.id) == savepoint
     DeltaTable(life.table).delete("id = 1")
     savepoints.drop_outdated(life.settings, STREAM, life.record, 5)
-    assert savepoints.find(life.settings, STREAM.name, kept.id) is None
+    assert savepoints.find(life.settings, STREAM.name, savepoint.id) is None
     again = savepoints.take(life.settings, STREAM, life.record, 5, "time")
-    assert again.tables[0].version > kept.tables[0].version
+    assert again.tables[0].version > savepoint.tables[0].version
     savepoints.keep_for_recovery(life.settings, again)
     assert savepoints.savepoints(life.settings, STREAM.name)[0].reason == "recovery"
 
@@ -338,7 +338,7 @@ def test_files_of_another_schema_do_not_fit(life: Life, tmp_path: Path) -> None:
         ("parts", pa.table({"id": [1], "place": ["plain"]}), None, "partitioned by other columns"),
     ):
         write_deltalake(tmp_path / name, rows, partition_by=partitions)
-        assert len(found := misfit(stored(life.table), stored(tmp_path / name))) == 1 and words in found[0]
+        assert len(reasons := misfit(stored(life.table), stored(tmp_path / name))) == 1 and words in reasons[0]
     more = pa.table({"id": [1], "place": ["plain"], "more": ["x"]})
     write_deltalake(tmp_path / "more", more, partition_by=["place"])
     assert misfit(stored(life.table), stored(tmp_path / "more")) == []
@@ -365,8 +365,8 @@ def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
     staged = tmp_path / "staged"
     rows = pa.table({"id": list(range(60)), "place": ["plain"] * 60})
     write_deltalake(staged, rows)
-    found = broken(DeltaTable(life.table), ["id >= 0", "place IS NOT NULL"])
-    assert {rule: (each.rows, each.null) for rule, each in found.items()} == {
+    by_rule = broken(DeltaTable(life.table), ["id >= 0", "place IS NOT NULL"])
+    assert {rule: (each.rows, each.null) for rule, each in by_rule.items()} == {
         "id >= 0": (30, 0),
         "place IS NOT NULL": (0, 0),
     }
@@ -418,8 +418,8 @@ def test_times_before_1970_and_columns_of_any_type_are_compared(tmp_path: Path) 
     for name, n in (("old", 1), ("new", 2)):
         rows = pa.table({"inside": [{"a": n}], "list": [[n]], "at": at})
         write_deltalake(tmp_path / name, rows)
-    found = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
-    assert list(found.by_time) == [("1960-01-01 06:05", 1, 1, 0)]
+    difference = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
+    assert list(difference.by_time) == [("1960-01-01 06:05", 1, 1, 0)]
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")], ids=str)
@@ -432,10 +432,10 @@ def test_dates_beyond_what_nanoseconds_can_hold_are_compared(tmp_path: Path, kin
     for name, n in (("old", 1), ("new", 2)):
         write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "n": [n, n], "at": pa.array(days, kind)}))
     for keys in (("id",), ()):
-        found = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), keys)
-        assert len(found.by_time) == 2
-        assert sum(gone + came + changed for _, gone, came, changed in found.by_time) == (2 if keys else 4)
-        assert all(period[4] == "-" for period, *_ in found.by_time)
+        difference = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), keys)
+        assert len(difference.by_time) == 2
+        assert sum(gone + came + changed for _, gone, came, changed in difference.by_time) == (2 if keys else 4)
+        assert all(period[4] == "-" for period, *_ in difference.by_time)
 
 
 @pytest.mark.parametrize("rule", ["nothing > 1", "id >>> 1 (", "'", "1 / (id - id) = 1", "CAST(place AS INT) > 0"])
@@ -462,7 +462,7 @@ def test_what_moved_is_told_and_the_streams_own_progress_is_not(life: Life) -> N
         (replace(saw, topics=(replace(topic, latest={0: 60, 1: 0}),)), "has 2 partitions"),
         (replace(saw, topics=(replace(topic, earliest={0: 31}),)), "offsets 30 to 30"),
     ):
-        assert len(found := moved(plan, now)) == 1 and words in found[0]
+        assert len(changes := moved(plan, now)) == 1 and words in changes[0]
 
 
 def test_a_journal_line_that_a_kill_cut_off_counts_as_not_written(tmp_path: Path) -> None:
@@ -489,8 +489,8 @@ def test_the_ledger_adopts_lines_once_and_those_of_packed_days_too(life: Life) -
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     staging.prepare(life.settings, STREAM, plan, life.record, base)
     replay(life, plan)
-    own = staging.settings_of(life.settings, plan)
-    mine, other = ledger_file(life.settings, STREAM.name), ledger_file(own, STREAM.name)
+    replay_settings = staging.settings_of(life.settings, plan)
+    mine, other = ledger_file(life.settings, STREAM.name), ledger_file(replay_settings, STREAM.name)
     today = next(other.folder.glob("*.jsonl"))
     text = today.read_text().splitlines()
     with gzip.open(other.folder / "2026-01-01.jsonl.gz", "wt") as packed:
@@ -507,9 +507,9 @@ def test_what_a_killed_publish_has_left_is_compared_when_it_goes_on(life: Life) 
     """The commit is in the table; the process died before it could look whether the table holds the plan's files."""
     plan = planned(life)
     rebuilt(life, plan)
-    kept = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
-    assert kept is not None
-    published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, kept))
+    savepoint = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
+    assert savepoint is not None
+    published(life, plan, contents=savepoints.contents_of(life.settings, STREAM, savepoint))
     with pytest.raises(LedgerConflict, match="does not hold the files"):
         published(life, plan)
 
@@ -557,32 +557,32 @@ def test_the_largest_differences_are_shown_first(tmp_path: Path) -> None:
     keys = [f"k{n:02d}" for n in range(16)]
     old = pa.table({"k": keys, "total": pa.array([100 + n for n in range(15)] + [1_115], pa.int64())})
     new = pa.table({"k": keys, "total": pa.array([101 + n for n in range(16)], pa.int64())})
-    found = audit.compare("t", *tables(tmp_path, old, new), ["k"])
-    assert found.changed == 16 and found.sample[0]["k"] == "k15"
-    assert (found.sample[0]["total published"], found.sample[0]["total rebuilt"]) == (1_115, 116)
+    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert difference.changed == 16 and difference.sample[0]["k"] == "k15"
+    assert (difference.sample[0]["total published"], difference.sample[0]["total rebuilt"]) == (1_115, 116)
 
 
 def test_a_difference_of_unknown_size_and_rows_that_come_or_go_hide_no_large_one(tmp_path: Path) -> None:
     old = pa.table({"k": ["a", "b", "c", "d"], "x": pa.array([None, 5.0, float("nan"), 1.0]), "s": ["p"] * 4})
     new = pa.table({"k": ["a", "b", "c", "e"], "x": pa.array([1.0, 900.0, 2.0, 1.0]), "s": ["q"] * 4})
-    found = audit.compare("t", *tables(tmp_path, old, new), ["k"])
-    assert (found.changed, found.only_old, found.only_new) == (3, 1, 1)
-    assert found.sample[0]["k"] == "b" and len(found.sample) == 5
+    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert (difference.changed, difference.only_old, difference.only_new) == (3, 1, 1)
+    assert difference.sample[0]["k"] == "b" and len(difference.sample) == 5
 
 
 def test_of_rows_without_a_key_the_largest_are_shown_first(tmp_path: Path) -> None:
     old = pa.table({"name": [f"r{n}" for n in range(9)], "amount": pa.array([1] * 8 + [70_000], pa.int64())})
     new = pa.table({"name": [f"s{n}" for n in range(9)], "amount": pa.array([1] * 9, pa.int64())})
-    found = audit.compare("t", *tables(tmp_path, old, new), [])
-    assert found.sample[0] == {"published": {"name": "r8", "amount": 70_000}}
+    difference = audit.compare("t", *tables(tmp_path, old, new), [])
+    assert difference.sample[0] == {"published": {"name": "r8", "amount": 70_000}}
 
 
 def test_sums_of_money_are_told(tmp_path: Path) -> None:
     kind = pa.decimal128(38, 4)
     old = pa.table({"k": ["a", "b"], "amount": pa.array([Decimal("99999999999999999999.9999"), Decimal("1.5")], kind)})
     new = pa.table({"k": ["a", "b"], "amount": pa.array([Decimal("99999999999999999999.9999"), Decimal("2.5")], kind)})
-    found = audit.compare("t", *tables(tmp_path, old, new), ["k"])
-    assert found.totals["amount"] == ("100000000000000000001.4999", "100000000000000000002.4999")
+    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert difference.totals["amount"] == ("100000000000000000001.4999", "100000000000000000002.4999")
 
 
 def test_a_sum_that_does_not_fit_its_type_ends_no_audit(tmp_path: Path) -> None:
@@ -590,18 +590,18 @@ def test_a_sum_that_does_not_fit_its_type_ends_no_audit(tmp_path: Path) -> None:
     large = Decimal(9 * 10**37)
     old = pa.table({"k": ["a", "b"], "amount": pa.array([large, large], kind), "n": pa.array([2**63 - 1] * 2)})
     new = pa.table({"k": ["a", "b"], "amount": pa.array([large, Decimal(1)], kind), "n": pa.array([2**63 - 1, 1])})
-    found = audit.compare("t", *tables(tmp_path, old, new), ["k"])
-    assert found.changed == 1
-    assert [str(x) for x in found.totals["n"]] == [str(2**64 - 2), str(2**63)]
-    assert float(found.totals["amount"][0]) == pytest.approx(1.8e38)
+    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert difference.changed == 1
+    assert [str(x) for x in difference.totals["n"]] == [str(2**64 - 2), str(2**63)]
+    assert float(difference.totals["amount"][0]) == pytest.approx(1.8e38)
 
 
 def test_rows_that_break_a_rule_are_shown_and_nulls_are_named(tmp_path: Path) -> None:
     amounts = pa.array([None, None, -1, 5], pa.int64())
     write_deltalake(tmp_path / "t", pa.table({"id": [1, 2, 3, 4], "amount": amounts}))
-    found = broken(DeltaTable(tmp_path / "t"), ["amount >= 0"])["amount >= 0"]
-    assert (found.rows, found.null) == (3, 2)
-    words = found.words("amount >= 0")
+    breach = broken(DeltaTable(tmp_path / "t"), ["amount >= 0"])["amount >= 0"]
+    assert (breach.rows, breach.null) == (3, 2)
+    words = breach.words("amount >= 0")
     assert words.startswith("3 rows break the rule amount >= 0: for 2 it is null") and "id 3, amount -1" in words
     assert broken(DeltaTable(tmp_path / "t"), ["id > 0"])["id > 0"].rows == 0
 
@@ -612,7 +612,7 @@ def test_a_position_that_only_new_code_writes_is_no_difference(tmp_path: Path) -
     )
     for name, positions in (("old", [None, None]), ("new", [7, 8])):
         write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "_position": positions}, schema=schema))
-    found = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ("id",))
-    assert (found.changed, found.only_old, found.only_new, dict(found.totals)) == (0, 0, 0, {})
+    difference = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ("id",))
+    assert (difference.changed, difference.only_old, difference.only_new, dict(difference.totals)) == (0, 0, 0, {})
     by_row = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
     assert by_row.only_old == by_row.only_new == 0

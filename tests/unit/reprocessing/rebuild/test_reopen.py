@@ -318,13 +318,13 @@ def test_without_its_state_a_stream_begins_again_on_the_savepoints_rows(life: Li
     assert "discarded. What will be wrong" in text and "state starts empty" in text
     base = savepoints.find(life.settings, STREAM.name, plan.base.savepoint or "")
     staging.prepare(life.settings, STREAM, plan, life.record, base)
-    own = staging.settings_of(life.settings, plan)
-    record = stream_record.load(own, STREAM.name)
+    replay_settings = staging.settings_of(life.settings, plan)
+    record = stream_record.load(replay_settings, STREAM.name)
     assert record is not None and record.state_fingerprint == {} and record.topics[0].start == {0: 40}
     assert record.generations[-1].restarts and record.generations[-1].from_batch == 3
-    assert not StreamFolder.of(own, STREAM.name).checkpoint(2).folder.exists()
-    assert life.rows(own.tables / "things") == list(range(40))
-    around = take_snapshot(own, STREAM, Topics(end=120))
+    assert not StreamFolder.of(replay_settings, STREAM.name).checkpoint(2).folder.exists()
+    assert life.rows(replay_settings.tables / "things") == list(range(40))
+    around = take_snapshot(replay_settings, STREAM, Topics(end=120))
     assert [f for f in check_start(around) if f.severity == "refuse"] == []
     assert around.tables[0].txn == Txn(2, -1)
 

@@ -1,4 +1,4 @@
-"""Where a replay is compared: whatever batches Spark plans, one ends where the published tables do."""
+"""The border of a replay: whatever batches Spark plans, one ends where the published tables do."""
 
 from __future__ import annotations
 
@@ -90,17 +90,17 @@ def test_one_batch_ends_where_the_published_tables_do(
     if published == start:
         return
     spark = Spark(tmp_path_factory.mktemp("checkpoint"), start, end, largest, state=state)
-    kept: list[int] = []
+    copied_at: list[int] = []
     steps = (of(before), of(published)) if state and before != published else (of(published),)
     empty = state and before == published
-    begun = spark.run(Border(steps, empty, largest, lambda: kept.append(len(spark.batches))))
+    begun = spark.run(Border(steps, empty, largest, lambda: copied_at.append(len(spark.batches))))
     assert spark.at == end and [b for _, b in spark.batches[:-1]] == [a for a, _ in spark.batches[1:]]
     assert all(sum(b.values()) - sum(a.values()) <= largest + 2 for a, b in spark.batches)
     if end == published:
-        at = len(spark.batches) - (1 if kept else 0)
+        at = len(spark.batches) - (1 if copied_at else 0)
     else:
-        assert kept, "records came since"
-        at = kept[0]
+        assert copied_at, "records came since"
+        at = copied_at[0]
     assert spark.batches[at - 1][1] == published
     if state and before != published and sum(published.values()) - sum(before.values()) <= largest:
         assert spark.batches[at - 1][0] == before
@@ -111,9 +111,9 @@ def test_one_batch_ends_where_the_published_tables_do(
 
 def test_where_nothing_came_since_a_stream_without_state_runs_as_it_is(tmp_path: Path) -> None:
     spark = Spark(tmp_path, {0: 0}, {0: 95}, 10, state=False)
-    kept: list[int] = []
-    assert spark.run(Border((of({0: 95}),), False, 10, lambda: kept.append(1))) == 0
-    assert len(spark.batches) == 10 and not kept
+    copied_at: list[int] = []
+    assert spark.run(Border((of({0: 95}),), False, 10, lambda: copied_at.append(1))) == 0
+    assert len(spark.batches) == 10 and not copied_at
 
 
 def test_a_partition_that_the_published_tables_do_not_know_has_no_border(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_border_is_where_the_published_tables_end(life: Life) -> None:
 
 @pytest.mark.parametrize("event_time", [None, "seen"])
 def test_for_windows_the_last_batch_is_the_published_tables_own(life: Life, event_time: str | None) -> None:
-    """What a window emits depends on the watermark of the batches before; a running total depends on no border."""
+    """The rows of a window depend on the watermark of the batches before; a running total depends on no border."""
     context = replaying(life)
     times = StructType([StructField("seen", TimestampType())])
     late = "1 minute" if event_time else None
@@ -158,7 +158,7 @@ def test_for_windows_the_last_batch_is_the_published_tables_own(life: Life, even
 
 
 def test_the_tables_are_kept_once_as_they_are_at_the_border(life: Life) -> None:
-    """What a killed attempt has written past the border since is not in them."""
+    """Rows that a killed attempt has written past the border since are not in them."""
     context = replaying(life)
     replayed = Life(context.own)
     for number in range(4, 9):
@@ -170,8 +170,8 @@ def test_the_tables_are_kept_once_as_they_are_at_the_border(life: Life) -> None:
     replay_end.keep_tables(context)
     replayed.batch(9, generation=2)
     replay_end.keep_tables(context)
-    kept = replay_end.kept_table(context, STREAM.primary)
-    assert kept is not None and life.rows(kept.path) == life.rows() == list(range(90))
+    copy = replay_end.kept_table(context, STREAM.primary)
+    assert copy is not None and life.rows(copy.path) == life.rows() == list(range(90))
     assert replayed.rows() == list(range(100)) and replay_end.at_the_border(context, of({0: 120})) == 30
 
 
@@ -202,8 +202,8 @@ def test_what_was_kept_survives_a_power_cut(life: Life, tmp_path: Path, monkeypa
     replay_end.keep_tables(context)
     cut = Settings.load({"home": power.cut(tmp_path / "cut")})
     power.close()
-    kept = replay_end.kept_table(replace(context, settings=cut), STREAM.primary)
-    assert kept is not None and life.rows(kept.path) == list(range(40))
+    copy = replay_end.kept_table(replace(context, settings=cut), STREAM.primary)
+    assert copy is not None and life.rows(copy.path) == list(range(40))
 
 
 def life_letters(life: Life) -> object:

@@ -88,10 +88,10 @@ def test_a_batch_goes_through_the_driver_when_it_surely_fits(
 
 @pytest.mark.parametrize("path", ["driver", "executor"])
 def test_a_path_that_was_set_holds_whatever_the_batch_is(path: Any) -> None:
-    own = StreamSettings(path=path)
+    settings = StreamSettings(path=path)
     for traits in (PLAIN, STATE, MULTIPLYING, UNKNOWN):
         for died in (True, False):
-            assert choose_path(own, traits, records=10**9, bytes_per_record=1e6, died_before=died) == path
+            assert choose_path(settings, traits, records=10**9, bytes_per_record=1e6, died_before=died) == path
 
 
 def test_a_batch_that_died_in_the_driver_is_remembered_and_no_other_one(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ class Frame:
 
     def where(self, condition: str) -> Frame:
         """Rows whose n leaves the remainder that the condition ends with."""
-        kept = [n % 2 == int(condition[-1]) for n in self.rows["n"].to_pylist()]
-        return Frame(self.rows.filter(pa.array(kept, pa.bool_())), self.log)
+        mask = [n % 2 == int(condition[-1]) for n in self.rows["n"].to_pylist()]
+        return Frame(self.rows.filter(pa.array(mask, pa.bool_())), self.log)
 
     def persist(self) -> Frame:
         self.log.append("persist")
@@ -159,7 +159,7 @@ class Recorded(ArrowAppend):
 
 @dataclass
 class Source:
-    """What the pipeline asks of a Kafka source."""
+    """The part of a Kafka source that the pipeline uses."""
 
     name: str = TOPIC
     observation: str = "recourse_things"
@@ -293,7 +293,7 @@ class Driver:
     @property
     def commits(self) -> list[str]:
         """The tables in the order they were committed to."""
-        return [said.removeprefix("commit ") for said in self.log if said.startswith("commit ")]
+        return [line.removeprefix("commit ") for line in self.log if line.startswith("commit ")]
 
 
 Start = Callable[..., Driver]
@@ -354,7 +354,7 @@ def test_the_points_at_which_a_test_can_kill_are_those_that_a_batch_meets(start:
     driver = start()
     driver.run(0)
     driver.run(1)
-    met = [said.split()[0] for said in driver.log if said.split()[0] in crash_points.POINTS]
+    met = [line.split()[0] for line in driver.log if line.split()[0] in crash_points.POINTS]
     assert tuple(met[1:]) == crash_points.POINTS + crash_points.POINTS[:4]
 
 
@@ -397,11 +397,11 @@ def test_rows_without_a_key_become_dead_letters(disk: Disk, start: Start) -> Non
 def test_what_is_remembered_of_deletes_is_committed_before_its_table_and_once(
     disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    kept = ensure_sink(disk.settings, Declared(f"{table}_deletes"), STREAM, OUTPUT, generation=1)
+    remembered = ensure_sink(disk.settings, Declared(f"{table}_deletes"), STREAM, OUTPUT, generation=1)
 
     def remembering(noted: int) -> Driver:
         driver = start()
-        driver.pipeline.sinks, driver.noted = driver.sink_set(deletes={table: kept}), noted
+        driver.pipeline.sinks, driver.noted = driver.sink_set(deletes={table: remembered}), noted
         return driver
 
     driver = remembering(1)
@@ -413,17 +413,20 @@ def test_what_is_remembered_of_deletes_is_committed_before_its_table_and_once(
     driver.at = dies
     with pytest.raises(KeyboardInterrupt):
         driver.run(0)
-    assert driver.commits == [kept.name, SECONDARY]
+    assert driver.commits == [remembered.name, SECONDARY]
     again = remembering(1)
     again.run(0)
     assert again.commits == [PRIMARY]
     made = newest_entry(disk, PRIMARY)
-    assert made.rows == {kept.name: 1, SECONDARY: 2, "written": 2} and made.txns[kept.name] == Txn(1, 0).version
+    assert (
+        made.rows == {remembered.name: 1, SECONDARY: 2, "written": 2}
+        and made.txns[remembered.name] == Txn(1, 0).version
+    )
     quiet = remembering(0)
     quiet.run(1)
     assert quiet.commits == [SECONDARY, PRIMARY]
     made = newest_entry(disk, PRIMARY)
-    assert kept.name not in made.rows and made.txns[kept.name] == Txn(1, 0).version
+    assert remembered.name not in made.rows and made.txns[remembered.name] == Txn(1, 0).version
 
 
 def test_a_no_data_batch_asks_for_no_bad_records(disk: Disk, start: Start) -> None:
@@ -445,9 +448,9 @@ def test_a_batch_is_reported_and_kept_in_the_ledger_beside_the_state(disk: Disk,
     (report,) = driver.reports
     assert (report.batch, report.records, report.rows, report.dead_letters) == (0, 15, 2, 1)
     assert (report.path, report.committer, report.skipped, report.version) == ("driver", "direct", False, 1)
-    kept = disk.ledger_file.newest(STREAM)
-    assert kept is not None
-    assert kept == (newest_entry(disk, PRIMARY), {PRIMARY: 1, SECONDARY: 1, DEAD_LETTERS: 1})
+    newest = disk.ledger_file.newest(STREAM)
+    assert newest is not None
+    assert newest == (newest_entry(disk, PRIMARY), {PRIMARY: 1, SECONDARY: 1, DEAD_LETTERS: 1})
 
 
 def test_several_batches_leave_a_world_that_preflight_lets_start(disk: Disk, start: Start) -> None:
@@ -548,7 +551,7 @@ def test_a_batch_that_is_in_the_tables_computes_nothing(start: Start) -> None:
     start().run(0)
     again = start()
     again.run(0)
-    assert not [said for said in again.log if said.startswith(("stage", "commit ", "persist", "upkeep"))]
+    assert not [line for line in again.log if line.startswith(("stage", "commit ", "persist", "upkeep"))]
     assert [(r.batch, r.skipped, r.rows) for r in again.reports] == [(0, True, 2)]
 
 
@@ -561,7 +564,7 @@ def test_a_batch_that_is_in_the_tables_computes_its_state_again_since_the_checkp
     again.pipeline.traits = traits
     again.run(0)
     assert "write noop" in again.log
-    assert not [said for said in again.log if said.startswith(("stage", "commit "))]
+    assert not [line for line in again.log if line.startswith(("stage", "commit "))]
 
 
 def test_rows_without_a_key_of_a_secondary_table_are_dead_letters_too(disk: Disk, start: Start) -> None:
@@ -625,9 +628,9 @@ def test_a_batch_half_written_by_earlier_code_is_finished_and_told(disk: Disk, s
     append(disk.sinks[SECONDARY], entry(0, SECONDARY, code=earlier), pa.table({"k": ["x"], "n": [1]}))
     driver = start()
     driver.run(0)
-    said = f"mixed batch: {SECONDARY} was written by an earlier version of the code"
-    assert newest_entry(disk, PRIMARY).note == said
-    assert driver.reports[-1].entry.note == said
+    note = f"mixed batch: {SECONDARY} was written by an earlier version of the code"
+    assert newest_entry(disk, PRIMARY).note == note
+    assert driver.reports[-1].entry.note == note
     assert numbers(disk, SECONDARY) == [1]
 
 
@@ -659,13 +662,13 @@ def test_a_stop_is_obeyed_before_any_side_effect(disk: Disk, start: Start) -> No
 
 
 def test_a_batch_that_is_to_end_elsewhere_is_not_begun(disk: Disk, start: Start) -> None:
-    driver, asked = start(), []
-    driver.replan = lambda _, batch: asked.append(batch) or len(asked) == 1
+    driver, checked = start(), []
+    driver.replan = lambda _, batch: checked.append(batch) or len(checked) == 1
     with pytest.raises(StopAtBorder):
         driver.run(0)
     assert driver.pipeline.replanned and driver.pipeline.failure is None and commits_of(disk, PRIMARY) == 0
     driver.run(0)
-    assert asked == [0, 0] and numbers(disk, PRIMARY) == [2, 4]
+    assert checked == [0, 0] and numbers(disk, PRIMARY) == [2, 4]
 
 
 def test_a_batch_that_a_table_has_already_ends_where_it_ended(disk: Disk, start: Start) -> None:
@@ -839,8 +842,8 @@ def test_records_behind_the_watermark_are_counted_when_state_dropped_some(
     path.write_text(path.read_text().replace('"batchWatermarkMs": 0', f'"batchWatermarkMs": {watermark_ms}'))
     driver.run(0)
     assert driver.reports[-1].late == newest_entry(disk, PRIMARY).rows.get("late", 0) == late
-    kept = disk.ledger_file.newest(STREAM)
-    assert kept is not None and kept[0].rows.get("late", 0) == late
+    line = disk.ledger_file.newest(STREAM)
+    assert line is not None and line[0].rows.get("late", 0) == late
     assert driver.reports[-1].newest_record == newest
     possible = newest is not None and watermark_ms > 0
     assert ("ask for dropped rows" in driver.log) == possible, "the plan is looked through only if there may be some"

@@ -139,8 +139,8 @@ def stopped(settings: SettingsFactory, tmp_path: Path, monkeypatch: pytest.Monke
 
 def status_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     cli.main(["streams", "status", STREAM, "-o", "json"])
-    (found,) = json.loads(capsys.readouterr().out)
-    return dict(found)
+    (status,) = json.loads(capsys.readouterr().out)
+    return dict(status)
 
 
 def test_the_lag_of_a_stopped_stream_is_the_one_of_now(
@@ -149,18 +149,18 @@ def test_the_lag_of_a_stopped_stream_is_the_one_of_now(
     monkeypatch.setattr(FakeTopics, "latest", lambda *_: {0: 1000, 1: 1000}, raising=False)
     monkeypatch.setattr("streaming_jobs.sources.topics.Topics.latest", lambda *_: {0: 1000, 1: 1000}, raising=False)
     position = stopped.snapshot().checkpoint.ends[1][TOPIC]
-    found = status_of(capsys)
-    assert found["lag_records"] == 2000 - sum(position.values())
-    assert found["lag_partitions"] == {TOPIC: {str(p): 1000 - o for p, o in position.items()}}
-    assert found["lag_age_s"] < 5
+    status = status_of(capsys)
+    assert status["lag_records"] == 2000 - sum(position.values())
+    assert status["lag_partitions"] == {TOPIC: {str(p): 1000 - o for p, o in position.items()}}
+    assert status["lag_age_s"] < 5
 
 
 @pytest.mark.usefixtures("stopped")
 def test_without_a_broker_the_last_known_lag_has_no_age_that_it_does_not_have(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = status_of(capsys)
-    assert (found["lag_records"], found["lag_age_s"]) == (0, None)
+    status = status_of(capsys)
+    assert (status["lag_records"], status["lag_age_s"]) == (0, None)
     cli.main(["streams", "status", STREAM])
     row = capsys.readouterr().out.splitlines()[-1].split()
     assert row[:8] == [STREAM, "stopped", "-", "0", "1", "-", "-", "-"], "a lag of unknown age is not shown"

@@ -22,25 +22,27 @@ class Clock:
         return self.now
 
 
-def life(rate: float, *, work: float = 0.3, seconds: float = 60.0, longest: float = 2.0) -> tuple[int, float, float]:
+def life(
+    rate: float, *, seconds_per_batch: float = 0.3, seconds: float = 60.0, longest: float = 2.0
+) -> tuple[int, float, float]:
     """Batches, their share of the time, and the longest wait, of a steady rate: a batch takes what came meanwhile."""
     clock = Clock()
     pace = Pace(timedelta(seconds=longest), clock)
     batches, waited, taken = 0, 0.0, clock.now - 1.0
     while clock.now < 1000 + seconds:
         records, taken, started = int(rate * (clock.now - taken)), clock.now, clock.now
-        clock.now += work
+        clock.now += seconds_per_batch
         wait = pace.after(records, started)
         waited = max(waited, wait)
         clock.now += wait
         batches += 1
-    return batches, batches * work / seconds, waited
+    return batches, batches * seconds_per_batch / seconds, waited
 
 
 def test_the_work_of_a_trickle_is_bounded_and_so_is_the_wait() -> None:
     batches, share, waited = life(150)
     assert share < 0.2 and batches < 40 and waited <= 2.0
-    quick = life(150, work=0.02)
+    quick = life(150, seconds_per_batch=0.02)
     assert quick[1] <= 0.11 and quick[2] < 0.2, "a quick batch is followed by a short wait"
 
 

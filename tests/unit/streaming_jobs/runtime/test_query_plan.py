@@ -1,4 +1,4 @@
-"""What is read off a stream's plan: is there state, can rows multiply, and did the meaning of the state change.
+"""The traits read from a stream's plan: state, rows that multiply, and a changed meaning of the state.
 
 plans.json holds analysed plans as Spark 4.2 prints them, of small streams that differ in one thing each: `w` is
 a rate stream with a watermark and the key k = value % 3.
@@ -28,8 +28,8 @@ MULTIPLYING = ("join_static", "join_static_agg", "join_streams", "explode", "map
 
 @pytest.mark.parametrize("name", PLANS)
 def test_state_and_multiplying_are_read_off_the_plan(name: str) -> None:
-    found = traits_of(PLANS[name])
-    assert (found.stateful, found.multiplies) == (name in STATEFUL, name in MULTIPLYING)
+    traits = traits_of(PLANS[name])
+    assert (traits.stateful, traits.multiplies) == (name in STATEFUL, name in MULTIPLYING)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -139,9 +139,9 @@ def test_the_recorded_plans_are_whole() -> None:
     ],
 )
 def test_what_differs_between_two_states_is_told_in_a_line(before: str, after: str, words: str) -> None:
-    said = differences(fingerprint_of(PLANS[before]), fingerprint_of(PLANS[after]))
-    assert words in said, said
-    assert len(said) < 300 and "precisetimestampconversion" not in said
+    changes = differences(fingerprint_of(PLANS[before]), fingerprint_of(PLANS[after]))
+    assert words in changes, changes
+    assert len(changes) < 300 and "precisetimestampconversion" not in changes
 
 
 def test_a_state_that_gains_an_aggregate_says_which() -> None:
@@ -169,8 +169,8 @@ SOURCE = """~Project [_record#9.k AS k#10, _record#9.n AS n#11L, struct(offset, 
 
 def over_source(*nodes: str) -> str:
     """A plan of these nodes over the source's own."""
-    own = [f"{'   ' * depth}+- {node}" if depth else node for depth, node in enumerate(nodes)]
-    return "\n".join([*own, *(f"{'   ' * len(nodes)}+- {line}" for line in SOURCE.splitlines())])
+    above = [f"{'   ' * depth}+- {node}" if depth else node for depth, node in enumerate(nodes)]
+    return "\n".join([*above, *(f"{'   ' * len(nodes)}+- {line}" for line in SOURCE.splitlines())])
 
 
 @pytest.mark.parametrize(

@@ -183,18 +183,18 @@ def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(snapshot
     assert next_batch(snapshot) == batch
 
 
-def assembly(own: Settings, stream: Stream = parity) -> QueryBuilder:
+def assembly(settings: Settings, stream: Stream = parity) -> QueryBuilder:
     nothing: Any = SimpleNamespace(spark_options={})
-    return QueryBuilder(stream, own, nothing, "continuous", threading.Event(), nothing, nothing)
+    return QueryBuilder(stream, settings, nothing, "continuous", threading.Event(), nothing, nothing)
 
 
-@pytest.mark.parametrize(("said", "delay"), [(None, 21600), ("0 seconds", 0), ("1 hour", 3600)])
+@pytest.mark.parametrize(("lateness", "delay"), [(None, 21600), ("0 seconds", 0), ("1 hour", 3600)])
 def test_a_lateness_in_the_settings_goes_before_the_declared_one_also_when_it_is_zero(
-    settings: SettingsFactory, said: str | None, delay: int
+    settings: SettingsFactory, lateness: str | None, delay: int
 ) -> None:
     late = replace(parity, sources={"things": replace(THINGS, event_time="n", lateness="6 hours")})
-    own = settings({"stream.lateness": said} if said else {})
-    assert [source.lateness for source in assembly(own, late)._sources()] == [timedelta(seconds=delay)]
+    loaded = settings({"stream.lateness": lateness} if lateness else {})
+    assert [source.lateness for source in assembly(loaded, late)._sources()] == [timedelta(seconds=delay)]
 
 
 def test_each_source_gets_a_share_of_a_batch_and_never_none(settings: SettingsFactory) -> None:
@@ -212,7 +212,7 @@ def test_an_output_column_that_no_table_can_take_is_refused(settings: SettingsFa
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
+    ("returned", "words"),
     [
         (None, r"the function of stream crooked returned None \(.*test_stream_runner.py:\d+\)"),
         (
@@ -223,10 +223,10 @@ def test_an_output_column_that_no_table_can_take_is_refused(settings: SettingsFa
     ],
 )
 def test_a_function_that_returns_no_frame_is_refused_with_its_name_and_place(
-    settings: SettingsFactory, returned: Any, said: str
+    settings: SettingsFactory, returned: Any, words: str
 ) -> None:
     crooked = Stream("crooked", lambda things: returned, {"things": THINGS}, {"t": DeltaTable("t")})
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=words):
         assembly(settings(), crooked)._outputs({"things": None})  # type: ignore[dict-item]
 
 
@@ -239,14 +239,14 @@ def test_a_function_that_raises_when_it_is_called_is_told_with_its_line(settings
 
 
 class Writer:
-    """What Spark's writer is told."""
+    """A writer that returns the options of its trigger."""
 
-    def trigger(self, **told: object) -> dict[str, object]:
-        return told
+    def trigger(self, **options: object) -> dict[str, object]:
+        return options
 
 
 @pytest.mark.parametrize(
-    ("trigger", "told"),
+    ("trigger", "options"),
     [
         ("continuous", {"processingTime": "500 milliseconds"}),
         ("available-now", {"availableNow": True}),
@@ -254,8 +254,8 @@ class Writer:
         ("every 100 ms", {"processingTime": "500 milliseconds"}),  # never below the commit interval
     ],
 )
-def test_a_trigger_is_told_to_spark(trigger: str, told: dict[str, object]) -> None:
-    assert triggered(Writer(), trigger, timedelta(milliseconds=500)) == told  # type: ignore[arg-type, comparison-overlap]
+def test_a_trigger_is_told_to_spark(trigger: str, options: dict[str, object]) -> None:
+    assert triggered(Writer(), trigger, timedelta(milliseconds=500)) == options  # type: ignore[arg-type, comparison-overlap]
 
 
 def test_without_a_commit_interval_batches_follow_each_other() -> None:
@@ -265,9 +265,11 @@ def test_without_a_commit_interval_batches_follow_each_other() -> None:
 def test_the_commit_interval_goes_by_pace_unless_it_is_set_and_upserts_may_have_their_own() -> None:
     live, economy = StreamSettings(), StreamSettings(pace="economy")
     assert live.commit_interval(upsert=True) < timedelta(milliseconds=100) < economy.commit_interval(upsert=False)
-    own = StreamSettings(pace="economy", min_commit_interval=timedelta(0), min_upsert_interval=timedelta(seconds=9))
-    assert own.commit_interval(upsert=False) == timedelta(0)
-    assert own.commit_interval(upsert=True) == timedelta(seconds=9)
+    explicit = StreamSettings(
+        pace="economy", min_commit_interval=timedelta(0), min_upsert_interval=timedelta(seconds=9)
+    )
+    assert explicit.commit_interval(upsert=False) == timedelta(0)
+    assert explicit.commit_interval(upsert=True) == timedelta(seconds=9)
 
 
 @pytest.mark.parametrize("trigger", ["", "once", "every", "every now and then", "every -5 seconds", "10 seconds"])
@@ -278,26 +280,26 @@ def test_any_other_trigger_is_refused(trigger: str) -> None:
 
 def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
     class Metrics:
-        def __init__(self, found: int | None) -> None:
-            self.found = found
+        def __init__(self, count: int | None) -> None:
+            self.count = count
 
         def isDefined(self) -> bool:
-            return self.found is not None
+            return self.count is not None
 
         def get(self, name: str | None = None) -> Any:
             if name is not None:
                 return Metrics({"recourse_things": 4}.get(name))
-            return SimpleNamespace(mkString=lambda _: f"{self.found},7")
+            return SimpleNamespace(mkString=lambda _: f"{self.count},7")
 
     execution = SimpleNamespace(observedMetrics=lambda: Metrics(0))
     java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
-    handle, found = QueryHandle(), []
-    asking = threading.Thread(target=lambda: found.append(handle.observed("recourse_things")))
+    handle, counts = QueryHandle(), []
+    asking = threading.Thread(target=lambda: counts.append(handle.observed("recourse_things")))
     asking.start()
-    assert not found
+    assert not counts
     handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
     asking.join(5)
-    assert found == [Observed(4, 7)]
+    assert counts == [Observed(4, 7)]
     assert handle.observed("recourse_others") == Observed()
 
 
@@ -358,12 +360,12 @@ def make(settings: SettingsFactory, clock: Clock) -> Make:
     """A running stream with a query, without Spark; with `topics` its preflight is the real one."""
 
     def make(*, topics: Any = None, **flags: Any) -> StreamRunner:
-        own = settings({f"stream.{name}": value for name, value in flags.items()})
-        queries = Queries(own) if topics is None else SparkQueries(own, connection=Connection({}, topics, topics))
+        loaded = settings({f"stream.{name}": value for name, value in flags.items()})
+        queries = Queries(loaded) if topics is None else SparkQueries(loaded, connection=Connection({}, topics, topics))
         lease = MemoryLeases().acquire(STREAM, purpose="session")
-        made = StreamRunner(parity, own, queries, lease, Status(STREAM, state="running"), clock=clock)
+        made = StreamRunner(parity, loaded, queries, lease, Status(STREAM, state="running"), clock=clock)
         made.query = MemoryQuery()
-        made.pipeline = Queries(own).pipeline(parity, QueryHooks("continuous", made.stop.requested, made.batch_done))
+        made.pipeline = Queries(loaded).pipeline(parity, QueryHooks("continuous", made.stop.requested, made.batch_done))
         return made
 
     return make
@@ -385,7 +387,7 @@ def queries_of(running: StreamRunner) -> Queries:
 
 
 def reported(batch: int, note: str | None = None, **changes: Any) -> BatchReport:
-    """What the pipeline says of a batch of 15 records, 10 rows and a dead letter."""
+    """The pipeline's report of a batch of 15 records, 10 rows and a dead letter."""
     offsets = OffsetRange(TOPIC, TOPIC_ID, {0: batch * 15, 1: 0}, {0: batch * 15 + 15, 1: 0})
     rows = {"written": 10, "dead_letters": 1}
     entry = LedgerEntry("batch", STREAM, "evens", 1, batch, (offsets,), rows, note=note)
@@ -767,15 +769,15 @@ def test_preflight_refuses_and_passes_warnings_on(make: Make, settings: Settings
         running.preflight()
 
 
-@pytest.mark.parametrize(("now", "said"), [(None, "was deleted while"), ("new", "was deleted and made anew while")])
+@pytest.mark.parametrize(("now", "words"), [(None, "was deleted while"), ("new", "was deleted and made anew while")])
 def test_a_topic_that_is_recreated_under_a_running_stream_stops_it_before_the_commit(
-    settings: SettingsFactory, now: str | None, said: str
+    settings: SettingsFactory, now: str | None, words: str
 ) -> None:
     topics = FakeTopics()
     TopicCheck(parity, settings(), topics)(record())
     assert topics.info is not None
     topics.info = replace(topics.info, id=now) if now else None
-    with pytest.raises(OffsetsLost, match=said):
+    with pytest.raises(OffsetsLost, match=words):
         TopicCheck(parity, settings(), topics)(record())
 
 
@@ -788,20 +790,20 @@ def test_a_broker_that_is_away_does_not_stop_a_batch_that_was_read(settings: Set
 
 
 def test_topics_are_asked_for_at_most_once_a_second(settings: SettingsFactory, clock: Clock) -> None:
-    asked: list[str] = []
+    described: list[str] = []
 
     class Counting(FakeTopics):
         def describe(self, name: str) -> Any:
-            asked.append(name)
+            described.append(name)
             return super().describe(name)
 
     check = TopicCheck(parity, settings(), Counting(), clock.monotonic)
     for _ in range(10):
         check(record(topics=(BoundTopic(TOPIC, TOPIC_ID, {}),)))
-    assert asked == [TOPIC]
+    assert described == [TOPIC]
     clock.now += 2
     check(record())
-    assert len(asked) == 2
+    assert len(described) == 2
 
 
 def test_a_query_over_kafka_checks_its_topics_before_each_commit(settings: SettingsFactory) -> None:

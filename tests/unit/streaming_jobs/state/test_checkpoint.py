@@ -132,7 +132,7 @@ def test_a_truncated_or_garbled_entry_is_refused_by_its_name(checkpoint: Checkpo
 
 
 @pytest.mark.parametrize(
-    ("gone", "said"),
+    ("gone", "words"),
     [
         ("metadata", "metadata is missing"),
         ("offsets/3", "offsets/3 is missing, although the batch was committed"),
@@ -141,10 +141,10 @@ def test_a_truncated_or_garbled_entry_is_refused_by_its_name(checkpoint: Checkpo
         ("commits", "commits/2 is missing, although the next batch was planned"),
     ],
 )
-def test_a_missing_entry_is_refused_by_its_name(checkpoint: Checkpoint, gone: str, said: str) -> None:
+def test_a_missing_entry_is_refused_by_its_name(checkpoint: Checkpoint, gone: str, words: str) -> None:
     path = checkpoint.folder / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(PreflightRefused, match=said):
+    with pytest.raises(PreflightRefused, match=words):
         checkpoint.check()
 
 

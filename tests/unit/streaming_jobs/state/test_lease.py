@@ -155,8 +155,8 @@ def test_a_second_driver_is_refused_and_told_who_holds_the_stream(home: Settings
             acquire(home, STREAM, purpose="session", wait=0)
         assert busy.value.exit_code == 75
         assert busy.value.next_step == f"stop it first: recourse streams stop {STREAM}"
-        found = holder(home, STREAM)
-        assert found is not None and found.pid == process.pid
+        owner = holder(home, STREAM)
+        assert owner is not None and owner.pid == process.pid
 
 
 def test_a_lease_is_free_as_soon_as_its_driver_is_killed(home: Settings) -> None:
@@ -172,8 +172,8 @@ def test_a_lease_stays_held_while_a_child_that_inherited_it_lives(home: Settings
         process.wait(10)
         with pytest.raises(LeaseBusy):
             acquire(home, STREAM, purpose="session", wait=0.2)
-        found = holder(home, STREAM)
-        assert found is not None and found.pid == process.pid
+        owner = holder(home, STREAM)
+        assert owner is not None and owner.pid == process.pid
         os.kill(child, signal.SIGKILL)
         acquire(home, STREAM, purpose="session", wait=10).release()
 
@@ -226,10 +226,10 @@ def test_the_jvm_is_written_into_the_lease_and_told(home: Settings) -> None:
     with living_process() as jvm:
         with take(home, STREAM, purpose="session") as lease:
             lease.record_jvm(jvm.pid)
-            found = holder(home, STREAM)
-            assert found is not None
-            assert (found.jvm, found.jvm_started) == (jvm.pid, mark(jvm.pid))
-            assert found.alive() == "driver"
+            owner = holder(home, STREAM)
+            assert owner is not None
+            assert (owner.jvm, owner.jvm_started) == (jvm.pid, mark(jvm.pid))
+            assert owner.alive() == "driver"
         # Its driver lives and has let go by itself: the JVM holds nothing any more.
         assert holder(home, STREAM) is None
         acquire(home, STREAM, purpose="session", wait=0).release()

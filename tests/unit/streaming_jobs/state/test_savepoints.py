@@ -94,8 +94,8 @@ def rocksdb(state: Path, last: int, snapshots: tuple[int, ...]) -> None:
 
 def test_of_the_state_only_what_leads_to_the_version_is_taken(tmp_path: Path) -> None:
     rocksdb(tmp_path, 35, (10, 20, 30))
-    found = {path.relative_to(tmp_path).as_posix() for path in needed_state(tmp_path, 25)}
-    assert found == {
+    needed = {path.relative_to(tmp_path).as_posix() for path in needed_state(tmp_path, 25)}
+    assert needed == {
         "0/_metadata/metadata",
         "0/1/10_u10.zip",
         "0/1/20_u20.zip",
@@ -199,10 +199,10 @@ def made(age_hours: float, reason: str, now: float) -> Savepoint:
 
 def test_all_stay_for_two_days_then_one_a_day_for_two_weeks() -> None:
     now = 20_000 * DAY + DAY / 2
-    kept = [made(hours, "time", now) for hours in range(0, 24 * 20, 6)]
-    kept += [made(24 * 30, "purpose", now), made(24 * 13, "recovery", now), made(24 * 15, "recovery", now)]
-    gone = expired(kept, SavepointSettings(), now)
-    left = [s for s in kept if s not in gone]
+    taken = [made(hours, "time", now) for hours in range(0, 24 * 20, 6)]
+    taken += [made(24 * 30, "purpose", now), made(24 * 13, "recovery", now), made(24 * 15, "recovery", now)]
+    gone = expired(taken, SavepointSettings(), now)
+    left = [s for s in taken if s not in gone]
     hours = sorted(round((now - s.taken_at) / 3600) for s in left if s.reason == "time")
     assert hours[:9] == list(range(0, 54, 6))
     assert len(hours) == 9 + 12 and all(later - sooner == 24 for sooner, later in pairwise(hours[9:]))
@@ -287,8 +287,8 @@ def test_savepoints_are_bounded_by_the_bytes_that_only_they_hold(life: Life, mon
         taken.append(savepoints.take(life.settings, STREAM, life.record, number, "time"))
         rewritten(life)
     one = held(life) // 7
-    found = savepoints.savepoints(life.settings, STREAM.name)
-    gone = [s.id for s in savepoints.beyond(life.settings, STREAM, found, one * 4)]
+    listed = savepoints.savepoints(life.settings, STREAM.name)
+    gone = [s.id for s in savepoints.beyond(life.settings, STREAM, listed, one * 4)]
     assert gone == [s.id for s in taken[1 : 1 + len(gone)]] and 2 <= len(gone) <= 5, "the oldest go first"
     for name in gone:
         savepoints.drop(life.settings, STREAM, name)
@@ -306,9 +306,9 @@ def test_savepoints_are_bounded_by_the_bytes_that_only_they_hold(life: Life, mon
 def test_what_the_table_still_holds_costs_no_savepoint_its_life(life: Life) -> None:
     taken = [savepoints.take(life.settings, STREAM, life.record, number, "time") for number in (3, 4, 5)]
     places = savepoints.folder(life.settings, STREAM.name).rglob("*")
-    own = sum(path.stat().st_size for path in places if path.is_file())
-    assert savepoints.beyond(life.settings, STREAM, taken, own) == []
-    assert savepoints.beyond(life.settings, STREAM, taken, own - 1) == taken[:1]
+    size = sum(path.stat().st_size for path in places if path.is_file())
+    assert savepoints.beyond(life.settings, STREAM, taken, size) == []
+    assert savepoints.beyond(life.settings, STREAM, taken, size - 1) == taken[:1]
 
 
 def test_files_with_the_same_number_on_two_file_systems_are_two_files(
@@ -320,12 +320,12 @@ def test_files_with_the_same_number_on_two_file_systems_are_two_files(
     stat = Path.stat
 
     def numbered(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
-        found = stat(path, follow_symlinks=follow_symlinks)
-        if not S_ISREG(found.st_mode):
-            return found
+        status = stat(path, follow_symlinks=follow_symlinks)
+        if not S_ISREG(status.st_mode):
+            return status
         state = path.is_relative_to(life.settings.state)
         place = numbers.setdefault(path, sum(each.is_relative_to(life.settings.state) == state for each in numbers))
-        return os.stat_result((found.st_mode, place, 1 if state else 2, 1, 0, 0, 1000, 0, 0, 0))
+        return os.stat_result((status.st_mode, place, 1 if state else 2, 1, 0, 0, 1000, 0, 0, 0))
 
     monkeypatch.setattr(Path, "stat", numbered)
     files = sum(savepoints.cost(life.settings, STREAM, savepoint).files for savepoint in taken)
@@ -369,18 +369,18 @@ def test_a_savepoint_that_was_taken_is_told_even_if_no_old_one_could_go(
 
 
 def test_with_a_savepoint_old_checkpoints_go_and_an_undo_still_has_what_it_needs(life: Life) -> None:
-    kept = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
-    lives = tuple(Generation(n, float(n), "recovery") for n in range(1, 5))
-    life.save(replace(life.record, generations=lives))
+    savepoint = savepoints.take(life.settings, STREAM, life.record, 5, "recovery")
+    generations = tuple(Generation(n, float(n), "recovery") for n in range(1, 5))
+    life.save(replace(life.record, generations=generations))
     here = StreamFolder.of(life.settings, STREAM.name).checkpoint(4).folder
-    copy(savepoints.checkpoint_of(life.settings, kept), here)
+    copy(savepoints.checkpoint_of(life.settings, savepoint), here)
     for number in (2, 3):
         StreamFolder.of(life.settings, STREAM.name).checkpoint(number).folder.mkdir()
     first = StreamFolder.of(life.settings, STREAM.name).checkpoint(1).folder
     assert savepoints.try_take(life.settings, STREAM, life.record, 5, "time") is not None
     assert not first.exists() and here.exists()
     assert len(list(here.parent.glob("g000?"))) == 3
-    Checkpoint(savepoints.checkpoint_of(life.settings, kept)).check()
+    Checkpoint(savepoints.checkpoint_of(life.settings, savepoint)).check()
 
 
 def test_a_savepoint_outlives_the_declaration_of_its_tables(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def test_who_asks_and_for_which_plan_is_in_the_file(home: Settings) -> None:
     assert not stop_request.for_recovery(home, "count")
     stop_request.ask_for(home, "total", "total-0001")
     assert json.loads(stop_request.marker(home, "total").read_text())["plan"] == "total-0001"
-    found = stop_request.request(home, "total")
-    assert found is not None and found.who == "stopped for recovery plan total-0001"
+    pending = stop_request.request(home, "total")
+    assert pending is not None and pending.who == "stopped for recovery plan total-0001"
     assert stop_request.for_recovery(home, "total")
 
 
@@ -42,5 +42,5 @@ def test_a_file_that_is_no_json_names_who(home: Settings, text: str, who: str, p
     path = stop_request.marker(home, "count")
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    found = stop_request.request(home, "count")
-    assert found is not None and (found.who, found.plan) == (who, plan)
+    pending = stop_request.request(home, "count")
+    assert pending is not None and (pending.who, pending.plan) == (who, plan)

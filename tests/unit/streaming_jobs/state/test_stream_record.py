@@ -104,8 +104,8 @@ def test_the_newest_generation_is_the_current_one() -> None:
 
 
 def test_tables_topics_and_exceptions_are_found_by_name() -> None:
-    found, topic = FULL.table(SECONDARY), FULL.topic(TOPIC)
-    assert found is not None and found.role == "secondary"
+    table, topic = FULL.table(SECONDARY), FULL.topic(TOPIC)
+    assert table is not None and table.role == "secondary"
     assert topic is not None and topic.start == {0: 0, 1: 0}
     assert (FULL.table("nothing"), FULL.topic("nothing")) == (None, None)
     assert (FULL.accepts(PRIMARY), FULL.accepts("nothing")) == ({12}, frozenset())
@@ -142,7 +142,7 @@ def commit(home: Settings, version: int, *, rows: bool = True, by: str | None = 
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "words"),
     [
         ({"version": 6}, "is not in the table's log"),
         ({"version": 7, "by": STREAM}, "was written by stream parity itself"),
@@ -151,11 +151,11 @@ def commit(home: Settings, version: int, *, rows: bool = True, by: str | None = 
     ],
 )
 def test_only_a_commit_of_others_that_is_there_and_changed_rows_can_be_accepted(
-    home: Settings, made: dict[str, Any], said: str
+    home: Settings, made: dict[str, Any], words: str
 ) -> None:
     stream_record.save(home, FULL)
     commit(home, **made)
-    with pytest.raises(UsageError, match=f"version 7 of table {PRIMARY} {said}"):
+    with pytest.raises(UsageError, match=f"version 7 of table {PRIMARY} {words}"):
         stream_record.accept(home, parity, PRIMARY, 7, "why")
     assert stream_record.load(home, STREAM) == FULL
 
@@ -170,10 +170,10 @@ def test_an_accepted_commit_is_recorded_with_its_reason(home: Settings) -> None:
     stream_record.save(home, replace(FULL, accepted=()))
     commit(home, 7)
     stream_record.accept(home, parity, PRIMARY, 7, "  a customer asked for it ")
-    found = stream_record.load(home, STREAM)
-    assert found is not None
-    assert [(a.table, a.version, a.why) for a in found.accepted] == [(PRIMARY, 7, "a customer asked for it")]
-    assert replace(found, accepted=()) == replace(FULL, accepted=())
+    record = stream_record.load(home, STREAM)
+    assert record is not None
+    assert [(a.table, a.version, a.why) for a in record.accepted] == [(PRIMARY, 7, "a customer asked for it")]
+    assert replace(record, accepted=()) == replace(FULL, accepted=())
 
 
 @pytest.mark.parametrize("why", ["", "  \n"])
