@@ -6,7 +6,6 @@ from streaming_jobs.columns import checked_order
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.schemas import remembered_deletes
 from streaming_jobs.sinks.stored import Role, StoredTable, TableStore
 from streaming_jobs.stream import Stream
 
@@ -54,6 +53,8 @@ def existing_table(settings: Settings, declared: DeclaredTable, stream: str) -> 
 
 def begin_deletes(settings: Settings, stream: Stream, *, generation: int) -> None:
     """Make the tables of remembered deletes that a stream started by an earlier version of Recourse lacks."""
+    from streaming_jobs.sinks.schemas import remembered_deletes  # its types are PySpark's, which takes long to import
+
     for declared in stream.sinks.values():
         deletes, table = declared.deletes, open_table(settings, declared, stream.name)
         if deletes is not None and table is not None and open_table(settings, deletes, stream.name) is None:

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from reprocessing import executor
 from reprocessing.executor import give_up, journal_of, recovery_of, resume
@@ -26,7 +28,7 @@ from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEven
 from reprocessing.report import page
 from reprocessing.stages import stages_of
 from reprocessing.undo import plan_undo
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.settings import Settings
@@ -162,6 +164,64 @@ def test_one_stream_goes_back_and_the_other_goes_forward(both: list[Life]) -> No
     assert both[0].rows() == RIGHT and both[1].rows() == WRONG
     assert [life.record.generation for life in both] == [2, 2]
     assert [(v["from"], v["to"]) for v in both[1].record.void_ranges] == [(60, 80)]
+
+
+def back_and_forward(both: list[Life]) -> RecoveryPlan:
+    """The first stream goes back, the second one skips records 60 to 79."""
+    settings = both[0].settings
+    requests = [
+        Request(planning_snapshot(settings, STREAM, Topics(end=60)), Target("batch", "2")),
+        Request(planning_snapshot(settings, OTHERS, Topics(end=90)), Target("offsets", "0:80")),
+    ]
+    return make_plan(settings, requests)
+
+
+def test_a_skip_that_is_refused_is_refused_before_the_other_stream_has_published(both: list[Life]) -> None:
+    settings, plan = both[0].settings, back_and_forward(both)
+    text = explain(plan)
+    assert "ask whether these 20 records may be left out" in text and "as long as the topic keeps the records" in text
+    assert "prepare  things: " in text
+    whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
+    with pytest.raises(Killed):
+        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, ("replay", "things"))))
+    write_deltalake(both[1].table, pa.table({"id": [7], "place": ["two words"]}), mode="append")
+    with pytest.raises(ForeignWrite, match="of table others"):
+        resume(whole)
+    assert both[0].rows() == WRONG, "nothing is published"
+
+
+def test_a_stream_that_has_skipped_and_run_on_is_not_given_up(both: list[Life]) -> None:
+    settings = both[0].settings
+    requests = [
+        Request(planning_snapshot(settings, stream, Topics(end=90)), Target("offsets", "0:80")) for stream in BOTH
+    ]
+    plan = make_plan(settings, requests)
+    whole = recovery_of(settings, BOTH, Topics(end=90), plan, RecoveryEvents(), replay=replayed)
+    with pytest.raises(Killed):
+        resume(dataclasses.replace(whole, journal=Cut(whole.journal.path, ("skip", "things"))))
+    both[0].batch(6, generation=2)
+    with pytest.raises(UsageError, match="can no longer be given up"):
+        give_up(whole)
+    assert journal_of(settings, plan.id).outcome == "applying"
+    resume(whole)
+    assert [life.record.generation for life in both] == [2, 2]
+
+
+def test_a_plan_names_each_stream_once(both: list[Life]) -> None:
+    request = Request(planning_snapshot(both[0].settings, STREAM, Topics(end=60)), Target("batch", "2"))
+    with pytest.raises(UsageError, match="each stream once"):
+        make_plan(both[0].settings, [request, request])
+
+
+def test_a_staging_table_that_is_gone_is_not_to_be_put_back(both: list[Life]) -> None:
+    settings = both[0].settings
+    plan = back(settings).id
+    with pytest.raises(Killed):
+        resume(recovery(settings, plan, cut=("replay", "others")))
+    shutil.rmtree(settings.tables / "_staging" / plan / "things_dead_letters")
+    with pytest.raises(PreflightRefused, match="staging table things_dead_letters") as refused:
+        resume(recovery(settings, plan))
+    assert f"recover abort {plan}" in refused.value.next_step
 
 
 def test_killed_after_any_stage_it_is_finished_by_resume(made: Path, tmp_path: Path) -> None:

@@ -295,6 +295,7 @@ def test_what_a_recovery_replayed_has_no_version_of_its_own_to_be_kept(life: Lif
 def test_nothing_is_skipped_unless_somebody_agrees(life: Life) -> None:
     plan = plan_one(found(life), Target("latest"), NONE)
     whole = recovery(life, plan.id, Topics(end=120), RecoveryEvents(confirm=lambda _: False))
+    whole.of(STREAM.name).journal.write("keep", "done", TakeSavepoint(plan).run(whole))
     with pytest.raises(AuditRefused, match="not confirmed"):
         Confirm((plan,)).run(whole)
     whole.journal.write("confirm", "failed")
