@@ -94,6 +94,8 @@ def start(
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
+    if SparkContext._active_spark_context is None:  # PySpark would take the gateway of a JVM that has ended
+        SparkContext._gateway = SparkContext._jvm = None
     conf = SparkConf(loadDefaults=False)
     for key, value in profile(settings).items():
         conf.set(key, value)
@@ -111,8 +113,6 @@ def start(
     popen: dict[str, object] = {"pass_fds": tuple(keep_open)}
     if output is not None:
         popen.update(stdout=output, stderr=output)
-    if SparkContext._active_spark_context is None:  # PySpark would take the gateway of a JVM that has ended
-        SparkContext._gateway = SparkContext._jvm = None
     gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
     context = SparkContext(conf=conf, gateway=gateway)
     session = SparkSession(context)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -47,3 +51,24 @@ def test_the_session_that_is_active_is_taken_if_none_is_given(spark: SparkSessio
 
 def numbers(spark: SparkSession, name: str) -> StreamingQuery:
     return spark.readStream.format("rate").load().writeStream.format("noop").queryName(name).start()
+
+
+TWICE = """
+import sys
+from streaming_jobs.platform.runtime import LocalSpark
+from streaming_jobs.settings import Settings
+
+settings = Settings.load({"home": sys.argv[1]})
+for name in ("first", "second"):
+    runtime = LocalSpark(settings)
+    print(runtime.start(name).range(3).count(), runtime.jvm)
+    runtime.stop() if name == "first" else runtime.kill()
+"""
+
+
+def test_spark_starts_again_in_a_process_in_which_it_has_ended(tmp_path: Path) -> None:
+    """As for the replays of a recovery of two streams."""
+    command = [sys.executable, "-c", TWICE, str(tmp_path)]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=180).stdout
+    counts, jvms = zip(*(line.split() for line in out.splitlines()), strict=True)
+    assert counts == ("3", "3") and len(set(jvms)) == 2
