@@ -87,7 +87,10 @@ class Session:
 
         With a `handover` the session may end to be started again in its place, with the code of then (`superseded`).
         What is not given is the usual: Spark that is started here, queries over Kafka, leases in the state folder.
+        Raises ValueError for `replan` together with `queries`, which have their own.
         """
+        if queries is not None and replan is not None:
+            raise ValueError("give replan to the queries: a session passes it only to those that it makes itself")
         self.settings = settings
         self.streams = list(streams)
         self.trigger = trigger
@@ -146,11 +149,9 @@ class Session:
 
     def _runner(self, stream: Stream, lease: Lease) -> StreamRunner:
         """A stream at its start; its status is on disk, with what is known from before."""
-        status = first_status(self.settings, stream.name)
+        status, lingering = first_status(self.settings, stream.name), self.patience.batch
         self.status_files.write(status)
-        return StreamRunner(
-            stream, self.settings, self.queries, lease, status, self.trigger, lingering=self.patience.batch
-        )
+        return StreamRunner(stream, self.settings, self.queries, lease, status, self.trigger, lingering=lingering)
 
     def _prepare(self, leases: Sequence[Lease]) -> None:
         for stream, lease in zip(self.streams, leases, strict=True):
@@ -204,7 +205,7 @@ class Session:
                     )
             attached = [running for running in self.running if not running.detached]
             if not all(running.ended for running in attached):
-                for running in (each for each in attached if each.ended):
+                for running in (each for each in attached if each.ended and not each.in_batch):
                     self._detach(running)
             if time.monotonic() - written >= STATUS_EVERY:
                 self.status_files.refresh(self.running)
@@ -307,8 +308,7 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         if options.print_versions:
             print(as_line(versions(settings, streams)), end="")
             return 0
-        selection = session_options.select(options, settings, streams, requests)
-        if not selection.streams:
+        if not (selection := session_options.select(options, settings, streams, requests)).streams:
             log.info("all streams of this session are stopped on purpose")
             return 0
         handover = None
@@ -328,13 +328,13 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         code = session.run()
         if session.superseded and arguments is None:
             restart_in_place.start(stop)
-        return code
     except RecourseError as error:
         log.error("session failed", code=error.code, found=error.found, next=error.next_step)
-        if session is not None and session.in_batch:  # its lease is free, and its thread gone, when this process is
-            sys.stderr.flush()
-            os._exit(error.exit_code)
-        return error.exit_code
+        code = error.exit_code
+    if session is not None and session.in_batch:  # its lease is free, and its thread gone, when this process is
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _watch_stdin(stop: threading.Event) -> None:

@@ -164,15 +164,30 @@ class ExistingSpark:
 
     def stop(self) -> None:
         """Stop the queries of this session that still run; `jvm` stays as it is if one of them does not end."""
-        if self._ours is None:
-            return
-        try:
-            for query in self._ours.streams.active:
-                query.stop()
-        except Exception as error:  # noqa: BLE001 - its thread still runs, or Spark is gone
-            log.warning("a query of this session did not stop", reason=str(error)[:200])
-        else:
+        if self._stop_queries():
             self.jvm = None
 
     def kill(self) -> None:
-        """Leave a running batch, which ends with this process: its Spark is not ours to end."""
+        """Stop the queries, since no lease covers them from now on; each may take Spark's `stopTimeout`.
+
+        `jvm` stays as it is: a batch that was interrupted may run on to the end of its commit.
+        """
+        self._stop_queries()
+
+    def _stop_queries(self) -> bool:
+        """Stop each query, also after one that does not end; True if all of them have ended."""
+        if self._ours is None:
+            return True
+        try:
+            queries = self._ours.streams.active
+        except Exception as error:  # noqa: BLE001 - Spark is gone, or does not answer
+            log.warning("the queries of this session could not be listed", reason=str(error)[:200])
+            return False
+        stopped = True
+        for query in queries:
+            try:
+                query.stop()
+            except Exception as error:  # noqa: BLE001 - its thread still runs, or Spark is gone
+                log.warning("a query of this session did not stop", reason=str(error)[:200])
+                stopped = False
+        return stopped

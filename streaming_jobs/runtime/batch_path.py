@@ -42,7 +42,8 @@ def choose_path(
 
     The number of records is known from the offsets before the batch runs. State can emit any number of rows;
     there the session's cap on result size stops a batch that does not fit, and its repetition takes the executors.
-    An unknown operator may multiply rows or keep state, so its rows never come to the driver.
+    An unknown operator may multiply rows or keep state, so its rows come to the driver only if the setting `path`
+    is driver.
     """
     if settings.path != "auto":
         return settings.path

@@ -237,11 +237,9 @@ class QueryBuilder:
             )
         unknown = sorted({operator for t in each for operator in t.unknown})
         if unknown:
-            log.warning(
-                "unknown operators may keep state or multiply rows: batches take the executors",
-                stream=self.stream.name,
-                operators=",".join(unknown),
-            )
+            route = "`path` keeps batches on the driver" if self.own.path == "driver" else "batches take the executors"
+            event = f"unknown operators may keep state or multiply rows: {route}"
+            log.warning(event, stream=self.stream.name, operators=",".join(unknown))
         return PlanTraits(stateful=each[0].stateful, multiplies=any(t.multiplies for t in each), unknown=tuple(unknown))
 
     def _bound(

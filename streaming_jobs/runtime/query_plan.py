@@ -2,7 +2,7 @@
 
 Works on the text of Spark's analysed plan (`QueryExecution.analyzed`), one node per line, `~` before streaming
 nodes. An operator that is in none of the lists here may keep state and may multiply rows: its batches take the
-executors, where neither does harm.
+executors, where neither does harm, unless the setting `path` is driver.
 
 The state fingerprint is that text for every stateful node, with the expressions of the columns it groups by (only they
 have the length of a window), without generated ids and without the watermark delay. It changes when an aggregation, a
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _NODE = re.compile(r"^[\s:+|-]*(~?)([A-Za-z0-9]+)")
 _COLUMN = re.compile(r"#(\d+)")
 _DEFINITION = re.compile(r"(.*) AS (.+)#(\d+)L?(?:-T\d+ms)?")
+_REFERENCE = re.compile(r"~CTERelationRef (\d+)")
 _KEYS = re.compile(r"\[(.*?)\]")
 _DECODED = "_record"
 _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
@@ -44,6 +45,9 @@ _PLAIN = (
     "DeserializeToObject",
     "SerializeFromObject",
     "MapElements",
+    "WithCTE",
+    "CTERelationDef",
+    "CTERelationRef",
 )
 """Operators of Spark 4.2 that keep no state and make at most one row of each row."""
 _SOURCE = "StreamingRelation"
@@ -84,7 +88,7 @@ def traits_of(plan: str) -> PlanTraits:
     sources = sum(1 for name, _ in nodes if name.startswith(_SOURCE))
     stateful = any(name.startswith(_STATEFUL) or (name == "Join" and sources > 1) for name, _ in nodes)
     multiplies = any(name.startswith(_MULTIPLIES) for name, _ in nodes)
-    unknown = tuple(sorted({name for name, _ in nodes if not _is_known(name)}))
+    unknown = tuple(sorted({name for name, _ in nodes if not _is_known(name)} | _repeated_references(nodes)))
     return PlanTraits(stateful=stateful, multiplies=multiplies, reads=sources, unknown=unknown)
 
 
@@ -101,6 +105,15 @@ def streaming_nodes(plan: str) -> list[tuple[str, str]]:
     """Name and line of each streaming node; an aggregate of a static table keeps no state."""
     matches = ((_NODE.match(line), line) for line in plan.splitlines())
     return [(match[2], line) for match, line in matches if match and match[1]]
+
+
+def _repeated_references(nodes: list[tuple[str, str]]) -> set[str]:
+    """The operator that refers to a table expression (`WITH x AS ...`), if one is used twice.
+
+    The plan shows its source once, so a join with itself, which keeps state, does not look like one of two streams.
+    """
+    named = [match[1] for _, line in nodes if (match := _REFERENCE.search(line))]
+    return set() if len(named) == len(set(named)) else {"CTERelationRef"}
 
 
 def _is_known(name: str) -> bool:

@@ -25,7 +25,7 @@ from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.lag import EndOffsets, Ends
-from streaming_jobs.runtime.query_builder import Connection, QueryBuilder
+from streaming_jobs.runtime.query_builder import BuiltQuery, Connection, QueryBuilder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import TopicInfo, Topics
@@ -105,10 +105,15 @@ class SparkQuery:
 
 @dataclass(frozen=True)
 class QueryHooks:
-    """A stream's part in its query: the trigger, the stop request, and the function that gets each batch's report."""
+    """A stream's part in its query: the trigger, the stop request, and the functions that a query calls.
+
+    `built` gets the pipeline before the query starts, since its first batch can come before the start returns;
+    `report` gets each batch's report.
+    """
 
     trigger: str
     stop: threading.Event
+    built: Callable[[BatchPipeline], None]
     report: Callable[[BatchReport], None]
 
 
@@ -122,10 +127,9 @@ class Preflight:
 
 @dataclass(frozen=True)
 class LaunchedQuery:
-    """A running query, with the pipeline that it calls; its generation begins at `starts`."""
+    """A running query; its generation begins at `starts`."""
 
     query: RunningQuery
-    pipeline: BatchPipeline
     generation: int
     starts: TopicOffsets
 
@@ -140,7 +144,7 @@ class Queries(Protocol):
         """Look at checkpoint, tables and topics; raises PreflightRefused or OffsetsLost."""
 
     def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
-        """Start the stream's query from where the snapshot says."""
+        """Start the stream's query from where the snapshot says; its pipeline goes to `hooks.built` before that."""
 
     def ends(self, stream: Stream) -> Ends | None:
         """The newest known ends of the stream's topics; None before they were seen."""
@@ -160,12 +164,13 @@ class SparkQueries:
 
     def open(self, streams: Iterable[Stream]) -> None:
         """Find the cluster, and look at the ends of the streams' topics from now on."""
-        bootstrap, kafka = bootstrap_servers(self.settings), self.settings.kafka
-        self.connection = Connection(
-            spark_options=spark_options(kafka, bootstrap),
-            topics=Topics.of(kafka, bootstrap),
-            quick=Topics(client_config(kafka, bootstrap), _QUICK),
-        )
+        if self.connection is None:
+            bootstrap, kafka = bootstrap_servers(self.settings), self.settings.kafka
+            self.connection = Connection(
+                spark_options=spark_options(kafka, bootstrap),
+                topics=Topics.of(kafka, bootstrap),
+                quick=Topics(client_config(kafka, bootstrap), _QUICK),
+            )
         names = [topic.name for stream in streams for topic in stream.sources.values()]
         self._ends = EndOffsets(self.connection.quick, names).start()
 
@@ -188,7 +193,7 @@ class SparkQueries:
             replan=self.replan,
         ).assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
-        return LaunchedQuery(SparkQuery(built.start()), built.pipeline, built.record.generation, built.record.starts)
+        return start(built, hooks)
 
     def before_commit(self, stream: Stream) -> Callable[[StreamRecord], None]:
         """The check that runs when the rows of a batch are ready: the topics are still the ones it was read from."""
@@ -207,6 +212,12 @@ class SparkQueries:
     def _reach(self) -> Connection:
         assert self.connection is not None
         return self.connection
+
+
+def start(built: BuiltQuery, hooks: QueryHooks) -> LaunchedQuery:
+    """Hand the pipeline over, then start the query."""
+    hooks.built(built.pipeline)
+    return LaunchedQuery(SparkQuery(built.start()), built.record.generation, built.record.starts)
 
 
 class DescribesTopics(Protocol):

@@ -33,8 +33,10 @@ log = structlog.get_logger()
 
 @dataclass
 class StreamRunner:
-    """A stream of this session. All methods are called from the session's main thread.
+    """A stream of this session.
 
+    All methods are called from the session's main thread, except two: `batch_done` comes from Spark's callback thread,
+    and `beat` also from the thread of `StatusFiles.beating`.
     After `detached`, the session has released its lease, and its files are no longer this session's.
     """
 
@@ -177,12 +179,12 @@ class StreamRunner:
     def _start(self, spark: SparkSession) -> None:
         snapshot = self.preflight()
         assert self.trigger is not None
-        launched = self.queries.launch(
-            spark, self.stream, snapshot, QueryHooks(self.trigger, self.stop.requested, self.batch_done)
-        )
-        self.pipeline, self.query = launched.pipeline, launched.query
+        hooks = QueryHooks(self.trigger, self.stop.requested, self._built, self.batch_done)
+        launched = self.queries.launch(spark, self.stream, snapshot, hooks)
+        assert self.pipeline is not None
+        self.query = launched.query
         self.retries.started(self.clock.monotonic())
-        code = launched.pipeline.code
+        code = self.pipeline.code
         if self.live.position is None:
             self.live.position = launched.starts
         self.status.generation = launched.generation
@@ -190,6 +192,9 @@ class StreamRunner:
         self.status.error = self.status.next_try = None
         self.status.state = "running" if self.live.has_run else "starting"
         log.info("stream started", stream=self.stream.name, generation=launched.generation, code=code.hash)
+
+    def _built(self, pipeline: BatchPipeline) -> None:
+        self.pipeline = pipeline
 
     def _query_ended(self) -> None:
         assert self.query is not None and self.pipeline is not None

@@ -7,7 +7,8 @@ The contract of every kind of lease (`Lease`, `Leases`; tests/unit/streaming_job
 - `record_jvm` names the JVM of the holder. After the driver's `release`, or its kill, the lease stays held as long as
   that JVM runs, since a query in it may still write;
 - `unlock` releases the lease for the JVM too, because its query of this stream has ended; `lock_again` takes it back,
-  unless another process has taken it;
+  unless another process has taken it or it was released; on a lease that is still held it changes nothing but `since`;
+- this process recorded as the JVM (Spark that was there before) holds nothing after `release`;
 - the lease of one stream is independent of all others.
 
 Here it is an exclusive `flock` on `<state>/<stream>/lease` (`FileLease`). The descriptor is inherited by the driver's
@@ -33,6 +34,9 @@ from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 
+_CLOSED = -1
+"""In place of a descriptor that was closed: its number may be another file's by now."""
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -49,9 +53,13 @@ class Owner:
         """The part of the owner that still runs: `driver`, `jvm`, or None."""
         if is_alive(self.pid, self.pid_started):
             return "driver"
-        if self.jvm is not None and self.jvm_started is not None and is_alive(self.jvm, self.jvm_started):
-            return "jvm"
-        return None
+        return "jvm" if self.jvm_alive() else None
+
+    def jvm_alive(self) -> bool:
+        """True if the JVM runs, in a process other than this one, whether or not the driver does."""
+        if self.jvm is None or self.jvm_started is None or self.jvm == os.getpid():
+            return False
+        return is_alive(self.jvm, self.jvm_started)
 
 
 class Lease(Protocol):
@@ -76,7 +84,7 @@ class Lease(Protocol):
         """Release it for the JVM too: its query has ended. `lock_again` and `release` remain possible."""
 
     def lock_again(self) -> bool:
-        """Take the lease back after `unlock`; False while another process holds it.
+        """Take the lease back after `unlock`; False while another process holds it, and after `release`.
 
         Raises LeaseBusy if other takers use another lease by now (its file was replaced).
         """
@@ -126,17 +134,23 @@ class FileLease:
 
         Raises LeaseBusy if the stream's folder was moved or made anew: a lock on the old file excludes nobody.
         """
-        if not _locked(self.descriptor):
+        if self.descriptor == _CLOSED or not _locked(self.descriptor):
             return False
         if not self._in_place():
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             raise LeaseBusy(f"the lease of stream {self.stream} is another file by now", "start the stream anew")
-        if _previous_jvm_lives(self.descriptor):
+        written = _read(self.descriptor)
+        if written is not None and not self._is_ours(written) and written.jvm_alive():
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             return False
         self.owner = replace(self.owner, since=time.time())
         _write(self.descriptor, self.owner)
         return True
+
+    def _is_ours(self, written: Owner) -> bool:
+        """True for this lease's own name; its JVM is still in it if `unlock` could not write."""
+        ours = self.owner
+        return (written.pid, written.pid_started, written.since) == (ours.pid, ours.pid_started, ours.since)
 
     def _in_place(self) -> bool:
         try:
@@ -148,7 +162,8 @@ class FileLease:
 
     def release(self) -> None:
         """Close the file; the lock stays held while a JVM that inherited the descriptor runs."""
-        os.close(self.descriptor)
+        descriptor, self.descriptor = self.descriptor, _CLOSED
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -208,7 +223,7 @@ def holder(settings: Settings, stream: str) -> Owner | None:
         except BlockingIOError:
             return _named(descriptor)
         owner = _read(descriptor)
-        return owner if owner and owner.alive() == "jvm" else None
+        return owner if owner is not None and owner.jvm_alive() else None
     finally:
         os.close(descriptor)
 
@@ -223,7 +238,7 @@ def _locked(descriptor: int) -> bool:
 
 def _previous_jvm_lives(descriptor: int) -> bool:
     owner = _read(descriptor)
-    return owner is not None and owner.jvm != os.getpid() and owner.alive() == "jvm"
+    return owner is not None and owner.jvm_alive()
 
 
 def busy(stream: str, owner: Owner | None) -> LeaseBusy:

@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 
-from streaming_jobs.platform.processes.identity import is_alive, mark
+from streaming_jobs.platform.processes.identity import mark
 from streaming_jobs.state.lease import Owner, busy
 
 
@@ -32,7 +32,7 @@ class MemoryLeases:
     def taken_by(self, lease: MemoryLease) -> bool:
         """Give the stream to a lease if nobody holds it; returns True if it was given."""
         with self._one_at_a_time:
-            free = self.holder(lease.stream) is None
+            free = self.held.get(lease.stream) is lease or self.holder(lease.stream) is None
             if free:
                 self.held[lease.stream] = lease
             return free
@@ -59,8 +59,7 @@ class MemoryLease:
 
     def holds(self) -> bool:
         """True if its driver or its JVM holds it."""
-        jvm, started = self.owner.jvm, self.owner.jvm_started
-        return not self.released or (jvm is not None and started is not None and is_alive(jvm, started))
+        return not self.released or self.owner.jvm_alive()
 
     def record_jvm(self, pid: int) -> None:
         """Record the JVM as a holder."""
@@ -73,8 +72,8 @@ class MemoryLease:
             del self.leases.held[self.stream]
 
     def lock_again(self) -> bool:
-        """Take it back after `unlock`; False while another lease holds the stream."""
-        if not self.leases.taken_by(self):
+        """Take it back after `unlock`; False while another lease holds the stream, and after `release`."""
+        if self.released or not self.leases.taken_by(self):
             return False
         self.owner = replace(self.owner, since=time.time())
         return True

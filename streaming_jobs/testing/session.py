@@ -142,7 +142,8 @@ class MemoryQueries:
         """Start the stream's query."""
         self.launched.append(stream.name)
         self.hooks[stream.name] = hooks
-        return LaunchedQuery(self.query(stream), self.pipeline(stream, hooks), 1, {})
+        hooks.built(self.pipeline(stream, hooks))
+        return LaunchedQuery(self.query(stream), 1, {})
 
     def pipeline(self, stream: Stream, hooks: QueryHooks) -> BatchPipeline:
         """The real pipeline of the stream, which no query calls here."""

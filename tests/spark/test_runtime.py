@@ -45,8 +45,8 @@ def test_the_session_that_is_active_is_taken_if_none_is_given(spark: SparkSessio
     assert ours.sparkContext is spark.sparkContext and ours is not spark
     query = numbers(ours, "ours")
     runtime.kill()
-    assert query.isActive and runtime.jvm is not None, "its batch ends with this process, which the JVM may outlive"
-    query.stop()
+    assert not query.isActive, "no lease covers it from now on"
+    assert runtime.jvm is not None, "an interrupted batch ends with this process, which the JVM may outlive"
 
 
 def numbers(spark: SparkSession, name: str) -> StreamingQuery:

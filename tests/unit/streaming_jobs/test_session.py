@@ -22,12 +22,12 @@ from structlog.testing import capture_logs
 
 from streaming_jobs.errors import LeaseBusy, PermanentError, PreflightRefused, TransientError
 from streaming_jobs.platform.runtime import LocalSpark
-from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime import session_options
+from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.handover import Handover
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.restart_in_place import STOP_SIGNALS
-from streaming_jobs.runtime.stream_queries import LaunchedQuery, Preflight, QueryHooks
+from streaming_jobs.runtime.stream_queries import Preflight, QueryHooks
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.session import Patience, Session, main
 from streaming_jobs.settings import Settings
@@ -463,10 +463,17 @@ def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(h
 class Stuck(Queries):
     """Queries whose batch never ends, while Spark says that they have."""
 
-    def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
-        launched = super().launch(spark, stream, snapshot, hooks)
-        launched.pipeline.in_batch = True
-        return launched
+    def pipeline(self, stream: Stream, hooks: QueryHooks) -> BatchPipeline:
+        pipeline = super().pipeline(stream, hooks)
+        pipeline.in_batch = True
+        return pipeline
+
+
+class StartFails(Stuck):
+    """Queries whose start fails while their first batch is at work."""
+
+    def query(self, stream: Stream) -> MemoryQuery:
+        raise ConnectionError("Answer from Java side is empty")
 
 
 @dataclass
@@ -500,31 +507,87 @@ def test_a_batch_that_never_ends_ends_the_session_and_its_jvm_and_keeps_the_leas
     assert launch.inherited == session.running[0].lease.inherited != (), "the JVM holds the lease too"
 
 
+@pytest.mark.parametrize("restarts", [0, 5])
+def test_a_start_that_fails_while_its_first_batch_is_at_work_keeps_the_lease(home: Settings, restarts: int) -> None:
+    """As where the JVM is killed: the first batch can come before the query's start returns."""
+    home = home.model_copy(update={"stream": home.stream.model_copy(update={"max_restarts": restarts})})
+    runtime = MemoryRuntime()
+
+    class Fails(Stuck):
+        def query(self, stream: Stream) -> MemoryQuery:
+            runtime.failed = TransientError("the JVM is gone", "start again")
+            raise ConnectionError("Answer from Java side is empty")
+
+    session = session_of(home, [plain], runtime=runtime, queries=Fails(home))
+    if restarts:
+        with pytest.raises(TransientError, match="the JVM is gone"):
+            session.run()
+    else:
+        assert session.run() == 1
+    assert session.in_batch and runtime.ends == ["kill"]
+    assert holder(home, "plain") is not None, "the batch may still commit"
+
+
+def test_a_stream_whose_batch_is_at_work_is_not_detached_while_others_go_on(home: Settings) -> None:
+    looks: list[int] = []
+
+    class Fails(Queries):
+        def pipeline(self, stream: Stream, hooks: QueryHooks) -> BatchPipeline:
+            pipeline = super().pipeline(stream, hooks)
+            pipeline.in_batch = stream is plain
+            return pipeline
+
+        def query(self, stream: Stream) -> MemoryQuery:
+            if stream is plain:
+                raise PermanentError("a table is gone", "put it back")
+            return super().query(stream)
+
+    def goes_on(query: MemoryQuery) -> None:
+        looks.append(1)
+        assert holder(home, "plain") is not None, "the batch may still commit"
+        query.active = len(looks) < 5
+
+    session = session_of(home, [plain, parity], queries=Fails(home, look={"parity": goes_on}))
+    assert session.run() == 78 and len(looks) == 5
+    assert holder(home, "plain") is not None and holder(home, "parity") is None
+
+
+def test_a_replan_that_given_queries_would_not_get_is_refused(home: Settings) -> None:
+    with pytest.raises(ValueError, match="give replan to the queries"):
+        session_of(home, [plain], replan=lambda *_: None)
+
+
 STUCK = """
-import sys, threading
+import os, sys, threading
 from streaming_jobs.session import Patience, main
-from tests.unit.streaming_jobs.test_session import Stuck, session_of
+from tests.unit.streaming_jobs import test_session
 
 def make(settings, streams, **options):
     patience = Patience(lease=0, look=0.001, jvm=0, batch=0.05)
-    return session_of(settings, streams, queries=Stuck(settings), patience=patience, **options)
+    queries = getattr(test_session, os.environ["QUERIES"])(settings)
+    return test_session.session_of(settings, streams, queries=queries, patience=patience, **options)
 
 threading.Thread(target=threading.Event().wait).start()  # the batch: the end of the interpreter would wait for it
 sys.exit(main(make=make))
 """
 
 
-def test_a_process_with_a_batch_that_never_ends_ends_at_once(home: Settings) -> None:
+@pytest.mark.parametrize(("queries", "logged"), [(Stuck, "did not end within 0.05 s"), (StartFails, "stream failed")])
+def test_a_process_with_a_batch_that_never_ends_ends_at_once(
+    home: Settings, queries: type[Queries], logged: str
+) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "RECOURSE_HOME": str(home.home),
         "RECOURSE_FLOWS": '["tests.support.worlds"]',
+        "RECOURSE_STREAM__MAX_RESTARTS": "0",
+        "QUERIES": queries.__name__,
     }
     command = [sys.executable, "-c", STUCK, "--streams", "plain"]
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1, ended.stderr
-    assert "did not end within 0.05 s" in ended.stderr
+    assert logged in ended.stderr
     assert holder(home, "plain") is None
 
 

@@ -144,6 +144,39 @@ def test_a_process_in_which_a_query_did_not_end_is_named_on(settings: SettingsFa
     assert runtime.jvm == (None if in_time else 17)
 
 
+@pytest.mark.parametrize("end", [ExistingSpark.stop, ExistingSpark.kill])
+def test_a_query_that_does_not_end_keeps_no_other_one_running(
+    settings: SettingsFactory, end: Callable[[ExistingSpark], None]
+) -> None:
+    stops: list[str] = []
+
+    def stop(name: str) -> Callable[[], None]:
+        def stop() -> None:
+            stops.append(name)
+            if name == "stuck":
+                raise RuntimeError("Stream Execution thread failed to stop within 5000 milliseconds")
+
+        return stop
+
+    there: Any = There(queries=[SimpleNamespace(stop=stop(name)) for name in ("stuck", "second", "third")])
+    runtime = ExistingSpark(settings(), there)
+    runtime.start("tests")
+    end(runtime)
+    assert stops == ["stuck", "second", "third"]
+    assert runtime.jvm == 17, "a query may still be at work in it"
+
+
+def test_the_process_of_a_session_that_was_killed_is_named_on_although_its_queries_ended(
+    settings: SettingsFactory,
+) -> None:
+    stops: list[int] = []
+    there: Any = There(queries=[SimpleNamespace(stop=lambda: stops.append(1))])
+    runtime = ExistingSpark(settings(), there)
+    runtime.start("tests")
+    runtime.kill()
+    assert (stops, runtime.jvm) == ([1], 17)
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_spark_that_is_stopped_from_outside_or_does_not_answer_has_failed(
     settings: SettingsFactory, alive: bool

@@ -21,9 +21,32 @@ PLANS = {
     name: "\n".join(lines) for name, lines in json.loads(Path(__file__).with_name("plans.json").read_text()).items()
 }
 
-STATELESS = ("select", "join_static", "join_static_agg", "explode", "map_pandas", "map_arrow", "observe", "union")
+CTE_TWICE = PLANS.pop("cte_twice")
+"""A table expression that is joined with itself."""
+
+STATELESS = (
+    "select",
+    "join_static",
+    "join_static_agg",
+    "explode",
+    "map_pandas",
+    "map_arrow",
+    "observe",
+    "union",
+    "cte",
+    "cte_static",
+)
 STATEFUL = tuple(name for name in PLANS if name not in STATELESS)
-MULTIPLYING = ("join_static", "join_static_agg", "join_streams", "explode", "map_pandas", "map_arrow", "state_pandas")
+MULTIPLYING = (
+    "join_static",
+    "join_static_agg",
+    "join_streams",
+    "explode",
+    "map_pandas",
+    "map_arrow",
+    "state_pandas",
+    "cte_static",
+)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -35,6 +58,13 @@ def test_state_and_multiplying_are_read_off_the_plan(name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_every_operator_of_the_recorded_plans_is_known(name: str) -> None:
     assert traits_of(PLANS[name]).unknown == ()
+
+
+def test_a_table_expression_that_is_used_twice_may_keep_state_although_its_source_is_shown_once() -> None:
+    joined = traits_of(CTE_TWICE)
+    assert joined.may_keep_state and joined.unknown == ("CTERelationRef",)
+    path = choose_path(StreamSettings(), joined, records=1, bytes_per_record=1, died_before=False)
+    assert path == "executor"
 
 
 @pytest.mark.parametrize("name", ["select", "sum", "explode"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
+from structlog.testing import capture_logs
 
 from streaming_jobs.errors import (
     BrokerUnreachable,
@@ -32,6 +33,7 @@ from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport, StopAtBorder
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.query_builder import (
+    BuiltQuery,
     Connection,
     QueryBuilder,
     QueryHandle,
@@ -39,7 +41,7 @@ from streaming_jobs.runtime.query_builder import (
     resolve_start,
     triggered,
 )
-from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicCheck
+from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicCheck, start
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.runtime.stream_tables import make_tables
 from streaming_jobs.settings import Settings, StreamSettings
@@ -186,6 +188,24 @@ def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(snapshot
 def assembly(settings: Settings, stream: Stream = parity) -> QueryBuilder:
     nothing: Any = SimpleNamespace(spark_options={})
     return QueryBuilder(stream, settings, nothing, "continuous", threading.Event(), nothing, nothing)
+
+
+@pytest.mark.parametrize(
+    ("path", "route"), [("auto", "batches take the executors"), ("driver", "`path` keeps batches on the driver")]
+)
+def test_a_warning_for_unknown_operators_names_the_path_that_batches_take(
+    settings: SettingsFactory, path: str, route: str
+) -> None:
+    plan = SimpleNamespace(toString=lambda: "~RememberThings [k#1]\n+- ~StreamingRelationV2 kafka")
+    execution = SimpleNamespace(analyzed=lambda: plan)
+    conf = SimpleNamespace(get=lambda _: "25", set=lambda *_: None)
+    frame: Any = SimpleNamespace(
+        sparkSession=SimpleNamespace(conf=conf), _jdf=SimpleNamespace(queryExecution=lambda: execution)
+    )
+    with capture_logs() as logs:
+        assembly(settings({"stream.path": path}))._checked_traits({"evens": frame})
+    (warning,) = logs
+    assert warning["operators"] == "RememberThings" and warning["event"].endswith(f": {route}")
 
 
 @pytest.mark.parametrize(("lateness", "delay"), [(None, 21600), ("0 seconds", 0), ("1 hour", 3600)])
@@ -365,10 +385,35 @@ def make(settings: SettingsFactory, clock: Clock) -> Make:
         lease = MemoryLeases().acquire(STREAM, purpose="session")
         made = StreamRunner(parity, loaded, queries, lease, Status(STREAM, state="running"), clock=clock)
         made.query = MemoryQuery()
-        made.pipeline = Queries(loaded).pipeline(parity, QueryHooks("continuous", made.stop.requested, made.batch_done))
+        hooks = QueryHooks("continuous", made.stop.requested, made._built, made.batch_done)
+        made.pipeline = Queries(loaded).pipeline(parity, hooks)
         return made
 
     return make
+
+
+def test_a_pipeline_is_handed_over_before_its_query_starts(make: Make, settings: SettingsFactory) -> None:
+    """The first batch can come before the start returns, or while it fails."""
+    running = make()
+    first, running.pipeline = pipeline_of(running), None
+
+    def starts() -> None:
+        assert running.pipeline is first
+        raise ConnectionError("the JVM is gone")
+
+    writer: Any = SimpleNamespace(start=starts)
+    hooks = QueryHooks("continuous", running.stop.requested, running._built, running.batch_done)
+    with pytest.raises(ConnectionError):
+        start(BuiltQuery(record(), first, writer, QueryHandle()), hooks)
+
+
+def test_a_connection_that_was_given_is_the_one_that_is_used(settings: SettingsFactory) -> None:
+    topics: Any = FakeTopics()
+    given = Connection({}, topics, topics)
+    queries = SparkQueries(settings({"kafka.bootstrap_servers": "127.0.0.1:1"}), connection=given)
+    queries.open([])
+    queries.close()
+    assert queries.connection is given
 
 
 def query_of(running: StreamRunner) -> MemoryQuery:
@@ -405,7 +450,7 @@ def ended(running: StreamRunner, **state: Any) -> StreamRunner:
 
 def again(running: StreamRunner) -> StreamRunner:
     """The same stream with a query that runs, as after a start."""
-    hooks = QueryHooks("continuous", running.stop.requested, running.batch_done)
+    hooks = QueryHooks("continuous", running.stop.requested, running._built, running.batch_done)
     running.query, running.pipeline = MemoryQuery(), queries_of(running).pipeline(running.stream, hooks)
     return running
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -127,3 +128,42 @@ def test_a_lease_is_not_taken_back_from_the_jvm_of_somebody_else(
     jvm.wait(10)
     assert lease.lock_again()
     lease.release()
+
+
+def test_a_jvm_that_inherits_nothing_holds_the_lease_too_while_the_driver_that_released_it_lives(
+    leases: Leases, jvms: list[subprocess.Popen[bytes]]
+) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    jvms.append(subprocess.Popen(["sleep", "60"]))
+    lease.record_jvm(jvms[-1].pid)
+    lease.release()
+    owner = leases.holder(STREAM)
+    assert owner is not None and owner.jvm == jvms[-1].pid and refused(leases)
+    jvms[-1].kill()
+    jvms[-1].wait(10)
+    assert leases.holder(STREAM) is None and not refused(leases)
+
+
+def test_a_lease_that_is_still_held_is_taken_back_at_once(leases: Leases, jvms: list[subprocess.Popen[bytes]]) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    jvm = with_jvm(lease, jvms)
+    assert lease.lock_again() and lease.lock_again()
+    assert lease.owner.jvm == jvm.pid and refused(leases)
+    lease.unlock()
+    lease.release()
+
+
+def test_this_process_in_place_of_the_jvm_holds_nothing_after_the_release(leases: Leases) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    lease.record_jvm(os.getpid())
+    assert refused(leases)
+    lease.release()
+    assert leases.holder(STREAM) is None and not refused(leases)
+
+
+def test_a_lease_that_was_released_is_not_taken_back(leases: Leases) -> None:
+    lease = leases.acquire(STREAM, purpose="session", wait=0)
+    lease.unlock()
+    lease.release()
+    assert not lease.lock_again()
+    assert leases.holder(STREAM) is None and not refused(leases)
