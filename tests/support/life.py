@@ -69,7 +69,7 @@ OTHERS = Stream(
 
 
 class Topics:
-    """A topic of one partition, as an admin client would tell it."""
+    """A topic of one partition, as an admin client would describe it."""
 
     def __init__(self, first: int = 0, end: int = 90, topic_id: str = TOPIC_ID) -> None:
         self.first, self.end, self.topic_id = first, end, topic_id
@@ -168,7 +168,7 @@ class Life:
         return existing_table(self.settings, declared[name or self.stream.primary.name], self.stream.name)
 
     def links(self, savepoint: str) -> Path:
-        """Where a savepoint keeps its links to the primary table's files."""
+        """The folder of a savepoint's links to the primary table's files."""
         return self.table / "_savepoints" / f"{self.stream.name}-{savepoint}"
 
     def entry(self, batch: int, generation: int = 1, code: str = "a") -> LedgerEntry:
@@ -187,7 +187,7 @@ class Life:
         )
 
     def plan(self, number: int, *, generation: int = 1) -> None:
-        """Spark notes where a batch is to end."""
+        """Spark writes the planned end of a batch."""
         ends = json.dumps({TOPIC: {"0": (number + 1) * PER_BATCH}})
         (self.checkpoint(generation).folder / "offsets" / str(number)).write_text("v1\n{}\n" + ends)
 
@@ -201,7 +201,7 @@ class Life:
         commit: bool = True,
         late: int = 0,
     ) -> None:
-        """One batch: offsets, rows, ledger line, and unless told otherwise Spark's commit."""
+        """One batch: offsets, rows, ledger line, and, by default, Spark's commit."""
         folder = self.checkpoint(generation).folder
         end = (number + 1) * PER_BATCH
         self.plan(number, generation=generation)
@@ -220,26 +220,26 @@ class Life:
 
     def rows(self, table: Path | None = None) -> list[int]:
         """The ids in a table, sorted."""
-        found = DeltaTable(table or self.table).to_pyarrow_table()
+        table_rows = DeltaTable(table or self.table).to_pyarrow_table()
         assert all(
             PLACES[abs(i) % len(PLACES)] == place
-            for i, place in zip(found["id"].to_pylist(), found["place"].to_pylist(), strict=True)
+            for i, place in zip(table_rows["id"].to_pylist(), table_rows["place"].to_pylist(), strict=True)
         )
-        return sorted(found["id"].to_pylist())
+        return sorted(table_rows["id"].to_pylist())
 
     def ids(self, name: str | None = None) -> list[int]:
         """The ids in a table of any store, sorted; in the primary one, if none is named."""
         return sorted(self.stored(name).readable().to_pyarrow_table()["id"].to_pylist())
 
     def at(self) -> Txn | None:
-        """Where the primary table is."""
+        """The position of the primary table."""
         return self.stored().position
 
 
 def plan_one(
     snapshot: PlanningSnapshot, target: Target, *checks: Checks, undoes: str | None = None, **more: Any
 ) -> StreamPlan:
-    """The plan of a recovery of one stream, as far as it is the stream's."""
+    """The stream's part of the plan of a recovery of one stream."""
     request = Request(snapshot, target, *checks, **more)
     return make_plan(snapshot.settings, [request], undoes=undoes).streams[0]
 
@@ -258,6 +258,6 @@ def run_stage(context: RecoveryContext, kind: type[OfOneStream]) -> Findings:
 
 
 def undo_one(life: Life, plan: str, topics: Any = None) -> StreamPlan:
-    """The plan that takes a plan of the stream back."""
+    """The plan that undoes a plan of the stream."""
     made = plan_undo(life.settings, {STREAM.name: STREAM}, topics or Topics(), load(life.settings, plan))
     return made.streams[0]
