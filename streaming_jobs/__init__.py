@@ -1,10 +1,10 @@
 """Kafka -> PySpark Structured Streaming -> Delta Lake streams, exactly once. Read `stream.py` first.
 
-What a stream's author needs is here:
+The names that a stream's author needs:
 
     from streaming_jobs import DeltaTable, Json, KafkaTopic, stream
 
-What is heavy is imported when it is first used, so that importing a part of this package costs only that part.
+Heavy modules are imported when they are first used, so that importing a part of this package costs only that part.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a heavy name from where it is defined."""
+    """Import a heavy name from the module that defines it."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,7 +1,7 @@
-"""Whether a folder of somebody's project stands where one of this project's packages should be found.
+"""The check that no folder of the user hides one of this project's packages from imports.
 
 The packages have general names. A folder `quality` with an `__init__.py`, in the working directory or on PYTHONPATH, is
-found before the installed package of that name, and what is imported from it is not there.
+found before the installed package of that name, and imports from it fail.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PACKAGES = ("orchestration", "quality", "reprocessing", "streaming_jobs")
 
 
 def check() -> None:
-    """Raise UsageError if an import of one of our packages finds, or found, something else."""
+    """Raise UsageError if an import of one of our packages finds, or has found, something else."""
     ours = Path(__file__).resolve().parents[1]
     path = [
         str(Path.cwd()),

@@ -1,4 +1,4 @@
-"""Which types a table's columns may have, and those it is partitioned by; `docs/values.md` shows them all."""
+"""The types of columns that a table can store, or can be partitioned by; `docs/values.md` shows them all."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def checked_types(table: str, schema: StructType, partition_by: Sequence[str]) -
 
 
 def checked_new_partitions(table: str, schema: StructType, partition_by: Sequence[str]) -> None:
-    """Raise UsageError for what a new table is better not partitioned by.
+    """Raise UsageError for a column by which a new table should not be partitioned.
 
-    A partition value is text in the log: deltalake writes a negative decimal and an infinite number so that no reader
-    gets them back.
+    A partition value is text in the log, and deltalake writes a negative decimal and an infinite number in a form that
+    no reader can decode.
     """
     _refuse(table, schema, partition_by, _UNSAFE_PARTITION)
 
@@ -52,7 +52,7 @@ def _refuse(table: str, schema: StructType, partition_by: Sequence[str], kinds: 
 
 
 def _kinds(kind: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """The type of every column and of what is inside of it, each with its place."""
+    """The type of every column and of every field and element inside of it, each with its place."""
     for field in getattr(kind, "fields", ()):
         inner = f"{place}.{field.name}".lstrip(".")
         yield inner, field.dataType.typeName()

@@ -1,4 +1,4 @@
-"""Names of the columns that Recourse adds to records and tables, and what a table's own columns may be called."""
+"""Names of the columns that Recourse adds to records and tables, and checks of the other columns' names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SOURCE_COLUMN = "_source"
-"""Struct of every decoded record: topic, partition, offset, timestamp, key, tombstone, and headers if asked for."""
+"""Struct of every decoded record: topic, partition, offset, timestamp, key, tombstone, and headers if declared."""
 
 POSITION_COLUMN = "_position"
 """Column that Recourse adds to a table with `order_by` whose rows carry `_source`: it breaks ties of the order."""
@@ -27,7 +27,7 @@ _UNORDERED = frozenset({"array", "map", "struct", "variant", "void"})
 
 
 def checked_columns(table: str, names: Iterable[str]) -> None:
-    """Raise UsageError for a column name that cannot be quoted, or that a batch uses for itself."""
+    """Raise UsageError for a column name that cannot be quoted, or that Recourse uses in a batch."""
     for name in names:
         if "`" in name:
             raise UsageError(f"table {table}: column {name!r} has a backtick in its name", "rename the column")
@@ -36,7 +36,7 @@ def checked_columns(table: str, names: Iterable[str]) -> None:
 
 
 def checked_order(table: str, order_by: Sequence[str], schema: StructType) -> None:
-    """Raise UsageError for a column of `order_by` that the rows have not got, or that has no order."""
+    """Raise UsageError for a column of `order_by` that the rows lack, or whose type has no order."""
     kinds = {field.name: field.dataType.typeName() for field in schema.fields}
     for column in order_by:
         if column not in kinds:

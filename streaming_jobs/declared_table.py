@@ -17,7 +17,7 @@ Mode = Literal["append", "upsert"]
 
 
 class DeclaredTable(Protocol):
-    """A sink as it was declared. The options mean what they mean for `DeltaTable`."""
+    """A sink as it was declared, with the options of `DeltaTable`."""
 
     @property
     def name(self) -> str:
@@ -25,15 +25,15 @@ class DeclaredTable(Protocol):
 
     @property
     def schema(self) -> StructType | None:
-        """The columns that the table must have; None: those of what the function returns."""
+        """The columns that the table must have; None: those that the function returns."""
 
     @property
     def keys(self) -> Sequence[str]:
-        """The columns of which a row is the only one with its values."""
+        """The columns of the key: no two rows have the same values in them."""
 
     @property
     def order_by(self) -> Sequence[str]:
-        """The columns that say which row of a key is the newest."""
+        """The columns that order the rows of a key; the greatest is the newest."""
 
     @property
     def delete_when(self) -> str | None:
@@ -67,7 +67,7 @@ class DeclaredTable(Protocol):
     def store(self) -> Any:
         """The store that keeps the table, a `TableStore` of `sinks/stored.py`; use `sinks.tables.store_of`.
 
-        A declaration imports nothing that opens tables: its store is imported when somebody asks for it.
+        A declaration imports nothing that opens tables: reading this property imports the store.
         """
 
 
@@ -76,5 +76,5 @@ _MISSING = object()
 
 
 def is_declared_table(part: object) -> bool:
-    """True if it has every option of a declaration. None is read: reading the store would import it."""
+    """True if it has every option of a declaration. The options are not read: reading `store` would import it."""
     return all(inspect.getattr_static(part, name, _MISSING) is not _MISSING for name in _OPTIONS)

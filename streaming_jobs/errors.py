@@ -1,8 +1,8 @@
 """The errors that Recourse raises on purpose, as one tree; docs/errors.md has all of them.
 
     RecourseError
-    ├── UsageError            what was asked for makes no sense; nothing was touched
-    ├── TransientError        may pass by itself; trying again is right
+    ├── UsageError            the request makes no sense; nothing was changed
+    ├── TransientError        may pass; trying again is right
     │   ├── LeaseBusy         another driver holds the stream
     │   └── FunctionRaised    the stream's own function raised an exception, the first time
     └── PermanentError        trying again is a bug; a person has to act
@@ -10,10 +10,10 @@
         ├── OffsetsLost       records the stream still needs are gone from Kafka
         ├── Fenced            a newer generation owns the table; this driver is a zombie
         ├── LedgerConflict    a batch was committed before with another offset range
-        ├── ForeignWrite      somebody else changed rows of the stream's table
+        ├── ForeignWrite      another writer changed rows of the stream's table
         ├── FunctionFailed    the stream's own function raised the same exception again
         ├── OutputMismatch    the rows do not fit the table
-        └── CommitImpossible  the table refuses a commit by what it is
+        └── CommitImpossible  a property or feature of the table forbids the commit
 
 Each error carries a stable code (`REC-0xx`), what was found, and what to do next. The docstring of a class is its
 section in docs/errors.md: what it means, then what to do. `python docs/errors.py` writes the page.
@@ -25,7 +25,7 @@ from typing import ClassVar
 
 
 class RecourseError(Exception):
-    """Base of all errors raised on purpose. Printed as a code, it is an exception that nobody expected (exit code 3).
+    """Base of all errors raised on purpose. Its own code stands for an unexpected exception (exit code 3).
 
     That is a bug in Recourse. The message names the file with the traceback: please report it, with that file.
     """
@@ -46,7 +46,7 @@ class RecourseError(Exception):
 class UsageError(RecourseError):
     """The request itself is wrong: an unknown name, a bad option, a declaration that cannot hold.
 
-    Nothing was touched. Correct the command or the declaration; the message has the nearest known name.
+    Nothing was changed. Correct the command or the declaration; the message has the nearest known name.
     """
 
     code = "REC-001"
@@ -65,16 +65,16 @@ class ConfigurationError(UsageError):
 class SetupError(RecourseError):
     """Something this machine needs is missing or damaged: Java, a jar, a free port, disk.
 
-    `recourse doctor` checks all of them and says what to do about each.
+    `recourse doctor` checks all of them and names a fix for each.
     """
 
     code = "REC-003"
 
 
 class TransientError(RecourseError):
-    """Something outside failed and may come back; the session tries again with a delay.
+    """Something outside failed and may recover; the session tries again with a delay.
 
-    Nothing, unless it persists: `recourse streams status` shows how often it was tried and when the next try is.
+    Nothing, unless it persists: `recourse streams status` shows the number of attempts and the time of the next one.
     """
 
     code = "REC-010"
@@ -91,7 +91,7 @@ class LeaseBusy(TransientError):
 
 
 class PermanentError(RecourseError):
-    """Trying again would meet the same thing; a person has to act first.
+    """Trying again would fail in the same way; a person has to act first.
 
     Do what the message names, then start the stream again.
     """
@@ -112,8 +112,8 @@ class PreflightRefused(PermanentError):
 class OffsetsLost(PermanentError):
     """Records between the stream's position and the topic's first offset are gone.
 
-    Bring them back from a copy of the topic, or go on without them with the command that the message names. Then give
-    the topic a longer retention.
+    Bring them back from a copy of the topic, or continue without them with the command that the message names. Then
+    give the topic a longer retention.
     """
 
     code = "REC-022"
@@ -149,9 +149,9 @@ class OutputMismatch(PermanentError):
 
 
 class ForeignWrite(PermanentError):
-    """Somebody else changed the rows of a table while the stream was writing it.
+    """Another writer changed the rows of a table while the stream was writing it.
 
-    If the change is right, `recourse streams accept NAME` records it. If not, take it back with the tool that made it.
+    If the change is right, `recourse streams accept NAME` records it. If not, undo it with the tool that made it.
     """
 
     code = "REC-026"
@@ -160,17 +160,17 @@ class ForeignWrite(PermanentError):
 class FunctionFailed(PermanentError):
     """The stream's own function raised the same exception twice in the same place.
 
-    Correct the function; the message has its file and line. A supervised session takes up the new code by itself.
+    Correct the function; the message has its file and line. A supervised session restarts with the new code.
     """
 
     code = "REC-027"
 
 
 class FunctionRaised(TransientError):
-    """The stream's own function raised an exception; it may be something that the function asks elsewhere.
+    """The stream's own function raised an exception; the cause may be a service that the function calls.
 
-    It is tried again. The second time in a row, of the same kind in the same place and batch, it becomes REC-027;
-    errors of connections do not.
+    The batch is tried again. A second exception in a row, of the same kind in the same place and batch, becomes
+    REC-027; errors of connections do not.
     """
 
     code = "REC-014"
@@ -182,9 +182,9 @@ class FunctionRaised(TransientError):
 
 
 class CommitImpossible(PermanentError):
-    """A table refuses a commit by what it is, not because another one came first.
+    """A property or feature of the table forbids the commit; this is no conflict with another commit.
 
-    The message names the property or feature of the table. Remove it, or give the stream another table.
+    The message names the property or feature. Remove it, or give the stream another table.
     """
 
     code = "REC-028"
@@ -193,16 +193,16 @@ class CommitImpossible(PermanentError):
 class BrokerUnreachable(TransientError):
     """No broker answered at the configured address within the deadline.
 
-    Start the broker, or correct `kafka.bootstrap_servers`. Streams that run go on when it is back.
+    Start the broker, or correct `kafka.bootstrap_servers`. Running streams continue when it is back.
     """
 
     code = "REC-012"
 
 
 class CommitRefused(TransientError):
-    """The table's log kept moving under the commit; the batch is repeated.
+    """Other commits to the table kept coming before this one; the batch is repeated.
 
-    Nothing, unless it comes often: then something else commits to the table all the time, and should not.
+    Nothing, unless it happens often: then another program commits to the table all the time, which it should not.
     """
 
     code = "REC-013"

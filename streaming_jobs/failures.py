@@ -1,4 +1,4 @@
-"""Failures that may pass, and those that need a person: every exception a query can end with becomes one of ours."""
+"""Classification of failures: an exception that ends a query becomes an error of ours, transient or permanent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PLACE = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _ELSEWHERE = re.compile(
     r"Connect|Timeout|TimedOut|Unavailable|Network|Socket|gaierror|URLError|HTTPError|OSError|IOError"
 )
-"""Exceptions of functions that ask another machine: these may pass."""
+"""Exceptions of functions that call another machine: these may pass."""
 _ON_DATA = re.compile(
     r"\[(USER_RAISED_EXCEPTION|DIVIDE_BY_ZERO|REMAINDER_BY_ZERO|CAST_INVALID_INPUT|CAST_OVERFLOW|ARITHMETIC_OVERFLOW"
     r"|BINARY_ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE|INVALID_ARRAY_INDEX|MAP_KEY_DOES_NOT_EXIST|DUPLICATED_MAP_KEY"
@@ -51,9 +51,9 @@ _NAMED = 4
 
 
 class ErrorReport(TypedDict, total=False):
-    """An error in a status file: its code, the fact, the next step, and what follows from it.
+    """An error in a status file: its code, the fact, the next step, and its consequences.
 
-    `permanent`: only a person can help; `lasting`: the quick tries are used up; `at`: when it came, an ISO time.
+    `permanent`: a person has to act; `lasting`: the quick retries are used up; `at`: the time of the error, ISO.
     """
 
     code: str
@@ -65,60 +65,62 @@ class ErrorReport(TypedDict, total=False):
 
 
 def larger_than_the_driver_takes(error: BaseException) -> bool:
-    """True if Spark refused to hand rows to the driver, by the session's cap on the size of results."""
+    """True if Spark refused to send rows to the driver, because of the session's bound on the size of results."""
     return "spark.driver.maxResultSize" in str(error)
 
 
 def classify(error: BaseException, where: str = "") -> RecourseError:
-    """The error as one of ours: itself if it is, else permanent or transient by what Spark says.
+    """The error as one of ours: unchanged if it is one, else permanent or transient by Spark's text.
 
-    An exception of the stream's own function mostly comes back with the same records, but the function may also ask
-    something elsewhere: it is tried again, and is permanent when it comes back (retries.py). An unknown failure is
-    transient. `where` names the batch and its offsets.
+    An exception of the stream's own function mostly repeats with the same records, but the function may also call a
+    service that fails: it is tried again, and is permanent if it repeats (retries.py). An unknown failure is transient.
+    `where` names the batch and its offsets.
     """
     if isinstance(error, RecourseError):
         return error
     kind, text = type(error).__name__, str(error)
-    said = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
-    said += f" ({where})" if where else ""
+    summary = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
+    summary += f" ({where})" if where else ""
     if _FULL.search(text):
-        full = f"no space is left on the device of the tables, of the state, or of Spark's scratch folder: {said}"
-        return _caused(TransientError(full, "free space there (`df -h`); nothing is lost, a later try goes on"), error)
+        full = f"no space is left on the device of the tables, of the state, or of Spark's scratch folder: {summary}"
+        return _caused(
+            TransientError(full, "free space there (`df -h`); nothing is lost, a later attempt continues"), error
+        )
     if _LOST.search(text):
         return _caused(
-            OffsetsLost(f"records the stream still needs are gone: {said}", "see `recourse streams status`"), error
+            OffsetsLost(f"records the stream still needs are gone: {summary}", "see `recourse streams status`"), error
         )
     if kind in ("AnalysisException", "ParseException"):
-        return _caused(ConfigurationError(f"Spark refuses the stream's plan: {said}", "correct the function"), error)
+        return _caused(ConfigurationError(f"Spark refuses the stream's plan: {summary}", "correct the function"), error)
     if _PERMANENT.search(text):
-        return _caused(PermanentError(said, "see docs/operate.md, 'A stream that will not start'"), error)
+        return _caused(PermanentError(summary, "see docs/operate.md, 'A stream that will not start'"), error)
     if _GONE.search(text):
         return _caused(TransientError("Spark's JVM is gone", "the session's log says how it ended"), error)
     if (raised := _raised(text)) is not None:
-        said, origin = raised
-        words = f"the stream's function raised {said}{f' ({where})' if where else ''}"
+        summary, origin = raised
+        words = f"the stream's function raised {summary}{f' ({where})' if where else ''}"
         if _ELSEWHERE.search(origin.partition(" ")[0]):
-            return _caused(TransientError(words, "look at what the function asks"), error)
-        return _caused(FunctionRaised(words, "correct the function if it comes back", f"{origin} {where}"), error)
-    return _caused(TransientError(f"{kind}: {said}", "its session's log has the whole trace"), error)
+            return _caused(TransientError(words, "check the service that the function calls"), error)
+        return _caused(FunctionRaised(words, "correct the function if the error repeats", f"{origin} {where}"), error)
+    return _caused(TransientError(f"{kind}: {summary}", "its session's log has the whole trace"), error)
 
 
 def function_raised(function: Callable[..., object], error: Exception) -> TransientError:
-    """The error for what a stream's function raised itself, when it was called with frames."""
+    """The error for an exception that a stream's function raised when it was called with frames."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.filename == function.__code__.co_filename] or frames[-1:]
-    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    of_function = [f for f in frames if f.filename == function.__code__.co_filename] or frames[-1:]
+    place = f" ({of_function[-1].filename}:{of_function[-1].lineno})" if of_function else ""
     words = f"the stream's function raised {type(error).__name__}: {error}{place}"
     origin = f"{type(error).__name__}{place}"
     if _ELSEWHERE.search(type(error).__name__):
-        return _caused(TransientError(words, "look at what the function asks"), error)
-    return _caused(FunctionRaised(words, "correct the function if it comes back", origin), error)
+        return _caused(TransientError(words, "check the service that the function calls"), error)
+    return _caused(FunctionRaised(words, "correct the function if the error repeats", origin), error)
 
 
 def _raised(text: str) -> tuple[str, str] | None:
-    """What code of the stream raised, in a Python worker or by SQL on its records, with its kind and place.
+    """Text and origin of an exception of the stream's code, in a Python worker or in SQL on its records.
 
-    None if it was something else.
+    None for any other failure.
     """
     if _WORKER.search(text):
         lines = text[text.rindex("Traceback (most recent call last)") :].split("\n")[1:]
@@ -126,8 +128,8 @@ def _raised(text: str) -> tuple[str, str] | None:
         places = [m for line in lines if (m := _PLACE.match(line)) and "/pyspark/" not in m["file"]]
         place = f" ({places[-1]['file']}:{places[-1]['line']})" if places else ""
         return f"{last.strip()[:500]}{place}", f"{last.partition(':')[0]}{place}"
-    if (found := _ON_DATA.search(text)) is not None:
-        return text[found.start() :].partition("\n")[0].strip()[:500], found[1]
+    if (match := _ON_DATA.search(text)) is not None:
+        return text[match.start() :].partition("\n")[0].strip()[:500], match[1]
     return None
 
 
@@ -137,7 +139,7 @@ def _caused(error: _E, by: BaseException) -> _E:
 
 
 def named(entry: LedgerEntry | None) -> str:
-    """A batch that was not finished, and its offsets, in words; empty for none."""
+    """An unfinished batch and its offsets in words; empty for None."""
     if entry is None:
         return ""
     parts = [

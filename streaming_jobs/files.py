@@ -1,7 +1,7 @@
-"""Files and folders that survive a kill and a power cut: whole or not at all, and on disk before anything relies on it.
+"""Files and folders that survive a kill and a power cut: whole or absent, and on disk before anything relies on them.
 
-A kill loses nothing that was written; a power cut loses what the system had in memory. So a file is on disk once it
-was synced itself **and** the folder that names it was, and that folder's own name, up to one that was there before.
+A kill loses nothing that was written; a power cut loses what the system had only in memory. So a file is on disk once
+it was synced **and** the folder that names it, and the folder that names that one, up to a folder that existed before.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def hard_link(source: Path, target: Path) -> None:
-    """A second name for a file, below folders that are made; one that an attempt that was killed has made stays.
+    """Give a file a second name, and make the folders above it. An existing name stays: a killed attempt has made it.
 
-    The folders get the mode that the umask gives, as those that deltalake and Spark make: who may read a table reads
-    all of it. On disk once the caller has synced the folder.
+    The folders get the mode of the umask, as those that deltalake and Spark make: who may read a table may read all
+    of it. The name is on disk once the caller has synced the folder.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -72,7 +72,7 @@ def sync(path: Path) -> None:
 
 
 def remove_files(*paths: Path) -> Iterator[Path]:
-    """Remove those of the files that are there, each gone from the disk before the next; yields each one."""
+    """Remove those of the files that exist, each on disk before the next; yields each one."""
     for path in paths:
         if path.exists():
             path.unlink()
@@ -81,7 +81,7 @@ def remove_files(*paths: Path) -> Iterator[Path]:
 
 
 def sync_files(files: Iterable[Path], root: Path) -> None:
-    """Have these files on disk, then the folders that lead to them from `root` on; one that has gone is passed over."""
+    """Have these files on disk, then the folders that lead to them from `root` on; a missing one is skipped."""
     files = list(files)
     folders = {folder for file in files for folder in file.parents if folder.is_relative_to(root)}
     sync_each(files)
@@ -90,9 +90,9 @@ def sync_files(files: Iterable[Path], root: Path) -> None:
 
 
 def sync_each(paths: Sequence[Path]) -> None:
-    """Have these files and folders on disk, in no order; what is gone is passed over.
+    """Have these files and folders on disk, in no order; a missing one is skipped.
 
-    Several at a time: the file system then has one commit of its journal for many of them.
+    Several at a time: the file system then needs one commit of its journal for many of them.
     """
     if len(paths) < _FEW:
         for path in paths:
@@ -108,12 +108,12 @@ def _sync_existing(path: Path) -> None:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Ended by the interpreter, which waits for what is under way."""
+    """The threads that sync; the interpreter waits for them at its end."""
     return ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="sync")
 
 
 def sync_tree(root: Path) -> None:
-    """Have everything below a folder on disk, and the folder's own name; what is gone meanwhile is passed over."""
+    """Have everything below a folder on disk, and the folder's name; a file that is removed meanwhile is skipped."""
     for folder, _, names in os.walk(root, topdown=False):
         for path in (*(Path(folder) / name for name in names), Path(folder)):
             if not path.is_symlink():

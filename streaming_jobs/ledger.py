@@ -1,13 +1,12 @@
-"""The ledger: what every sink commit records about itself, inside the commit.
+"""The ledger: the entry that every commit to a sink carries about itself.
 
-An entry travels in the commit's `userMetadata`, so it is there exactly when the rows are. The commit also
-carries the Delta transaction identifier (appId, version) of Delta's protocol, section "Transaction
-Identifiers", with
+An entry is part of the commit's `userMetadata`, so it exists exactly when the rows do. The commit also has the Delta
+transaction identifier (appId, version) of Delta's protocol, section "Transaction Identifiers", with
 
-    appId   = recourse:<stream>:<table>              one, for ever
-    version = generation << 32 | (batch + 1)         so generation << 32 says: open, nothing written
+    appId   = recourse:<stream>:<table>              the same for ever
+    version = generation << 32 | (batch + 1)         so generation << 32 means: open, nothing written
 
-The version only grows: a driver of an older generation sees a newer one and stops. `sinks/delta/log.py` reads the
+The version only grows: a driver of an older generation reads a newer one and stops. `sinks/delta/log.py` reads the
 entries of a table back.
 """
 
@@ -53,9 +52,9 @@ def app_id(stream: str, table: str) -> str:
 
 
 class CodeVersion(NamedTuple):
-    """Which code wrote a batch: hash of the function and its local imports, and the package's version.
+    """The code that wrote a batch: hash of the function and its local imports, and the package's version.
 
-    A pair, as savepoints and plans have it on disk.
+    Savepoints and plans have this pair on disk.
     """
 
     hash: str
@@ -66,12 +65,12 @@ class CodeVersion(NamedTuple):
 
 
 NO_CODE = CodeVersion("", "")
-"""Of an entry that no batch has written."""
+"""The code version of an entry that no batch has written."""
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One commit's record. `rows` counts what was written by name, `txns` the other sinks' versions."""
+    """One commit's entry. `rows`: name -> number of rows written; `txns`: other sink -> its transaction version."""
 
     kind: Kind
     stream: str
@@ -115,7 +114,7 @@ class LedgerEntry:
 
     @classmethod
     def decode(cls, text: str | None) -> LedgerEntry | None:
-        """The entry in a commit's `userMetadata`; None when it is not one of ours."""
+        """The entry in a commit's `userMetadata`; None if there is none of ours."""
         try:
             value = json.loads(text or "")
         except ValueError:

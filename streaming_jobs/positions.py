@@ -1,7 +1,7 @@
-"""Where a stream is in its topics: topic -> partition -> offset of the first record that is not read yet.
+"""The position of a stream in its topics: topic -> partition -> offset of the first record that is not read yet.
 
-The one model of that for checkpoints, ledger, records, savepoints and plans. On disk a partition's number is text, as
-JSON has no other keys; `decode` makes it a number again, and nothing else does.
+The one model of it for checkpoints, ledger, records, savepoints and plans. On disk a partition's number is text, as
+JSON has no other keys; only `decode` and `decode_partitions` make it a number again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """What one batch read of one topic: per partition the first offset and the one after the last."""
+    """The offsets that one batch read of one topic: per partition the first one, and the one after the last."""
 
     topic: str
     topic_id: str
@@ -57,12 +57,12 @@ class OffsetBounds:
 
 
 def starts_of(ranges: Iterable[OffsetRange]) -> TopicOffsets:
-    """Where ranges begin."""
+    """The first offsets of ranges: topic -> partition -> offset."""
     return {each.topic: dict(each.start) for each in ranges}
 
 
 def ends_of(ranges: Iterable[OffsetRange]) -> TopicOffsets:
-    """Where ranges end."""
+    """The offsets after the last ones of ranges: topic -> partition -> offset."""
     return {each.topic: dict(each.end) for each in ranges}
 
 
@@ -72,7 +72,7 @@ def by_place(offsets: TopicOffsets) -> dict[Place, int]:
 
 
 def by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[int, int]]:
-    """The offsets by topic, then by partition: the other way round from `by_place`."""
+    """The offsets by topic, then by partition: the inverse of `by_place`."""
     nested: dict[str, dict[int, int]] = {}
     for (topic, partition), offset in offsets.items():
         nested.setdefault(topic, {})[partition] = offset

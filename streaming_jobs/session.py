@@ -7,8 +7,8 @@ the JVM, which inherits the leases, then the queries. One stream's failure leave
 when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<stream>/stop`, by the end of standard
 input under `--supervised` (the parent is gone), or because the trigger was available-now.
 
-Under `--supervised`, the session starts streams again after a recovery, and itself where other code is on disk
-(`runtime/handover.py`). Whoever started the session sees the same process go on.
+Under `--supervised`, the session restarts streams after a recovery, and restarts itself when other code is on disk
+(`runtime/handover.py`). The process stays the same for whoever started it.
 
 Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
 that failed needs a person.
@@ -57,8 +57,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Patience:
-    """Waits of a session, in seconds: for a lease, between two looks at its streams, for the end of a JVM that may be
-    the cause of an error, and for a batch that runs on after its query was ended."""
+    """Waits of a session, in seconds: for a lease, between two polls of its streams, for the end of a JVM that may be
+    the cause of an error, and for a batch that still runs after its query was stopped."""
 
     lease: float = 10.0
     look: float = 0.1
@@ -83,10 +83,10 @@ class Session:
         leases: Leases | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """`answers` are the stop requests, by stream, that this start was made to end.
+        """`answers`: stream -> the stop request that this start was made to end.
 
-        With a `handover` the session may end to be started again in its place, with the code of then (`superseded`).
-        What is not given is the usual: Spark that is started here, queries over Kafka, leases in the state folder.
+        With a `handover` the session may end in order to be restarted in place with newer code (`superseded`).
+        The defaults are Spark that is started here, queries over Kafka, and leases in the state folder.
         Raises ValueError for `replan` together with `queries`, which have their own.
         """
         if queries is not None and replan is not None:
@@ -107,9 +107,9 @@ class Session:
         self.status_files = StatusFiles(settings)
 
     def run(self) -> int:
-        """Run to the end and return the exit code. Raises LeaseBusy before anything is touched."""
+        """Run to the end and return the exit code. Raises LeaseBusy before anything is changed."""
         leases = self._take_leases()
-        with ExitStack() as at_end:  # in reverse order, and each one whatever became of the others
+        with ExitStack() as at_end:  # in reverse order, and each one even if another one fails
             for lease in leases:
                 at_end.callback(self._let_go, lease)
             at_end.callback(self._end_spark)
@@ -135,7 +135,7 @@ class Session:
 
     @property
     def in_batch(self) -> bool:
-        """True if a batch is still at work in this process, which may commit until the process has ended."""
+        """True if a batch still runs in this process; it may commit until the process has ended."""
         return any(running.in_batch for running in self.running)
 
     def _take_leases(self) -> list[Lease]:
@@ -148,7 +148,7 @@ class Session:
         return leases
 
     def _runner(self, stream: Stream, lease: Lease) -> StreamRunner:
-        """A stream at its start; its status is on disk, with what is known from before."""
+        """The runner of a stream; its first status is written, with the values of the last run."""
         status, lingering = first_status(self.settings, stream.name), self.patience.batch
         self.status_files.write(status)
         return StreamRunner(stream, self.settings, self.queries, lease, status, self.trigger, lingering=lingering)
@@ -165,14 +165,14 @@ class Session:
             self._answer(running)
 
     def _answer(self, running: StreamRunner) -> None:
-        """End the stop that this start was made to end, if preflight lets the stream try; obey any other one."""
+        """Clear the stop request that this start was made to end, if preflight allows the start; obey any other one."""
         name, request = running.stream.name, self.answers.get(running.stream.name)
         if running.ended:
             return
         if request is not None and request.plan is None:
             stop_request.clear(self.settings, name, request)
         if (newer := stop_request.request(self.settings, name)) is not None:
-            log.warning("the stream is not started: a stop was asked for", stream=name, by=newer.who)
+            log.warning("stream not started: a stop is requested", stream=name, by=newer.who)
             running.leave_stopped()
 
     def _start_spark(self, leases: Sequence[Lease]) -> None:
@@ -216,22 +216,22 @@ class Session:
                 running.give_up()
 
     def _let_go(self, lease: Lease) -> None:
-        """Release a lease, except one whose batch is at work yet: the end of this process releases that one."""
+        """Release a lease, except one whose batch still runs: the end of this process releases that one."""
         running = next((running for running in self.running if running.lease is lease), None)
         if running is not None and running.in_batch:
             return
         if running is not None and not running.detached and self.runtime.jvm is None:
-            lease.unlock()  # nothing of the stream is in a JVM any more, also where that one runs on
+            lease.unlock()  # nothing of the stream is in a JVM any more, even if the JVM runs on
         lease.release()
 
     def _detach(self, running: StreamRunner) -> None:
-        """Of a stream that is over while others go on: once that is written, a recovery or another session may come."""
+        """Give up the lease of a stream that has ended while others run, once its status is written."""
         if self.status_files.write(running.status):
             running.detached = True
             running.lease.unlock()
 
     def _look_at_recoveries(self) -> None:
-        """Start a stream again whose recovery is over; with other code on disk, make way for a session that has it."""
+        """Restart a stream whose recovery is over; if other code is on disk, end for a session that has it."""
         if self.handover is None or self.superseded or self.stop_all.is_set():
             return
         detached = {running.stream.name: running for running in self.running if running.detached}
@@ -243,28 +243,28 @@ class Session:
                 try:
                     if self._take_back(detached[name]):
                         self.handover.forget(name)
-                except (LeaseBusy, OSError) as error:  # a new session looks at it from the beginning
-                    log.warning("the stream could not be started again in place", stream=name, reason=str(error))
+                except (LeaseBusy, OSError) as error:  # a new session starts it from the beginning
+                    log.warning("stream not restarted in place", stream=name, reason=str(error))
                     self.superseded = True
             else:
-                log.info("a recovery is over: the session starts again with the code of now", stream=name)
+                log.info("recovery over: session restarts with the current code", stream=name)
                 self.superseded = True
 
     def _take_back(self, before: StreamRunner) -> bool:
-        """Start a stream again that this session had detached; False if somebody else came first."""
+        """Restart a stream that this session had detached; False if another session holds its lease."""
         assert self.spark is not None
         if not before.lease.lock_again():
             return False
         if self.runtime.jvm is not None:
             before.lease.record_jvm(self.runtime.jvm)
-        log.info("a recovery is over: the stream starts again", stream=before.stream.name)
+        log.info("recovery over: stream restarts", stream=before.stream.name)
         running = self._runner(before.stream, before.lease)
         self.running[self.running.index(before)] = running
         running.start(self.spark)
         return True
 
     def _look_at_code(self) -> None:
-        """Make way when there is other code for a stream that was given up, and nobody else runs it."""
+        """End for a new session if there is other code for a stream that was given up, and nobody else runs it."""
         if self.handover is None or self.superseded:
             return
         failed = [
@@ -277,11 +277,11 @@ class Session:
             return
         detached = [running.stream.name for running in self.running if running.detached]
         if all(name not in failed or self.leases.holder(name) is None for name in detached):
-            log.info("failed streams have other code or settings: the session starts again", streams=",".join(failed))
+            log.info("code or settings of failed streams changed: session restarts", streams=",".join(failed))
             self.superseded = True
 
     def _exit_code(self) -> int:
-        if self.superseded:  # what failed before the recovery is for the next session to find out
+        if self.superseded:  # earlier failures are for the next session to report
             return 0
         failed = [r.status.error for r in self.running if r.status.state == "failed" and r.status.error]
         permanent = all(error["permanent"] for error in failed)
@@ -302,7 +302,7 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
     try:
         collisions.check()
         settings = load(session_options.flags(options), config_file=options.config).settings
-        # Before the flows are loaded, which takes its time; whoever started this process may know when it was asked to.
+        # Read before the flows are loaded, which takes time; `--asked-at` is the time of the request to start.
         requests = session_options.requests_before(stop_request.requests(settings), options.asked_at, time.time())
         streams = Topology.of_settings(settings).select([name for name in options.streams.split(",") if name])
         if options.print_versions:

@@ -2,8 +2,8 @@
 
 Environment names are `RECOURSE_` plus the field, two underscores between levels:
 `RECOURSE_KAFKA__BOOTSTRAP_SERVERS`, `RECOURSE_STREAMS__AIRPORT_HOURS__LATENESS`.
-The sections and their fields stand in `settings_sections.py`.
-`Settings.load()` keeps for every value where it came from; `recourse config show` prints both.
+The sections and their fields are in `settings_sections.py`.
+`load` also returns the origin of every value; `recourse config show` prints both.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ __all__ = [
 
 CONFIG_FILE = "recourse.toml"
 _NO_SETTINGS = ("RECOURSE_CONFIG", "RECOURSE_CRASH", "RECOURSE_RUN_ID", "RECOURSE_PARENT")
-"""Variables that mean something, but set nothing."""
+"""Variables with a meaning that are not settings."""
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. Paths are absolute after loading."""
+    """All settings. The paths of its properties are absolute."""
 
     model_config = SettingsConfigDict(
         env_prefix="RECOURSE_",
@@ -123,16 +123,16 @@ class Settings(BaseSettings):
         return _absolute(self.home / "broker")
 
     def for_stream(self, name: str) -> StreamSettings:
-        """The values that hold for one stream: its own before the defaults."""
-        own = self.streams.get(name)
-        if own is None:
+        """The values for one stream: its overrides, and the defaults for the rest."""
+        overrides = self.streams.get(name)
+        if overrides is None:
             return self.stream
-        return self.stream.model_copy(update={k: v for k, v in own if v is not None})
+        return self.stream.model_copy(update={k: v for k, v in overrides if v is not None})
 
 
 @dataclass(frozen=True)
 class Origin:
-    """One setting as shown: dotted key, value as text, and the layer it came from."""
+    """One setting as shown: dotted key, value as text, and the layer that set it."""
 
     key: str
     value: str
@@ -181,7 +181,7 @@ def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = N
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
-    """A misspelt variable must not be passed over; of nested names pydantic sees to all but the first part."""
+    """Raise ConfigurationError for a misspelt variable; of nested names pydantic checks all parts but the first."""
     for name in environment:
         first = name.removeprefix("RECOURSE_").partition("__")[0].lower()
         if name.startswith("RECOURSE_") and name not in _NO_SETTINGS and first not in Settings.model_fields:

@@ -1,6 +1,6 @@
-"""The sections of the settings: every field with its default, its bounds and what it means.
+"""The sections of the settings: every field with its default, its bounds and its meaning.
 
-`docs/settings.md` is made from them. `settings.py` puts them together and reads the values.
+`docs/settings.md` is written from them. `settings.py` combines them and reads the values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Section(BaseModel):
 
 
 def checked_trigger(text: str) -> str:
-    """A trigger as written; raises ValueError for what is none."""
+    """A trigger as written; raises ValueError for any other text."""
     word, _, interval = text.partition(" ")
     if text not in ("continuous", "available-now") and word != "every":
         raise ValueError(
@@ -38,7 +38,7 @@ def checked_trigger(text: str) -> str:
 
 
 def _checked_start(text: str) -> str:
-    """A start position as written; raises ValueError for what is none."""
+    """A start position as written; raises ValueError for any other text."""
     if text not in ("earliest", "latest"):
         try:
             zone = datetime.fromisoformat(text).tzinfo
@@ -63,7 +63,7 @@ Start = Annotated[str, AfterValidator(_checked_start)]
 
 
 class KafkaSettings(_Section):
-    """How Spark and confluent-kafka reach the cluster. Empty servers mean the embedded broker."""
+    """The connection of Spark and confluent-kafka to the cluster. Empty servers mean the embedded broker."""
 
     bootstrap_servers: str = Field("", description="host:port,...; empty: the embedded broker")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
@@ -92,39 +92,40 @@ class SparkSettings(_Section):
 
     master: str = Field("local[*]", description="Spark's master URL")
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
-    shuffle_partitions: int = Field(0, ge=0, description="0: one a core; pinned by the first start of a stream")
+    shuffle_partitions: int = Field(0, ge=0, description="0: one per core; pinned by the first start of a stream")
     extra: dict[str, str] = Field(default_factory=dict, description="any further Spark properties")
 
 
 class StreamSettings(_Section):
-    """How one stream runs. The section `stream` holds the defaults, `streams.<name>` one stream's own values."""
+    """The running of one stream. The section `stream` has the defaults, `streams.<name>` one stream's own values."""
 
     start: Start = Field("earliest", description="earliest, latest, or an ISO time with zone; first start only")
     trigger: Trigger = Field("continuous", description="continuous, available-now, or 'every 10 seconds'")
     lateness: Duration | None = Field(None, description="replaces the watermark delay that the stream declares")
-    max_offsets_per_trigger: int = Field(300_000, gt=0, description="records a batch, all partitions together")
-    pace: Pace = Field("live", description="live: batches follow each other; economy: two a second, half the cores")
+    max_offsets_per_trigger: int = Field(300_000, gt=0, description="records per batch, all partitions together")
+    pace: Pace = Field("live", description="live: batches follow each other; economy: two per second, half the cores")
     min_commit_interval: Duration | None = Field(None, description="at most one batch in this time; default by pace")
     min_upsert_interval: Duration | None = Field(None, description="the same for upserts, which rewrite files")
     max_pause: Duration | None = Field(None, description="wait after a batch while few records come; default by pace")
     committer: Literal["auto", "direct", "spark"] = Field(
-        "auto", description="who commits to Delta tables: direct is delta-rs, spark is delta-spark"
+        "auto", description="library that commits to Delta tables: direct is delta-rs, spark is delta-spark"
     )
     path: Literal["auto", "driver", "executor"] = Field(
-        "auto", description="which way a batch's rows take to the table: through the driver's memory, or not"
+        "auto", description="way of a batch's rows to the table: through the driver's memory or the executors"
     )
     driver_path_max_mb: int = Field(256, gt=0, description="a batch estimated above this goes through executors, MB")
     direct_merge_max_mb: int = Field(2048, gt=0, description="upserts into a larger table go through Spark's MERGE, MB")
     stop_deadline: Duration = Field(timedelta(seconds=30), description="for a batch to reach its border on stop")
-    max_restarts: int = Field(5, ge=0, description="transient failures in a row before a stream is given up")
+    max_restarts: int = Field(5, ge=0, description="transient failures in a row before the session gives a stream up")
     stuck_after: Duration = Field(timedelta(minutes=5), description="red: unread records and no batch done; 0: never")
     late_after: Duration = Field(timedelta(minutes=10), description="red: records unread for longer; 0: never")
 
     def commit_interval(self, *, upsert: bool) -> timedelta:
         """The shortest time between the starts of two batches."""
-        own = self.min_upsert_interval if upsert else None
+        for_upserts = self.min_upsert_interval if upsert else None
         return next(
-            (value for value in (own, self.min_commit_interval) if value is not None), _COMMIT_INTERVAL[self.pace]
+            (value for value in (for_upserts, self.min_commit_interval) if value is not None),
+            _COMMIT_INTERVAL[self.pace],
         )
 
     @property
@@ -155,7 +156,7 @@ class StreamOverrides(_Section):
 
 
 class TableSettings(_Section):
-    """Upkeep of every table we create. docs/disk.md says what each value bounds."""
+    """Maintenance of every table that we create. docs/disk.md shows the disk space that each value bounds."""
 
     log_retention: Duration = Field(
         timedelta(hours=1), description="of the table's own log (delta.logRetentionDuration)"
@@ -170,13 +171,13 @@ class TableSettings(_Section):
 
 
 class SavepointSettings(_Section):
-    """Savepoints that a stream's driver takes by itself; those on purpose and of recoveries stay until dropped."""
+    """Savepoints that a stream's driver takes periodically; those of a person or a recovery stay until dropped."""
 
     every: Duration = Field(timedelta(minutes=15), description="between two of a stream; 0: none by time")
     keep: Duration = Field(timedelta(hours=48), description="all of them")
     keep_daily: Duration = Field(timedelta(days=14), description="then the first of each day")
     keep_generations: int = Field(2, ge=0, description="checkpoints of generations that are over, the newest ones")
-    max_mb: int = Field(10_240, ge=0, description="that only a stream's savepoints hold, MB; 0: no bound")
+    max_mb: int = Field(10_240, ge=0, description="of files that only a stream's savepoints hold, MB; 0: no bound")
 
 
 class DagsterSettings(_Section):
@@ -184,9 +185,9 @@ class DagsterSettings(_Section):
 
     host: str = Field("127.0.0.1", description="address that the UI listens on; the UI asks for no password")
     port: int = Field(3000, ge=0, le=65535, description="of the UI; 0: a free port")
-    observe_every: Duration = Field(timedelta(seconds=60), description="between two reports on a table at work")
+    observe_every: Duration = Field(timedelta(seconds=60), description="between two reports on a table that is written")
     materialize_every: Duration = Field(timedelta(minutes=1), description="between two materialisations of a table")
     stale_after: Duration = Field(timedelta(seconds=60), description="a session without heartbeat is declared dead")
     max_session: Duration = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
     keep_runs: Duration = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
-    keepalive: bool = Field(True, description="start continuous jobs by themselves and after a failure")
+    keepalive: bool = Field(True, description="start continuous jobs automatically, and again after a failure")

@@ -15,12 +15,12 @@ def counted(count: int, noun: str, one: str = "", many: str = "") -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` is probably a misspelling of; None when none is near."""
     names = {each.lower(): each for each in known}
-    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    return names[found[0]] if found else None
+    matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    return names[matches[0]] if matches else None
 
 
 def instead(name: str, known: Iterable[str]) -> str:
-    """What to write instead, as the next step of an error: the nearest name, or all that there are."""
+    """The next step of an error about a wrong name: the nearest known name, or all of them."""
     names = list(known)
     if (near := nearest(name, names)) is not None:
         return f"did you mean '{near}'?"

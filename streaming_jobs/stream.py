@@ -1,4 +1,4 @@
-"""What a stream is: sources, one function on DataFrames, sinks. Open this file first.
+"""The declaration of a stream: sources, one function on DataFrames, sinks. Open this file first.
 
     @stream(
         source=KafkaTopic("flights", value=Json(FLIGHT), event_time="sched_dep", lateness="10 days"),
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MAX_AHEAD = "1 day"
-"""How far an event time may lie after its record's own timestamp, where a topic declares nothing else."""
+"""The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""
 
 _DELETES = "_deletes"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -47,11 +47,11 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 class Format(Protocol):
-    """How the bytes of a record become columns, and which bytes are refused.
+    """A format of records: it decodes their bytes into columns, and refuses some.
 
     `decode` keeps every column of the frame and adds two: `_record`, a struct of `schema`, and `_bad`,
-    a boolean that is never null. A bad record never reaches a stream's function; a good one never carries
-    a null that the bytes did not say. `diagnose` words the refusal for one record's bytes.
+    a boolean that is never null. A bad record never reaches a stream's function; a good one never has
+    a null that its bytes did not state. `diagnose` gives the reason of a refusal for one record's bytes.
     """
 
     @property
@@ -71,9 +71,9 @@ class KafkaTopic:
 
     The function sees the fields of `value` as columns, and the struct `_source` (topic, partition, offset,
     timestamp, key, tombstone, and headers if `headers` is set). With `event_time`, the frame has a watermark of
-    `lateness` on that column, and a record whose event time lies more than `max_ahead` after the timestamp that Kafka
-    has of it is a dead letter (`event_time_ahead`), since it would move the watermark past all the others; None: no
-    such bound. A null event time moves nothing; windows leave its row out. A record with a null value is a dead
+    `lateness` on that column. A record whose event time is more than `max_ahead` after its Kafka timestamp is then a
+    dead letter (`event_time_ahead`), since it would move the watermark past all other records; None: no such bound. A
+    null event time does not move the watermark; windows leave its row out. A record with a null value is a dead
     letter, or, with `tombstones="keep"`, a row whose fields are all null and whose `_source.tombstone` is true. Only
     committed records are read.
     """
@@ -116,7 +116,7 @@ class KafkaTopic:
 
     @property
     def ahead(self) -> timedelta | None:
-        """How far after its record's timestamp an event time may lie; None where nothing bounds it."""
+        """The longest time by which an event time may be after its record's timestamp; None: no bound."""
         return parse_duration(self.max_ahead) if self.event_time and self.max_ahead else None
 
 
@@ -126,10 +126,10 @@ class DeltaTable:
 
     With `order_by` the row with the greatest values in these columns wins over the table's whole life, in whatever
     order rows arrive; without it the last record read wins. Rows for which the SQL condition `delete_when` holds delete
-    their key. With both, a delete is remembered for `deletes_kept`, so that a row older than it stays away.
+    their key. With both, a delete is remembered for `deletes_kept`, so that an older row does not come back.
     `schema` is the table's contract: the function's output must have exactly these columns; a column that is
     new in it is added to the table at the next start, any other change is refused. Column comments show in
-    the UI. Without a schema, the table takes what the first run's function returns.
+    the UI. Without a schema, the table gets the columns that the function returns in the first run.
     """
 
     name: str
@@ -178,7 +178,7 @@ class DeltaTable:
 
     @property
     def deletes(self) -> DeltaTable | None:
-        """The table that remembers this one's deletes, if their order counts."""
+        """The table that remembers this one's deletes, if `order_by` and `delete_when` are set."""
         if not (self.order_by and self.delete_when):
             return None
         return DeltaTable(
@@ -198,9 +198,9 @@ class DeltaTable:
 
 @dataclass(frozen=True)
 class Stream:
-    """One named flow. Several sources bind to parameters by name; several sinks take a mapping of frames.
+    """One named flow. Several sources bind to parameters by name; with several sinks the function returns a mapping.
 
-    The first sink is the primary one: its ledger says which batches are done. The others are secondary.
+    The first sink is the primary one: its ledger decides which batches are done. The others are secondary.
     """
 
     name: str
@@ -261,7 +261,7 @@ class Stream:
     @property
     def deletes(self) -> tuple[DeclaredTable, ...]:
         """The tables that remember the deletes of its sinks, in their order."""
-        return tuple(kept for sink in self.sinks.values() if (kept := sink.deletes) is not None)
+        return tuple(table for sink in self.sinks.values() if (table := sink.deletes) is not None)
 
     @property
     def table_names(self) -> tuple[str, ...]:
@@ -281,7 +281,7 @@ def stream(
     name: str | None = None,
     owners: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Stream]:
-    """Declare the decorated function a stream; its docstring is the description, its name the name."""
+    """Declare the decorated function as a stream; its docstring is the description, its name the default name."""
 
     def declare(function: Callable[..., Any]) -> Stream:
         if isinstance(source, Mapping):
@@ -312,17 +312,17 @@ def checked_name(kind: str, name: str) -> str:
 
 
 def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
-    """The names as a tuple; raises UsageError for one text, which Python would take for a list of its letters."""
+    """The names as a tuple; raises UsageError for a single text, which Python would read as a list of letters."""
     if isinstance(names, str):
         raise UsageError(f"{what}: {option} is the text '{names}', not a list", f"write {option}=['{names}']")
-    found = tuple(names) if isinstance(names, Iterable) else (names,)
-    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in found):
+    items = tuple(names) if isinstance(names, Iterable) else (names,)
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
         raise UsageError(f"{what}: {option} is {names!r}, not a list of names", f"write {option}=['first', 'second']")
-    return found
+    return items
 
 
 def checked_parts(stream: str, option: str, parts: Iterable[object], kind: str, fits: Callable[[object], bool]) -> None:
-    """Raise UsageError for a source or a sink that does not fit, such as a bare name; `kind` names what does."""
+    """Raise UsageError for a source or a sink of another type, such as a bare name; `kind` names the right type."""
     for part in parts:
         if not fits(part):
             example = f"{kind}({part!r}, ...)" if isinstance(part, str) else f"a {kind}"

@@ -1,4 +1,4 @@
-"""All declared streams, and how topics, streams and tables hang together."""
+"""All declared streams, with the topics that they read and the tables that they write."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Topology:
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Topology:
-        """The streams of the setting `flows`; raises UsageError for a section `streams.<name>` that is no stream's."""
+        """The streams of the setting `flows`; raises UsageError if a section `streams.<name>` has none."""
         topology = cls.load(settings.flows)
         for name in settings.streams:
             if name not in topology.streams:
@@ -61,11 +61,11 @@ class Topology:
         """Import the named modules or packages and collect the streams they declare."""
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.insert(0, here)
-        found: dict[int, Stream] = {}
+        streams: dict[int, Stream] = {}
         for name in modules:
             for module in modules_of(name):
-                found.update((id(v), v) for v in vars(module).values() if isinstance(v, Stream))
-        return cls.of(found.values())
+                streams.update((id(v), v) for v in vars(module).values() if isinstance(v, Stream))
+        return cls.of(streams.values())
 
     def __getitem__(self, name: str) -> Stream:
         try:
@@ -115,12 +115,12 @@ def modules_of(name: str) -> Iterator[ModuleType]:
     """A module or package of the setting `flows`, and its direct submodules, imported."""
     module = _imported(name)
     yield module
-    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
-        yield _imported(f"{name}.{found.name}")
+    for submodule in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        yield _imported(f"{name}.{submodule.name}")
 
 
 def _imported(name: str) -> ModuleType:
-    """The module; whatever its code raises is a fault in it, and is told with its place."""
+    """The module; an exception of its code becomes a UsageError that names the place."""
     try:
         return importlib.import_module(name)
     except RecourseError:
@@ -154,11 +154,11 @@ def _unusable(name: str, error: Exception) -> UsageError:
 
 
 def _instead_of_argument(message: str) -> str:
-    """What to write instead of an argument that a declaration does not have; empty for any other message."""
+    """The next step for an argument that a declaration does not have; empty for any other message."""
     import streaming_jobs
 
-    if (found := _UNKNOWN_ARGUMENT.search(message)) is None:
+    if (match := _UNKNOWN_ARGUMENT.search(message)) is None:
         return ""
-    name = found["declaration"]
+    name = match["declaration"]
     declared = getattr(streaming_jobs, name) if name in ("stream", "KafkaTopic", "DeltaTable", "Json") else None
-    return instead(found["argument"], inspect.signature(declared).parameters) if declared else ""
+    return instead(match["argument"], inspect.signature(declared).parameters) if declared else ""

@@ -1,14 +1,13 @@
-"""What a table has to hold, as only its author knows it: a function that `recourse verify` compares the table with.
+"""Truths: functions, written by a table's author, that compute the rows which `recourse verify` compares it with.
 
     @truth(totals)
     def totals_by_hand(records: Iterable[Record]) -> list[dict[str, Any]]:
         counts = Counter(record.value["k"] for record in records)
         return [{"k": key, "c": count} for key, count in counts.items()]
 
-The function gets the records that the stream has read, as they lie in its topics, decoded in plain Python and without
-those that the format refuses; so it shares nothing with Spark or with the stream's own function. It returns the rows:
-dictionaries, an Arrow table, or a pandas frame. It is found where the streams are, in the modules of the setting
-`flows`.
+The function receives the records that the stream has read from its topics, decoded in plain Python, without those that
+the format refuses; so it shares nothing with Spark or with the stream's own function. It returns the rows:
+dictionaries, an Arrow table, or a pandas frame. Like streams, truths are in the modules of the setting `flows`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from streaming_jobs.stream import Stream
 
 
 class NotComparable(RecourseError):
-    """Raised by a truth that can say nothing of these records; the table is then not compared.
+    """Raised by a truth that cannot state the rows for these records; the table is then not compared.
 
     Nothing, if that is what the truth's author meant: the message has the author's reason.
     """
@@ -34,7 +33,7 @@ class NotComparable(RecourseError):
 
 
 class Record:
-    """One record: `topic`, `partition`, `offset`, `at`, `key`, `raw` (bytes), and `value`, decoded when asked for."""
+    """One record: `topic`, `partition`, `offset`, `at`, `key`, `raw` (bytes), and `value`, decoded when it is read."""
 
     __slots__ = ("_ms", "_read", "_value", "key", "offset", "partition", "raw", "topic")
 
@@ -55,7 +54,7 @@ class Record:
 
     @property
     def at(self) -> datetime | None:
-        """The time that the record carries, UTC; None where it has none."""
+        """The record's timestamp, UTC; None if it has none."""
         return None if self._ms is None else datetime.fromtimestamp(self._ms / 1000, UTC)
 
     @property
@@ -75,7 +74,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Truth:
-    """A declared truth. `final` names the column that says when a row is final, `tolerance` is relative, of floats."""
+    """A declared truth. `final` names the column with the time of a final row; `tolerance` is relative, of floats."""
 
     table: str
     function: Callable[..., Any]
@@ -90,11 +89,11 @@ class Truth:
 def truth(
     of: Stream | str, *, final: str | None = None, tolerance: float = 0.0
 ) -> Callable[[Callable[..., Any]], Truth]:
-    """Declare the decorated function the truth about a table: of a stream its primary one, else by the table's name.
+    """Declare the decorated function as the truth about a table, or about a stream's primary one.
 
     It takes one argument, the records, or for a stream of several topics one for each, named like the stream's sources.
-    With `final`, a column of time, rows are expected once the watermark has passed it: the end of a window, for one.
-    Floats may differ by `tolerance` of their value. Columns that it does not return are not compared.
+    With `final`, a column of times such as the end of a window, a row is expected once the watermark has passed it.
+    Floats may differ by `tolerance` of their value. Columns that the function does not return are not compared.
     """
     name = of.primary.name if isinstance(of, Stream) else of
 
@@ -114,7 +113,7 @@ def find(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:
     from streaming_jobs.topology import modules_of
 
     known = set(tables)
-    found: dict[str, Truth] = {}
+    truths: dict[str, Truth] = {}
     for module in (module for name in modules for module in modules_of(name)):
         for value in _truths(vars(module).values()):
             if value.table not in known:
@@ -122,9 +121,9 @@ def find(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:
                     f"there is a truth of table {value.table} ({module.__name__}), and no stream writes that table",
                     instead(value.table, sorted(known)),
                 )
-            if found.setdefault(value.table, value) is not value:
+            if truths.setdefault(value.table, value) is not value:
                 raise UsageError(f"table {value.table} has two truths", "keep one")
-    return list(found.values())
+    return list(truths.values())
 
 
 def _truths(values: Iterable[Any]) -> Iterator[Truth]:

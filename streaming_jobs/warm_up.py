@@ -2,8 +2,8 @@
 
     python -m streaming_jobs.warm_up
 
-Afterwards a session starts in about half the time, and so does the embedded broker. It takes half a minute, once for
-each Java and set of jars, and works in a temporary folder with a broker of its own.
+Afterwards a session starts in about half the time, and so does the embedded broker. It takes half a minute, once per
+Java and set of jars, and uses a temporary folder and its own broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streaming_jobs.platform.processes.exit_status import ended_by
 from streaming_jobs.settings import Settings, SparkSettings
 
 SHARE = 0.01
-"""Of the flights: enough for batches of all three streams."""
+"""The share of the flights that is fed: enough for batches of all three streams."""
 
 
 def archives(settings: Settings) -> tuple[Path, Path]:
@@ -44,10 +44,10 @@ def needed(settings: Settings) -> bool:
 
 
 def rehearse(settings: Settings) -> None:
-    """Make the archives, if one is missing; whoever comes second waits for the first.
+    """Make the archives if one is missing; a second process waits for the first.
 
-    Of the settings only those count that say where jars and archives lie. Raises what broker and session raise;
-    nothing but speed is lost without archives.
+    Uses only the settings of the folders of jars and archives. Raises what broker and session raise; without archives
+    only speed is lost.
     """
     with _alone(settings):
         if not needed(settings):
@@ -63,15 +63,15 @@ def rehearse(settings: Settings) -> None:
 def _rehearse(settings: Settings) -> None:
     finals = archives(settings)
     with tempfile.TemporaryDirectory(prefix="recourse-rehearsal-") as home:
-        own = Settings(home=Path(home), jars_dir=settings.jars_dir, spark=SparkSettings(driver_memory_mb=1024))
+        rehearsal = Settings(home=Path(home), jars_dir=settings.jars_dir, spark=SparkSettings(driver_memory_mb=1024))
         new = tuple(Path(home) / final.name for final in finals)
-        ended = _run(own, *new)
+        ended = _run(rehearsal, *new)
         for made, final, code in zip(new, finals, ended, strict=True):
             _keep(made, final, code)
 
 
 def _run(settings: Settings, spark: Path, broker: Path) -> tuple[int | None, int | None]:
-    """Returns how the two JVMs ended: exit codes, negative for a signal."""
+    """Run the streams; returns the exit codes of both JVMs, negative for a signal."""
     from streaming_jobs.examples.flights.feeder import feed
     from streaming_jobs.platform.broker import Broker
     from streaming_jobs.platform.runtime import LocalSpark
@@ -92,7 +92,7 @@ def _run(settings: Settings, spark: Path, broker: Path) -> tuple[int | None, int
 
 
 def _keep(made: Path, final: Path, code: int | None) -> None:
-    """Into the cache by one rename, so that no JVM ever maps a part of it."""
+    """Move an archive into the cache by one rename, so that no JVM ever maps a part of it."""
     if not made.is_file():
         raise _unwritten(final.name, code)
     arriving = final.with_suffix(".arriving")
@@ -104,10 +104,10 @@ def _keep(made: Path, final: Path, code: int | None) -> None:
 
 
 def _unwritten(name: str, code: int | None) -> RecourseError:
-    """The error for an archive that is not there, by how its JVM ended."""
+    """The error for a missing archive, by the exit code of its JVM."""
     if code == -signal.SIGKILL:
         return TransientError(
-            f"Java had not written the archive {name} {RECORD_SECONDS:.0f} s after it was told to end, and was killed",
+            f"Java had not written the archive {name} {RECORD_SECONDS:.0f} s after it was asked to end, and was killed",
             "nothing but speed is lost; try again when the machine is less busy: python -m streaming_jobs.warm_up",
         )
     folders = [variable for variable in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR") if os.environ.get(variable)]
@@ -130,7 +130,7 @@ def _alone(settings: Settings) -> Iterator[None]:
 
 
 def main() -> int:
-    """Make what is missing. Exit code 0 also when that fails: everything works without, only slower."""
+    """Make missing archives. The exit code is 0 even if that fails: without them everything works, only slower."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -1,4 +1,4 @@
-"""What the tests of several rooms share: streams, worlds on disk, drivers and benches."""
+"""Parts that the tests of several rooms share: streams, their snapshots in memory and on disk, drivers, benches."""
 
 from pathlib import Path
 

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait for a condition; its value, or an AssertionError that says what did not come."""
+    """Wait for a condition and return its value; AssertionError if it does not come."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
@@ -47,7 +47,7 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 def command(
     folder: Path, environment: Mapping[str, str], *arguments: str, prefix: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run `recourse` as a person would, in a folder; `prefix` is a command that starts it elsewhere."""
+    """Run `recourse` in a folder as a person would; `prefix` is a command that wraps it."""
     return subprocess.run(
         [*prefix, sys.executable, "-m", "orchestration.cli", *arguments],
         cwd=folder,
@@ -60,7 +60,7 @@ def command(
 
 
 def produce(bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], **options: Any) -> None:
-    """Send records and wait until the broker has them all."""
+    """Send records, and wait until the broker has all of them."""
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "partitioner": "murmur2_random"})
     for key, value in records:
         while True:
@@ -82,10 +82,10 @@ def ledger(settings: Settings, table: str) -> list[LedgerEntry]:
     return [entry for _, entry in reversed(entries(settings.tables / table, 10_000)) if entry.kind == "batch"]
 
 
-def assert_chained(found: Iterable[LedgerEntry]) -> None:
+def assert_chained(entries: Iterable[LedgerEntry]) -> None:
     """Batches without a gap, each starting where the one before ended."""
     before: LedgerEntry | None = None
-    for entry in found:
+    for entry in entries:
         if before is not None:
             assert entry.batch == before.batch + 1
             for now, then in zip(entry.offsets, before.offsets, strict=True):
@@ -96,13 +96,13 @@ def assert_chained(found: Iterable[LedgerEntry]) -> None:
 
 
 def on_topic(stream: Stream, topic: str) -> Stream:
-    """The same stream on a topic of the test's own."""
+    """The same stream on the test's topic."""
     return replace(stream, sources={p: replace(source, name=topic) for p, source in stream.sources.items()})
 
 
 @dataclass
 class Bench:
-    """One test's streams: settings with a home of its own, the shared broker, the shared session."""
+    """One test's streams: settings with its own home, the shared broker, the shared session."""
 
     settings: Settings
     bootstrap: str
@@ -128,7 +128,7 @@ class Bench:
         return running
 
     def finish(self, running: StreamRunner, seconds: float = 240) -> StreamRunner:
-        """Wait for the stream's end and let go of its lease."""
+        """Wait for the stream's end and release its lease."""
         try:
             deadline = time.monotonic() + seconds
             while not running.ended:
@@ -143,7 +143,7 @@ class Bench:
         return running
 
     def run(self, stream: Stream) -> StreamRunner:
-        """Run a stream over all that is there."""
+        """Run a stream over all records of its topics."""
         return self.finish(self.start(stream))
 
 
@@ -157,7 +157,7 @@ def driver(
     module: Sequence[str] = ("streaming_jobs.session",),
     folder: Path = ROOT,
 ) -> subprocess.Popen[str]:
-    """A real driver process with its output on a pipe; `prefix` is a command that runs it, `module` what it runs."""
+    """A real driver process with its output on a pipe; `prefix` is a command that wraps it."""
     variables = {
         **os.environ,
         "RECOURSE_HOME": str(settings.home),

@@ -60,7 +60,7 @@ OTHERS = Stream(
 
 
 class Topics:
-    """A topic of one partition, as an admin client would tell it."""
+    """A topic of one partition, as an admin client would describe it."""
 
     def __init__(self, first: int = 0, end: int = 90, topic_id: str = TOPIC_ID) -> None:
         self.first, self.end, self.topic_id = first, end, topic_id
@@ -107,7 +107,7 @@ class Life(StreamOnDisk):
         return sink
 
     def links(self, savepoint: str) -> Path:
-        """Where a savepoint keeps its links to the primary table's files."""
+        """The folder of a savepoint's links to the primary table's files."""
         return self.table / "_savepoints" / f"{self.stream.name}-{savepoint}"
 
     def entry(self, batch: int, generation: int = 1, code: str = "a") -> LedgerEntry:
@@ -134,7 +134,7 @@ class Life(StreamOnDisk):
         commit: bool = True,
         late: int = 0,
     ) -> None:
-        """One batch: offsets, rows, ledger line, and unless told otherwise Spark's commit."""
+        """One batch: offsets, rows, ledger line, and, by default, Spark's commit."""
         end = (number + 1) * PER_BATCH
         self.plan(number, generation=generation)
         ids = list(range(number * PER_BATCH, end))
@@ -152,12 +152,12 @@ class Life(StreamOnDisk):
 
     def rows(self, table: Path | None = None) -> list[int]:
         """The ids in a table, sorted."""
-        found = DeltaTable(table or self.table).to_pyarrow_table()
+        table_rows = DeltaTable(table or self.table).to_pyarrow_table()
         assert all(
             PLACES[abs(i) % len(PLACES)] == place
-            for i, place in zip(found["id"].to_pylist(), found["place"].to_pylist(), strict=True)
+            for i, place in zip(table_rows["id"].to_pylist(), table_rows["place"].to_pylist(), strict=True)
         )
-        return sorted(found["id"].to_pylist())
+        return sorted(table_rows["id"].to_pylist())
 
     def ids(self, name: str | None = None) -> list[int]:
         """The ids in a table of any store, sorted; in the primary one, if none is named."""
@@ -167,7 +167,7 @@ class Life(StreamOnDisk):
 def plan_one(
     snapshot: PlanningSnapshot, target: Target, *checks: Checks, undoes: str | None = None, **more: Any
 ) -> StreamPlan:
-    """The plan of a recovery of one stream, as far as it is the stream's."""
+    """The stream's part of the plan of a recovery of one stream."""
     request = Request(snapshot, target, *checks, **more)
     return make_plan(snapshot.settings, [request], undoes=undoes).streams[0]
 
@@ -186,6 +186,6 @@ def run_stage(context: RecoveryContext, kind: type[OfOneStream]) -> Findings:
 
 
 def undo_one(life: Life, plan: str, topics: Any = None) -> StreamPlan:
-    """The plan that takes a plan of the stream back."""
+    """The plan that undoes a plan of the stream."""
     made = plan_undo(life.settings, {STREAM.name: STREAM}, topics or Topics(), load(life.settings, plan))
     return made.streams[0]

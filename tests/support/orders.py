@@ -96,11 +96,11 @@ class Event:
 def read(events: Iterable[Event]) -> list[Event]:
     """The events in the order in which they are read, each with its offset."""
     ends: dict[int, int] = {}
-    found = []
+    numbered = []
     for event in events:
         offset = ends[event.partition] = ends.get(event.partition, -1) + 1
-        found.append(replace(event, offset=offset))
-    return found
+        numbered.append(replace(event, offset=offset))
+    return numbered
 
 
 def expected(events: Sequence[Event], *, by_position: bool) -> dict[int, int]:
@@ -154,7 +154,7 @@ class Tables:
     batch: int = -1
 
     def stage(self, frame: DataFrame, *, driver: bool) -> None:
-        """One batch of a stream's output, by the path that is asked for."""
+        """One batch of a stream's output, by the given path."""
         self.batch += 1
         at = (1, self.batch)
         self.kept.refresh()
@@ -183,7 +183,7 @@ class Tables:
             self.commit(merged(self.sink, rows, self.kept, by_position=by_position), primary=last)
 
     def commit(self, staged: PendingWrite, *, primary: bool = True) -> None:
-        """Commit what a batch staged."""
+        """Commit the prepared write of a batch."""
         assert staged.deletes is not None
         self.kept.refresh()
         if staged.deletes.rows:
@@ -196,13 +196,13 @@ class Tables:
 
     def shown(self) -> dict[int, int]:
         """The table's rows: key and the number of the event."""
-        found = DeltaTable(self.sink.path).to_pyarrow_table().to_pylist()
-        rows = {row["k"]: row["value"] for row in found}
-        assert len(rows) == len(found), "a key has two rows"
+        stored = DeltaTable(self.sink.path).to_pyarrow_table().to_pylist()
+        rows = {row["k"]: row["value"] for row in stored}
+        assert len(rows) == len(stored), "a key has two rows"
         return rows
 
 
 def pairs(values: Sequence[Any]) -> list[tuple[Any, Any, int]]:
-    """Every two hostile values, and which is the later event's: above (1), equal (0) or below (-1) the first one's."""
+    """All pairs of hostile values; the second is above (1), equal to (0) or below (-1) the first."""
     ranked = [(v, rank) for rank, each in enumerate(values) for v in (each if isinstance(each, list) else [each])]
     return [(a, b, (rb > ra) - (rb < ra)) for (a, ra), (b, rb) in product(ranked, ranked)]

@@ -44,7 +44,7 @@ def note_state(home: Path, stream: str, accepted: Sequence[dict[str, Any]] = ())
 
 
 def note_places(home: Path, nodes: list[str]) -> None:
-    """What the stream's plan makes of a record."""
+    """The row that the stream makes of a record."""
     made = {"fd2f87f71956": {CLEAN: {"nodes": nodes, "position": COLUMNS}}}
     output_plans.write(home / "state" / CLEAN / "outputs.json", made)
 
@@ -73,9 +73,9 @@ def named(offset: int) -> dict[str, pa.Array]:
 def refusing_batch(life: Life, number: int, place: Mapping[str, pa.Array], *, short: int = 1, code: str = "a") -> None:
     """A batch whose first rows are not written, and one of them is a dead letter."""
     ids = list(range(number * PER_BATCH, (number + 1) * PER_BATCH))
-    kept = ids[short:]
-    rows = pa.table({"id": kept, "place": [PLACES[i % len(PLACES)] for i in kept]})
-    entry = replace(life.entry(number, code=code), rows={"written": len(kept), "dead_letters": 1})
+    written = ids[short:]
+    rows = pa.table({"id": written, "place": [PLACES[i % len(PLACES)] for i in written]})
+    entry = replace(life.entry(number, code=code), rows={"written": len(written), "dead_letters": 1})
     life.sink().commit(entry, lambda handle, how: write_deltalake(handle, rows, mode="append", commit_properties=how))
     ledger_file(life.settings, STREAM.name).append(entry, {})
     refuse(life.settings.tables, STREAM.name, number, pa.table({"id": ids[:1], "place": ["?"], **place}))

@@ -41,13 +41,13 @@ class Power:
         monkeypatch.setattr(os, "fsync", self._fsync)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()
 
     def cut(self, target: Path, luck: Callable[[], bool] = _none) -> Path:
-        """Make `target` what is left of the root; of what was not synced, what `luck` says survives too."""
+        """Copy the synced state of the root to `target`, and of the unsynced changes those that `luck` chooses."""
         self._build(self.root.stat().st_ino, self.root, target, luck, {})
         return target
 
@@ -79,15 +79,15 @@ class Power:
         return inode
 
     def _listed(self, folder: Path) -> Names:
-        found: Names = {}
+        names: Names = {}
         for entry in os.scandir(folder):
-            found[entry.name] = self._hold(os.open(entry.path, os.O_RDONLY))
-        return found
+            names[entry.name] = self._hold(os.open(entry.path, os.O_RDONLY))
+        return names
 
     def _build(
         self, inode: int, now: Path | None, target: Path, luck: Callable[[], bool], made: dict[int, Path]
     ) -> None:
-        """Write what is left of a folder; `now` is where it lies, if it still does."""
+        """Write the surviving content of a folder; `now` is its path, if it still exists."""
         target.mkdir()
         synced = self._names.get(inode, {})
         present = self._listed(now) if now is not None and now.is_dir() and now.stat().st_ino == inode else {}

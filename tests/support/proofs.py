@@ -79,7 +79,7 @@ def clean_rows(batch: int) -> list[dict[str, Any]]:
 
 
 def hour_rows(batch: int) -> list[dict[str, Any]]:
-    """Two windows a batch, from the second batch on."""
+    """Two windows per batch, from the second batch on."""
     start = datetime(2013, 1, 1, tzinfo=UTC) + timedelta(hours=batch)
     return [{"window_start": start, "origin": origin, "flights": 5} for origin in ("EWR", "JFK")] if batch else []
 
@@ -117,12 +117,12 @@ def topic(batches: int = BATCHES, low: Mapping[int, int] = {}) -> dict[str, Topi
 
 @dataclass(frozen=True)
 class Spoiler:
-    """Changes one table behind everybody's back."""
+    """Changes one table without a ledger entry."""
 
     path: Path
 
     def entry(self, version: int, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-        """Replace a commit's entry by what `change` makes of it; None takes it away."""
+        """Replace a commit's entry by the result of `change`; None removes it."""
 
         def changed(action: dict[str, Any]) -> dict[str, Any]:
             if "commitInfo" in action:
@@ -134,7 +134,7 @@ class Spoiler:
         self.actions(version, changed)
 
     def actions(self, version: int, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-        """Rewrite a commit's actions one by one; None takes one away."""
+        """Rewrite a commit's actions one by one; None removes one."""
         file = commit_file(self.path, version)
         actions = [change(json.loads(line)) for line in file.read_text().splitlines() if line]
         file.write_text("\n".join(json.dumps(action) for action in actions if action is not None))
@@ -167,7 +167,7 @@ class Spoiler:
 def judged(tables: Path, table: str, topics: Mapping[str, TopicContent] | None = None, **options: Any) -> StreamVerdict:
     """The verdict on one table."""
     verdict = verify(FLIGHTS, tables, topics if topics is not None else topic(), **options)
-    return next(found for found in verdict.streams if found.table == table)
+    return next(subject for subject in verdict.streams if subject.table == table)
 
 
 def make_split(folder: Path) -> Path:
@@ -194,5 +194,5 @@ def write_split(folder: Path, batch: int, table: str) -> None:
 
 
 def is_long(row: Mapping[str, Any], batch: int) -> bool:
-    """Whether the row goes to the second table."""
+    """True if the row belongs to the second table."""
     return bool(row["source_offset"] - batch * SIZES[row["source_partition"]] == 2)

@@ -1,4 +1,4 @@
-"""Hostile values of every type that a table may have, and three engines that have to find them again.
+"""Hostile values of every type that a table may have, and three engines that must return them.
 
 `ROWS` has a row for each value; `missed_by_*` filter a table on each column by each value and tell which rows a filter
 does not find although they are there, or finds although they are not: what pruning by statistics could do wrong.
@@ -132,7 +132,7 @@ def rows(first: int = 0) -> pa.Table:
 
 
 def as_text(table: pa.Table) -> list[str]:
-    """The rows in order of their ids, each value as text that tells NaN and -0.0 apart."""
+    """The rows in order of their ids, each value as a text that differs for NaN and -0.0."""
     return [repr(row) for row in sorted(table.select(SCHEMA.names).to_pylist(), key=lambda row: row["id"])]
 
 
@@ -156,9 +156,9 @@ def missed_by_pyarrow(table: Path, *, cast_text: bool = False) -> list[str]:
     wrong = []
     for name, comparison, value in questions():
         condition = _arrow(name, comparison, value, cast=cast_text and name in ("text", "raw"))
-        found, there = (sorted(d.to_table(["id"], filter=condition)["id"].to_pylist()) for d in (data, memory))
-        if found != there:
-            wrong.append(_words("pyarrow", name, comparison, value, there, found))
+        returned, there = (sorted(d.to_table(["id"], filter=condition)["id"].to_pylist()) for d in (data, memory))
+        if returned != there:
+            wrong.append(_words("pyarrow", name, comparison, value, there, returned))
     return wrong
 
 
@@ -173,9 +173,11 @@ def missed_by_datafusion(table: Path) -> list[str]:
         whole = pa.table(data.execute(f"SELECT id, {computed} FROM t").read_all())
         for number, (question, condition) in enumerate(zip(asked, conditions, strict=True)):
             there = sorted(whole.filter(pc.fill_null(whole[f"h{number}"], False))["id"].to_pylist())
-            found = sorted(pa.table(data.execute(f"SELECT id FROM t WHERE {condition}").read_all())["id"].to_pylist())
-            if found != there:
-                wrong.append(_words("DataFusion", *question, there, found))
+            returned = sorted(
+                pa.table(data.execute(f"SELECT id FROM t WHERE {condition}").read_all())["id"].to_pylist()
+            )
+            if returned != there:
+                wrong.append(_words("DataFusion", *question, there, returned))
     return wrong
 
 
@@ -189,9 +191,9 @@ def missed_by_spark(spark: SparkSession, table: Path, columns: list[str], compar
         whole = frame.selectExpr("id", *(f"({c}) AS h{i}" for i, c in enumerate(conditions))).toArrow()
         for number, (question, condition) in enumerate(zip(asked, conditions, strict=True)):
             there = sorted(whole.filter(pc.fill_null(whole[f"h{number}"], False))["id"].to_pylist())
-            found = sorted(row[0] for row in frame.where(condition).select("id").collect())
-            if found != there:
-                wrong.append(_words("Spark", *question, there, found))
+            returned = sorted(row[0] for row in frame.where(condition).select("id").collect())
+            if returned != there:
+                wrong.append(_words("Spark", *question, there, returned))
     return wrong
 
 
@@ -252,5 +254,5 @@ def _spark(name: str, value: Any) -> str:
     return f"CAST('{text}' AS {kind.simpleString()})"
 
 
-def _words(engine: str, name: str, comparison: str, value: Any, there: list[int], found: list[int]) -> str:
-    return f"{engine}: {name} {comparison} {value!r:.40}: {len(found)} of {len(there)} rows"
+def _words(engine: str, name: str, comparison: str, value: Any, there: list[int], returned: list[int]) -> str:
+    return f"{engine}: {name} {comparison} {value!r:.40}: {len(returned)} of {len(there)} rows"

@@ -1,4 +1,4 @@
-"""Streams for the tests of what decides: as a `StreamSnapshot` in memory, and on disk as a driver would have left them.
+"""Streams for the tests of decisions: as a `StreamSnapshot` in memory, and on disk as a driver leaves them.
 
 Both tell the same story of the stream `parity`: batch n reads ten offsets of partition 0 and five of partition 1,
 and writes its two tables; one record of batch 0 is a dead letter.
@@ -71,12 +71,12 @@ def plain(things: Any) -> Any:
 
 
 def ends(batch: int) -> TopicOffsets:
-    """The end of a batch; -1 gives where the stream begins."""
+    """The end of a batch; for -1 the start of the stream."""
     return {TOPIC: {partition: count * (batch + 1) for partition, count in PER_BATCH.items()}}
 
 
 def offsets(batch: int) -> OffsetRange:
-    """What a batch reads."""
+    """The offsets that a batch reads."""
     return OffsetRange(TOPIC, TOPIC_ID, ends(batch - 1)[TOPIC], ends(batch)[TOPIC])
 
 
@@ -138,18 +138,18 @@ def _table(name: str, role: Any, batch: int, newest: LedgerEntry | None) -> Tabl
 
 
 def with_table(snapshot: StreamSnapshot, name: str, **changes: Any) -> StreamSnapshot:
-    """The world with one table changed."""
+    """The snapshot with one table changed."""
     return replace(snapshot, tables=tuple(replace(t, **changes) if t.name == name else t for t in snapshot.tables))
 
 
 def with_topic(snapshot: StreamSnapshot, **changes: Any) -> StreamSnapshot:
-    """The world with its topic changed."""
+    """The snapshot with its topic changed."""
     return replace(snapshot, topics=tuple(replace(t, **changes) for t in snapshot.topics))
 
 
 @dataclass
 class FakeTopics:
-    """Answers for the one topic as a broker would; None for `info` says that there is none."""
+    """Answers for one topic as a broker would; `info` None: there is no such topic."""
 
     info: TopicInfo | None = field(default_factory=lambda: TopicInfo(TOPIC, TOPIC_ID, 2, -1, "delete"))
     found: OffsetBounds = field(default_factory=lambda: OffsetBounds({0: 0, 1: 0}, {0: RECORDS, 1: RECORDS}))
@@ -240,11 +240,11 @@ class Disk(StreamOnDisk):
         return self
 
     def snapshot(self) -> StreamSnapshot:
-        """What preflight sees."""
+        """The snapshot that preflight takes."""
         return take_snapshot(self.settings, self.stream, self.topics)
 
     def findings(self) -> list[Finding]:
-        """What preflight says."""
+        """The findings of preflight."""
         return check_start(self.snapshot())
 
 

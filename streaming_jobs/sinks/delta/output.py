@@ -20,7 +20,7 @@ class DeltaOutput:
 
     def __init__(self, sink: DeltaSink, settings: StreamSettings, remembers: DeltaSink | None = None) -> None:
         self.sink = sink
-        self.settings = settings
+        self.own = settings
         self.remembers = remembers
 
     @property
@@ -70,5 +70,5 @@ class DeltaOutput:
         Upserts into a table too large for the driver go through the executors. A table with features outside our
         profile is committed to by delta-spark.
         """
-        large = self.sink.declared.mode == "upsert" and self.sink.megabytes > self.settings.direct_merge_max_mb
-        return rows.driver and not large, self.settings.committer == "spark" or not self.sink.direct
+        large = self.sink.declared.mode == "upsert" and self.sink.megabytes > self.own.direct_merge_max_mb
+        return rows.driver and not large, self.own.committer == "spark" or not self.sink.direct

@@ -183,7 +183,7 @@ class DeltaSink:
         """The error for a driver whose table has moved to a newer generation."""
         return Fenced(
             f"table {self.name} is in generation {at.generation}, this driver belongs to {entry.generation}",
-            "let this driver end; the newer generation goes on without it",
+            "let this driver end; the newer generation continues without it",
         )
 
     def commit_actions(self, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:

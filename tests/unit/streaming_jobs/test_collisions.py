@@ -1,4 +1,4 @@
-"""A user's folder with the name of one of our packages is told as that, before anything is imported from it."""
+"""A user's folder with the name of one of our packages is reported, before anything is imported from it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_a_package_of_the_users_is_named_and_what_to_do(tmp_path: Path, name: st
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").touch()
     session = run(tmp_path, where, "-m", "streaming_jobs.session", "--streams", "nothing")
-    for said in (run(tmp_path, where, "-c", RECOURSE, "streams", "list"), session):
-        assert said.returncode == 2
-        assert f"{tmp_path / name} is found as the package '{name}'" in said.stderr
-        assert f"rename your {name}" in said.stderr and "Traceback" not in said.stderr
+    for process in (run(tmp_path, where, "-c", RECOURSE, "streams", "list"), session):
+        assert process.returncode == 2
+        assert f"{tmp_path / name} is found as the package '{name}'" in process.stderr
+        assert f"rename your {name}" in process.stderr and "Traceback" not in process.stderr
 
 
 def test_a_folder_without_code_and_another_name_hide_nothing(tmp_path: Path) -> None:

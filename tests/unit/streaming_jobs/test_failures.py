@@ -1,4 +1,4 @@
-"""Which failures are tried again and which need a person, told by what Spark says."""
+"""The classification of failures by Spark's text: some are tried again, others need a person."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def test_the_cause_is_kept_for_the_log(text: str) -> None:
 
 def test_a_long_text_is_cut_to_what_a_person_reads() -> None:
     trace = "\n".join(["[SOMETHING] it broke " + "x" * 5000, "second", "third", "at org.apache.spark.Very.deep"])
-    found = classify(RuntimeError(trace)).found
-    assert found.startswith("RuntimeError: [SOMETHING] it broke")
-    assert len(found) < 1100
+    text = classify(RuntimeError(trace)).found
+    assert text.startswith("RuntimeError: [SOMETHING] it broke")
+    assert len(text) < 1100
     assert "org.apache.spark.Very" not in classify(RuntimeError("a\nb\nc\nat org.apache.spark.Very.deep")).found
 
 
@@ -109,7 +109,7 @@ flows.Crooked: 17 is crooked
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (WORKER, "the stream's function raised flows.Crooked: 17 is crooked (/home/me/flows.py:12) (batch 7: orders)"),
         (
@@ -122,10 +122,10 @@ flows.Crooked: 17 is crooked
         ),
     ],
 )
-def test_what_the_streams_function_raised_is_told_with_kind_text_place_and_batch(text: str, said: str) -> None:
+def test_what_the_streams_function_raised_is_told_with_kind_text_place_and_batch(text: str, expected: str) -> None:
     error = classify(RuntimeError(text), where="batch 7: orders")
     assert type(error) is FunctionRaised
-    assert error.found == said and "batch 7" in error.origin and "17" not in error.origin
+    assert error.found == expected and "batch 7" in error.origin and "17" not in error.origin
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The ledger: what a commit says of itself survives, only grows, and tells our commits from everybody else's."""
+"""The ledger: a commit's entry survives, only grows, and distinguishes our commits from those of others."""
 
 from __future__ import annotations
 
@@ -166,72 +166,74 @@ def test_a_commit_of_another_stream_is_foreign_even_with_an_entry(disk: Disk) ->
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> LedgerFile:
+def ledger(tmp_path: Path) -> LedgerFile:
     return LedgerFile(tmp_path / "ledger")
 
 
-def test_the_newest_line_gives_the_entry_and_the_tables_versions_back(kept: LedgerFile) -> None:
-    kept.append(entry(0), {PRIMARY: 1, SECONDARY: 1})
-    kept.append(entry(1, rows={"written": 7}), {PRIMARY: 2, SECONDARY: 1})
-    assert kept.newest(STREAM) == (entry(1, rows={"written": 7}), {PRIMARY: 2, SECONDARY: 1})
-    assert kept.newest(STREAM)[0].code == CODE  # type: ignore[index]
+def test_the_newest_line_gives_the_entry_and_the_tables_versions_back(ledger: LedgerFile) -> None:
+    ledger.append(entry(0), {PRIMARY: 1, SECONDARY: 1})
+    ledger.append(entry(1, rows={"written": 7}), {PRIMARY: 2, SECONDARY: 1})
+    assert ledger.newest(STREAM) == (entry(1, rows={"written": 7}), {PRIMARY: 2, SECONDARY: 1})
+    assert ledger.newest(STREAM)[0].code == CODE  # type: ignore[index]
 
 
-def test_an_empty_ledger_has_no_newest_line(kept: LedgerFile) -> None:
-    assert kept.newest(STREAM) is None
+def test_an_empty_ledger_has_no_newest_line(ledger: LedgerFile) -> None:
+    assert ledger.newest(STREAM) is None
 
 
-def test_a_line_that_a_crash_cut_off_is_passed_over(kept: LedgerFile) -> None:
-    kept.append(entry(0), {PRIMARY: 1})
-    file = next(kept.folder.glob("*.jsonl"))
+def test_a_line_that_a_crash_cut_off_is_passed_over(ledger: LedgerFile) -> None:
+    ledger.append(entry(0), {PRIMARY: 1})
+    file = next(ledger.folder.glob("*.jsonl"))
     file.write_text(file.read_text() + '{"g":1,"b":1,"t":17')
-    assert kept.newest(STREAM) == (entry(0), {PRIMARY: 1})
+    assert ledger.newest(STREAM) == (entry(0), {PRIMARY: 1})
 
 
-def test_a_line_that_a_crash_cut_off_does_not_take_the_next_one_along(kept: LedgerFile) -> None:
-    kept.append(entry(0), {PRIMARY: 1})
-    file = next(kept.folder.glob("*.jsonl"))
+def test_a_line_that_a_crash_cut_off_does_not_take_the_next_one_along(ledger: LedgerFile) -> None:
+    ledger.append(entry(0), {PRIMARY: 1})
+    file = next(ledger.folder.glob("*.jsonl"))
     file.write_text(file.read_text() + '{"g":1,"b":1,"t":17')
-    kept.append(entry(2), {PRIMARY: 3})
-    assert kept.newest(STREAM) == (entry(2), {PRIMARY: 3})
+    ledger.append(entry(2), {PRIMARY: 3})
+    assert ledger.newest(STREAM) == (entry(2), {PRIMARY: 3})
 
 
-def test_a_new_day_compresses_the_days_before_and_drops_those_past_the_retention(kept: LedgerFile) -> None:
-    kept.append(entry(0), {PRIMARY: 1})
-    today = next(kept.folder.glob("*.jsonl"))
+def test_a_new_day_compresses_the_days_before_and_drops_those_past_the_retention(ledger: LedgerFile) -> None:
+    ledger.append(entry(0), {PRIMARY: 1})
+    today = next(ledger.folder.glob("*.jsonl"))
     line, name = today.read_text(), today.name
     today.unlink()
     for age in (400, 20, 5):
-        (kept.folder / f"{datetime.now(UTC) - timedelta(days=age):%Y-%m-%d}.jsonl").write_text(line)
-    assert kept.newest(STREAM) == (entry(0), {PRIMARY: 1})
-    kept.append(entry(1), {PRIMARY: 2})
+        (ledger.folder / f"{datetime.now(UTC) - timedelta(days=age):%Y-%m-%d}.jsonl").write_text(line)
+    assert ledger.newest(STREAM) == (entry(0), {PRIMARY: 1})
+    ledger.append(entry(1), {PRIMARY: 2})
     five_days_ago = f"{datetime.now(UTC) - timedelta(days=5):%Y-%m-%d}.jsonl.gz"
-    assert sorted(f.name for f in kept.folder.iterdir()) == [five_days_ago, name]
-    (kept.folder / name).unlink()
-    assert kept.newest(STREAM) == (entry(0), {PRIMARY: 1})
+    assert sorted(f.name for f in ledger.folder.iterdir()) == [five_days_ago, name]
+    (ledger.folder / name).unlink()
+    assert ledger.newest(STREAM) == (entry(0), {PRIMARY: 1})
 
 
 def test_the_newest_lines_are_found_without_reading_whole_days(
-    kept: LedgerFile, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept.append(entry(0), {PRIMARY: 1})
-    file = next(kept.folder.glob("*.jsonl"))
+    ledger.append(entry(0), {PRIMARY: 1})
+    file = next(ledger.folder.glob("*.jsonl"))
     line = file.read_text()
     file.write_text("".join(line.replace('"b":0,', f'"b":{batch},') for batch in range(2_000)))
     read: list[bytes] = []
     texts = ledger_file._texts
     monkeypatch.setattr(ledger_file, "_texts", lambda path: (read.append(text) or text for text in texts(path)))
-    assert [found.entry.batch for found in kept.after(STREAM, Txn(1, 1_997), at_most=200_000)] == [1_999, 1_998]
+    assert [line.entry.batch for line in ledger.after(STREAM, Txn(1, 1_997), at_most=200_000)] == [1_999, 1_998]
     assert read == []
-    assert len(kept.after(STREAM, Txn(1, 99), at_most=200_000)) == 1_900, "what lies before the last lines is found too"
+    assert len(ledger.after(STREAM, Txn(1, 99), at_most=200_000)) == 1_900, (
+        "what lies before the last lines is found too"
+    )
     assert len(read) == 2_000
 
 
-def test_the_only_day_stays_however_old(kept: LedgerFile) -> None:
-    kept.folder.mkdir()
-    (kept.folder / "2001-01-01.jsonl").write_text("")
-    kept.roll(datetime.now(UTC))
-    assert [f.name for f in kept.folder.iterdir()] == ["2001-01-01.jsonl.gz"]
+def test_the_only_day_stays_however_old(ledger: LedgerFile) -> None:
+    ledger.folder.mkdir()
+    (ledger.folder / "2001-01-01.jsonl").write_text("")
+    ledger.roll(datetime.now(UTC))
+    assert [f.name for f in ledger.folder.iterdir()] == ["2001-01-01.jsonl.gz"]
 
 
 def test_a_damaged_commit_is_named_with_its_version(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a stream's author imports: a name that goes or appears here is a change for users."""
+"""The names that a stream's author imports: one that is added or removed is a change for users."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_importing_the_package_starts_no_spark_and_needs_no_dagster() -> None:
     look = "import sys, streaming_jobs; print(sorted({'pyspark', 'dagster', 'deltalake', 'pandas'} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "[]"
+    output = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"

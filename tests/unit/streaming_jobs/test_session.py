@@ -1,4 +1,4 @@
-"""The session around its streams: whatever goes wrong with one thing, leases are released and the others go on."""
+"""The session around its streams: whatever goes wrong with one thing, leases are released and the others continue."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def start(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     handlers, level = {number: signal.getsignal(number) for number in STOP_SIGNALS}, logging.getLogger("py4j").level
 
     def start(*options: str, make: Callable[..., Session] = session_of) -> int:
-        own = (f"home={home.home}", f"kafka.bootstrap_servers={home.kafka.bootstrap_servers}")
-        return main([*options, *(part for each in own for part in ("--set", each))], make)
+        places = (f"home={home.home}", f"kafka.bootstrap_servers={home.kafka.bootstrap_servers}")
+        return main([*options, *(part for each in places for part in ("--set", each))], make)
 
     yield start
     structlog.reset_defaults()

@@ -74,8 +74,8 @@ def test_nested_and_dotted_flags_are_the_same() -> None:
 def test_one_streams_own_values_come_before_the_defaults(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOURSE_STREAMS__AIRPORT_HOURS__TRIGGER", "every 10 seconds")
     settings = load({"streams.airport_hours.max_offsets_per_trigger": 7}).settings
-    own = settings.for_stream("airport_hours")
-    assert (own.lateness, own.trigger, own.max_offsets_per_trigger, own.max_restarts) == (
+    values = settings.for_stream("airport_hours")
+    assert (values.lateness, values.trigger, values.max_offsets_per_trigger, values.max_restarts) == (
         timedelta(days=10),
         "every 10 seconds",
         7,
@@ -132,9 +132,9 @@ WRONG: list[tuple[Mapping[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "said"), WRONG, ids=[str(flags) for flags, _ in WRONG])
-def test_a_wrong_value_is_named_with_its_origin(flags: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said) as refused:
+@pytest.mark.parametrize(("flags", "text"), WRONG, ids=[str(flags) for flags, _ in WRONG])
+def test_a_wrong_value_is_named_with_its_origin(flags: Mapping[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text) as refused:
         load(flags)
     assert "recourse config show" in refused.value.next_step
 

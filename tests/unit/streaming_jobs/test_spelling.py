@@ -1,4 +1,4 @@
-"""No name can be misspelt in silence: whoever declares or sets one is told at once, with the name that was meant."""
+"""No name can be misspelt in silence: an error follows at once, with the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("declare", "told"),
+    ("declare", "hint"),
     [
         (table(keys="payment_id"), "keys=['payment_id']"),
         (table(keys=["payment_id"], order_by="paid_at"), "order_by=['paid_at']"),
@@ -66,10 +66,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (lambda: stream(source=PAYMENTS, sink=DeltaTable("t"), owners="me")(function), "owners=['me']"),
     ],
 )
-def test_a_declaration_says_what_was_probably_meant(declare: Callable[[], object], told: str) -> None:
+def test_a_declaration_says_what_was_probably_meant(declare: Callable[[], object], hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         declare()
-    assert told in caught.value.next_step
+    assert hint in caught.value.next_step
 
 
 def test_a_function_that_names_a_sink_wrongly_is_told_the_right_one() -> None:
@@ -79,7 +79,7 @@ def test_a_function_that_names_a_sink_wrongly_is_told_the_right_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "found", "told"),
+    ("flags", "error", "hint"),
     [
         ({"stream.max_restart": "3"}, "stream.max_restart (flag): no such setting", "'stream.max_restarts'"),
         ({"streem.max_restarts": "3"}, "streem (flag): no such setting", "'stream'"),
@@ -91,10 +91,10 @@ def test_a_function_that_names_a_sink_wrongly_is_told_the_right_one() -> None:
         ({"streams.airport_hours.start": "erliest"}, "is not a start", ""),
     ],
 )
-def test_a_setting_says_what_was_probably_meant(flags: dict[str, Any], found: str, told: str) -> None:
+def test_a_setting_says_what_was_probably_meant(flags: dict[str, Any], error: str, hint: str) -> None:
     with pytest.raises(RecourseError) as caught:
         load(flags)
-    assert found in caught.value.found and told in caught.value.next_step
+    assert error in caught.value.found and hint in caught.value.next_step
 
 
 def test_a_misspelt_variable_is_told_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,19 +121,19 @@ def test_a_stream_that_is_not_there_is_told_with_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "hint"),
     [
         ("DeltaTable('orders', partion_by=['day'])", "did you mean 'partition_by'?"),
         ("KafkaTopic('orders', value=None, eventtime='t')", "did you mean 'event_time'?"),
         ("stream(sorce=None, sink=None)", "did you mean 'source'?"),
     ],
 )
-def test_an_argument_that_no_declaration_has_is_told_with_the_nearest_one(project: Path, line: str, told: str) -> None:
+def test_an_argument_that_no_declaration_has_is_told_with_the_nearest_one(project: Path, line: str, hint: str) -> None:
     name = f"flows_{abs(hash(line))}"
     (project / f"{name}.py").write_text(f"from streaming_jobs import DeltaTable, KafkaTopic, stream\n{line}\n")
     with pytest.raises(UsageError) as caught:
         Topology.load([name])
-    assert told in caught.value.next_step
+    assert hint in caught.value.next_step
 
 
 def test_one_of_a_thing_is_told_as_one() -> None:
@@ -150,8 +150,8 @@ def test_the_nearest_name_is_near() -> None:
 
 def test_a_folder_without_flows_says_whose_streams_are_shown(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "flights_clean" in Invocation().topology.streams
-    told = capsys.readouterr()
-    assert told.out == "" and f"no recourse.toml in {project} names flows" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == "" and f"no recourse.toml in {project} names flows" in printed.err
     (project / "recourse.toml").write_text('flows = ["shop_flows"]\n')
     _ = Invocation().topology
     assert capsys.readouterr().err == ""

@@ -124,7 +124,7 @@ Declare = Callable[[], object]
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "text"),
     [
         (lambda: KafkaTopic("t", value=NoBytes(), event_time="n"), "event_time and lateness go together"),
         (lambda: KafkaTopic("t", value=NoBytes(), lateness="1 h"), "event_time and lateness go together"),
@@ -148,8 +148,8 @@ Declare = Callable[[], object]
         ),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(make: Declare, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_options_that_do_not_go_together_are_refused(make: Declare, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
         make()
 
 
@@ -174,9 +174,9 @@ def test_the_delay_is_the_lateness_as_a_duration() -> None:
 
 def test_a_table_whose_deletes_have_an_order_has_another_one_that_remembers_them() -> None:
     table = DeltaTable("t", keys=["k"], order_by=["n"], delete_when="n < 0", deletes_kept="2 days")
-    kept = table.deletes
-    assert kept is not None
-    assert (kept.name, kept.keys, kept.order_by, kept.deletes_kept, kept.deletes) == (
+    deletes = table.deletes
+    assert deletes is not None
+    assert (deletes.name, deletes.keys, deletes.order_by, deletes.deletes_kept, deletes.deletes) == (
         "t_deletes",
         ("k",),
         ("n",),

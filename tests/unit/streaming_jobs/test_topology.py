@@ -67,12 +67,12 @@ def test_a_module_that_misses_something_itself_says_what(flows: Path, name: str)
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "text"),
     [("x = (\n", "SyntaxError"), ("\nKafkaTopic('t', valeu=1)\n", "NameError"), ("\n1 / 0\n", "ZeroDivisionError")],
 )
-def test_a_fault_in_a_module_is_its_author_s_and_is_told_with_its_line(flows: Path, code: str, said: str) -> None:
+def test_a_fault_in_a_module_is_its_author_s_and_is_told_with_its_line(flows: Path, code: str, text: str) -> None:
     (flows / "four.py").write_text(code)
-    with pytest.raises(UsageError, match=rf"{said}.*four\.py:[12]\)"):
+    with pytest.raises(UsageError, match=rf"{text}.*four\.py:[12]\)"):
         Topology.load(["made_topology"])
 
 

@@ -14,13 +14,13 @@ from tests.conftest import SettingsFactory
 
 @pytest.fixture
 def finals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Where the archives would lie."""
+    """The paths of the archives."""
     for variable in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR"):
         monkeypatch.delenv(variable, raising=False)
-    found = tmp_path / "spark-1.jsa", tmp_path / "broker-1.jsa"
-    monkeypatch.setattr(warm_up, "archives", lambda _: found)
+    paths = tmp_path / "spark-1.jsa", tmp_path / "broker-1.jsa"
+    monkeypatch.setattr(warm_up, "archives", lambda _: paths)
     monkeypatch.setattr(class_data, "folder", lambda _: tmp_path)
-    return found
+    return paths
 
 
 def rehearse(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, *codes: int, write_from: int = 99) -> int:

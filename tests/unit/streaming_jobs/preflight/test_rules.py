@@ -538,8 +538,8 @@ def test_a_second_generation_counts_its_batches_anew() -> None:
     assert check_start(replace(snapshot, checkpoint=checkpoint_world(0, 0))) != []
 
 
-def finding(severity: Severity, found: str, step: str = "do this") -> Finding:
-    return Finding(severity, found, step)
+def finding(severity: Severity, text: str, step: str = "do this") -> Finding:
+    return Finding(severity, text, step)
 
 
 def test_nothing_found_lets_the_stream_start() -> None:
