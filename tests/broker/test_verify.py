@@ -76,7 +76,7 @@ FLOWS = """
 from collections import Counter
 
 from streaming_jobs import truth
-from tests import things
+from tests.support import things
 from tests.support.driver import on_topic
 
 plain, totals, windows, parity = (
