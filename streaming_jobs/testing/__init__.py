@@ -14,6 +14,7 @@ from streaming_jobs.testing.leases import MemoryLease, MemoryLeases
 from streaming_jobs.testing.session import MemoryQueries, MemoryQuery, MemoryRuntime
 from streaming_jobs.testing.store import MemoryDeclaration, MemoryStore
 from streaming_jobs.testing.tables import MemoryCommit, MemoryContent, MemoryTable
+from streaming_jobs.testing.topic import MemoryRecord, MemoryTopic
 
 __all__ = [
     "MemoryCommit",
@@ -23,7 +24,9 @@ __all__ = [
     "MemoryLeases",
     "MemoryQueries",
     "MemoryQuery",
+    "MemoryRecord",
     "MemoryRuntime",
     "MemoryStore",
     "MemoryTable",
+    "MemoryTopic",
 ]

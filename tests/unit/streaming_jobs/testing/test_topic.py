@@ -1,0 +1,100 @@
+"""A topic in memory keeps the contracts of a source and of a reader of topics; the pipeline reads its bad records."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.positions import OffsetBounds, OffsetRange
+from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks
+from streaming_jobs.runtime.batch_path import DriverPathAttempts
+from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.settings import StreamSettings
+from streaming_jobs.sinks.base import SinkSet
+from streaming_jobs.sources.base import Observed, Source, TopicReader
+from streaming_jobs.testing import MemoryRecord, MemoryTable, MemoryTopic
+from tests.conftest import SettingsFactory
+from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, TOPIC_ID, Disk, parity
+from tests.unit.streaming_jobs.sinks.test_base import frame
+
+BAD = {2: b"{", 7: b"?"}
+
+
+def no_json(value: bytes | None) -> tuple[str, str] | None:
+    return ("not_json", repr(value)) if value in BAD.values() else None
+
+
+@pytest.fixture
+def topic() -> MemoryTopic:
+    """Ten records in partition 0, of which two are bad, and five in partition 1; one second apart."""
+    first = [MemoryRecord(BAD.get(n, b"{}"), b"key", 1000 * n) for n in range(10)]
+    return MemoryTopic(TOPIC, {0: first, 1: first[3:7] + first[:1]}, no_json, topic_id=TOPIC_ID)
+
+
+def test_it_is_read_by_ranges(topic: MemoryTopic) -> None:
+    source: Source = topic
+    whole = OffsetRange(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 10, 1: 5})
+    bad = source.bad_records(cast("Any", None), whole).toArrow()
+    assert list(zip(bad["partition"].to_pylist(), bad["offset"].to_pylist(), strict=True)) == [(0, 2), (0, 7)]
+    assert [source.diagnose(value) for value in bad["value"].to_pylist()] == [
+        ("not_json", "b'{'"),
+        ("not_json", "b'?'"),
+    ]
+    part = OffsetRange(TOPIC, TOPIC_ID, {0: 3, 1: 4}, {0: 7, 1: 5})
+    assert source.bad_records(cast("Any", None), part).toArrow().num_rows == 0
+    assert source.late_records(cast("Any", None), part, 4000) == 3, "at or behind it"
+    assert source.late_records(cast("Any", None), whole, 2000) == 3, "a bad record is not late"
+    with pytest.raises(UsageError, match="does not refuse"):
+        source.diagnose(b"{}")
+
+
+def test_its_ends_are_told(topic: MemoryTopic) -> None:
+    topic.first = {0: 4}
+    reader: TopicReader = topic
+    assert reader.offsets(TOPIC) == OffsetBounds({0: 4, 1: 0}, {0: 10, 1: 5})
+    assert reader.latest(TOPIC) == {0: 10, 1: 5} and reader.describe("another") is None
+    assert reader.offsets_for_time(TOPIC, 6000) == {0: 6, 1: 3}
+    assert reader.offsets_for_time(TOPIC, 0) == {0: 4, 1: 0} and reader.offsets_for_time(TOPIC, 60_000) == {0: 10, 1: 5}
+    assert reader.mean_size(TOPIC, {0: 8}) == 5.0 and reader.mean_size(TOPIC, {0: 10}) is None
+    with pytest.raises(UsageError, match="no topic"):
+        reader.offsets("another")
+
+
+def test_preflight_and_the_pipeline_work_on_it(topic: MemoryTopic, settings: SettingsFactory, tmp_path: Path) -> None:
+    disk = Disk(settings()).open()
+    snapshot = take_snapshot(disk.settings, parity, topic)
+    assert [(t.topic_id, t.latest) for t in snapshot.topics] == [(TOPIC_ID, {0: 10, 1: 5})]
+
+    class Counted:
+        def observed(self, observation: str) -> Observed:
+            assert observation == topic.observation
+            return Observed(2)
+
+        def dropped_behind(self) -> int | None:
+            return None
+
+    letters = MemoryTable(DEAD_LETTERS)
+    pipeline = BatchPipeline(
+        stream=parity,
+        generation=1,
+        topic_ids={TOPIC: TOPIC_ID},
+        sources=[topic],
+        sinks=SinkSet(MemoryTable(PRIMARY), [MemoryTable(SECONDARY)], letters),
+        files=BatchFiles(disk.checkpoint(), disk.ledger_file, DriverPathAttempts(tmp_path / "attempt")),
+        hooks=BatchHooks(threading.Event(), lambda: None, lambda _: None, lambda _: None),
+        code=CODE,
+        settings=StreamSettings(),
+        traits=PlanTraits(stateful=False, multiplies=False),
+        query=Counted(),
+    )
+    disk.plan(0)
+    pipeline(frame(1, 2, 3, 4), 0)
+    assert letters.rows()["offset"].to_pylist() == [2, 7] and letters.rows()["detail"].to_pylist() == ["b'{'", "b'?'"]
+    newest = letters.newest_entry()
+    assert newest is not None and newest.stream == STREAM
