@@ -1,4 +1,4 @@
-"""A rehearsal: the shipped streams run once on a few flights, so that both JVMs leave class-data archives behind.
+"""A warm-up: the shipped streams run once on a few flights, so that both JVMs leave class-data archives behind.
 
     python -m streaming_jobs.warm_up
 
@@ -43,7 +43,7 @@ def needed(settings: Settings) -> bool:
     return not all(file.is_file() for file in archives(settings))
 
 
-def rehearse(settings: Settings) -> None:
+def warm_up(settings: Settings) -> None:
     """Make the archives if one is missing; a second process waits for the first.
 
     Uses only the settings of the folders of jars and archives. Raises what broker and session raise; without archives
@@ -53,19 +53,19 @@ def rehearse(settings: Settings) -> None:
         if not needed(settings):
             return
         try:
-            _rehearse(settings)
+            _warm_up(settings)
         except TransientError as error:  # a busy machine, mostly
-            print(f"the rehearsal is done once more: {error.found}", file=sys.stderr)
-            _rehearse(settings)
+            print(f"the warm-up is repeated: {error.found}", file=sys.stderr)
+            _warm_up(settings)
         class_data.discard_old(settings)
 
 
-def _rehearse(settings: Settings) -> None:
+def _warm_up(settings: Settings) -> None:
     finals = archives(settings)
-    with tempfile.TemporaryDirectory(prefix="recourse-rehearsal-") as home:
-        rehearsal = Settings(home=Path(home), jars_dir=settings.jars_dir, spark=SparkSettings(driver_memory_mb=1024))
+    with tempfile.TemporaryDirectory(prefix="recourse-warm-up-") as home:
+        trial = Settings(home=Path(home), jars_dir=settings.jars_dir, spark=SparkSettings(driver_memory_mb=1024))
         new = tuple(Path(home) / final.name for final in finals)
-        ended = _run(rehearsal, *new)
+        ended = _run(trial, *new)
         for made, final, code in zip(new, finals, ended, strict=True):
             _keep(made, final, code)
 
@@ -87,7 +87,7 @@ def _run(settings: Settings, spark: Path, broker: Path) -> tuple[int | None, int
         code = session.run()
     if code:
         errors = [r.status.error["found"] for r in session.running if r.status.error]
-        raise TransientError(f"the rehearsal's session ended with exit code {code}{': ' * bool(errors)}{errors[:1]}")
+        raise TransientError(f"the session of the warm-up ended with exit code {code}{': ' * bool(errors)}{errors[:1]}")
     return runtime.exit_code, kafka.exit_code
 
 
@@ -138,10 +138,10 @@ def main() -> int:
     settings = Settings.load()
     try:
         if needed(settings):
-            print("a rehearsal, so that Java starts faster from now on; once, half a minute", file=sys.stderr)
-            rehearse(settings)
+            print("a warm-up, so that Java starts faster from now on; once, half a minute", file=sys.stderr)
+            warm_up(settings)
     except (RecourseError, OSError) as error:
-        print(f"the rehearsal failed, which costs nothing but speed: {error}", file=sys.stderr)
+        print(f"the warm-up failed, which costs nothing but speed: {error}", file=sys.stderr)
     return 0
 
 

@@ -47,7 +47,7 @@ def fetch_jars(settings: Settings, *, broker: bool, spark: bool = True) -> None:
             jars.broker_jars(settings, progress=progress)
 
 
-def rehearse_once(settings: Settings) -> None:
+def warm_up_once(settings: Settings) -> None:
     """Make the class-data archives in a child process where they are missing; a failure there costs only speed."""
     from streaming_jobs.warm_up import needed
 

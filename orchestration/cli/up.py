@@ -38,7 +38,7 @@ def up(
     """
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.once import run_once
-    from orchestration.cli.setup import fetch_jars, quick_checks, rehearse_once, sole_use
+    from orchestration.cli.setup import fetch_jars, quick_checks, sole_use, warm_up_once
 
     log_to_stderr()
     call = invocation(context)
@@ -50,7 +50,7 @@ def up(
         quick_checks(settings, ui=not once)
         fetch_jars(settings, broker=not settings.kafka.bootstrap_servers)
         if not settings.kafka.bootstrap_servers:
-            rehearse_once(settings)
+            warm_up_once(settings)
         with Steps() as steps:
             broker = _start_broker(settings, steps)
             _topics(call)

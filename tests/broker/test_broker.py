@@ -24,7 +24,7 @@ from streaming_jobs.platform import ports
 from streaming_jobs.platform.broker import Broker, bootstrap_servers, running
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics, client_config
-from streaming_jobs.warm_up import archives, rehearse
+from streaming_jobs.warm_up import archives, warm_up
 from tests.support import ROOT
 
 START_AND_WAIT = """
@@ -150,9 +150,9 @@ def test_after_kill_9_it_is_back_within_five_seconds_and_nothing_acknowledged_is
         assert topics(settings(), address).offsets("safe").total == sent
 
 
-def test_its_classes_come_from_the_archive_that_a_rehearsal_made(settings: Callable[..., Settings]) -> None:
+def test_its_classes_come_from_the_archive_that_a_warm_up_made(settings: Callable[..., Settings]) -> None:
     made = settings()
-    rehearse(made)  # of this machine's user: `make setup` has done it already
+    warm_up(made)  # of this machine's user: `make setup` has done it already
     _, archive = archives(made)
     with Broker(made) as broker:
         assert broker.pid is not None

@@ -1,4 +1,4 @@
-"""A rehearsal that could not be done says why, and is tried once more where that may help."""
+"""A warm-up that could not be done says why, and is tried once more where that may help."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def finals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     return paths
 
 
-def rehearse(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, *codes: int, write_from: int = 99) -> int:
+def warmed_up(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, *codes: int, write_from: int = 99) -> int:
     """Rehearse with JVMs that end with these codes, in order, and write archives from that try on; the tries."""
     tries: list[int] = []
 
@@ -35,7 +35,7 @@ def rehearse(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, *codes:
         return codes[min(len(tries), len(codes)) - 1], 143
 
     monkeypatch.setattr(warm_up, "_run", run)
-    warm_up.rehearse(settings())
+    warm_up.warm_up(settings())
     return len(tries)
 
 
@@ -43,14 +43,14 @@ def test_a_jvm_that_was_too_slow_is_told_as_that_after_a_second_try(
     settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(TransientError, match="had not written the archive spark-1.jsa 240 s after") as failed:
-        rehearse(settings, monkeypatch, -9)
+        warmed_up(settings, monkeypatch, -9)
     assert "SPARK_CONF_DIR" not in str(failed.value) and "less busy" in failed.value.next_step
 
 
 def test_the_second_try_may_succeed(
     settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert rehearse(settings, monkeypatch, -9, 0, write_from=2) == 2
+    assert warmed_up(settings, monkeypatch, -9, 0, write_from=2) == 2
     assert all(final.read_bytes() == b"classes" for final in finals)
 
 
@@ -58,15 +58,15 @@ def test_a_folder_on_the_class_path_is_blamed_only_if_there_is_one(
     settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SetupError) as failed:
-        rehearse(settings, monkeypatch, 0)
+        warmed_up(settings, monkeypatch, 0)
     assert "CONF_DIR" not in str(failed.value)
     monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
     with pytest.raises(SetupError, match="SPARK_CONF_DIR on the class path may prevent it"):
-        rehearse(settings, monkeypatch, 0)
+        warmed_up(settings, monkeypatch, 0)
 
 
 def test_how_java_ended_is_told(
     settings: SettingsFactory, finals: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SetupError, match=r"did not write the archive spark-1.jsa: ended by signal 6 \(SIGABRT\)"):
-        rehearse(settings, monkeypatch, -6)
+        warmed_up(settings, monkeypatch, -6)

@@ -103,7 +103,7 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
     monkeypatch.setattr("streaming_jobs.platform.broker.Broker", FakeBroker)
     monkeypatch.setattr("orchestration.cli.setup.quick_checks", lambda settings, ui: called.append("checks"))
     monkeypatch.setattr("orchestration.cli.setup.fetch_jars", lambda settings, broker: called.append(f"jars {broker}"))
-    monkeypatch.setattr("orchestration.cli.setup.rehearse_once", lambda settings: called.append("rehearsal"))
+    monkeypatch.setattr("orchestration.cli.setup.warm_up_once", lambda settings: called.append("warm-up"))
     monkeypatch.setattr(up, "_topics", lambda call: called.append("topics"))
     monkeypatch.setattr("orchestration.cli.feed.FeederThread", lambda settings, **options: _feeder(called, options))
     monkeypatch.setattr(up.time, "sleep", lambda seconds: None)
@@ -125,7 +125,7 @@ def test_it_starts_in_order_restarts_a_dead_broker_and_ends_in_the_opposite_orde
     assert events == [
         "checks",
         "jars True",
-        "rehearsal",
+        "warm-up",
         "broker start",
         "topics",
         "dagster port 3000",
@@ -174,7 +174,7 @@ def test_once_ends_with_the_verdict_and_starts_no_dagster(
 ) -> None:
     monkeypatch.setattr(once, "run_once", lambda call, share, output: code)
     assert cli.main(["up", "--once", "--share", "0.5"]) == code
-    assert events == ["checks", "jars True", "rehearsal", "broker start", "topics", "broker stop"]
+    assert events == ["checks", "jars True", "warm-up", "broker start", "topics", "broker stop"]
 
 
 def test_a_broker_that_dies_over_and_over_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_the_newest_three_of_each_kind_are_kept(home_settings: Settings) -> None
     ]
 
 
-def test_a_rehearsal_keeps_whole_files_and_is_not_needed_again(
+def test_a_warm_up_keeps_whole_files_and_is_not_needed_again(
     home_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_up, "spark_jars", lambda settings: JARS)
@@ -79,13 +79,13 @@ def test_a_rehearsal_keeps_whole_files_and_is_not_needed_again(
     monkeypatch.setattr(warm_up, "_run", run)
     monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "production.example:9092")
     assert warm_up.needed(home_settings)
-    warm_up.rehearse(home_settings)
+    warm_up.warm_up(home_settings)
     assert not warm_up.needed(home_settings)
     spark, broker = warm_up.archives(home_settings)
     assert (spark.read_bytes(), broker.read_bytes()) == (b"s" * 5_000_000, b"b")
     assert sorted(spark.parent.glob("*.jsa")) == sorted((spark, broker))
     assert not homes[0].exists()
-    warm_up.rehearse(home_settings)
+    warm_up.warm_up(home_settings)
     assert len(homes) == 1
 
 
@@ -96,7 +96,7 @@ def test_a_jvm_that_wrote_nothing_is_told_and_leaves_nothing(
     monkeypatch.setattr(warm_up, "broker_jars", lambda settings: JARS)
     monkeypatch.setattr(warm_up, "_run", lambda settings, spark, broker: (0, 143))
     with pytest.raises(SetupError, match="did not write"):
-        warm_up.rehearse(home_settings)
+        warm_up.warm_up(home_settings)
     assert warm_up.needed(home_settings)
     monkeypatch.setattr(Settings, "load", lambda *_: home_settings)
     assert warm_up.main() == 0
