@@ -79,6 +79,11 @@ class Observed:
         """Age of the lag in seconds; None when there is no lag."""
         return self.at - self.status.lag_at if self.status and self.status.lag_at is not None else None
 
+    @property
+    def lag_is_fresh(self) -> bool:
+        """True if the lag is shown without its age."""
+        return self.lag_age is not None and self.lag_age <= _FRESH
+
     def as_json(self, home: str = "") -> dict[str, Any]:
         """The stable form: the status file's fields, the state as observed, the verdict, and who holds the lease."""
         status = self.status
@@ -133,10 +138,9 @@ class Observed:
         return lines + [f"{self.stream}: {note}" for note in self.health.notes]
 
     def _aged(self, text: str) -> str:
-        age = self.lag_age
-        if text == "-" or (age is not None and age <= _FRESH):
+        if text == "-" or self.lag_is_fresh:
             return text
-        return f"{text} ({ago(age)} ago)" if age is not None else "-"
+        return f"{text} ({ago(self.lag_age)} ago)" if self.lag_age is not None else "-"
 
 
 def observe(settings: Settings, stream: str) -> Observed:
@@ -155,7 +159,7 @@ def observe_all(settings: Settings, streams: Iterable[str]) -> list[Observed]:
 
 def with_lag(settings: Settings, streams: Sequence[Stream], observed: Sequence[Observed]) -> list[Observed]:
     """The same with the present lag where no driver keeps it fresh; waits two seconds at most for a broker."""
-    old = {o.stream: o.status for o in observed if o.status is not None and not (o.lag_age or _FRESH + 1) <= _FRESH}
+    old = {o.stream: o.status for o in observed if o.status is not None and not (o.live and o.lag_is_fresh)}
     if not old:
         return list(observed)
     from streaming_jobs.runtime.lag import lag_now  # it loads the Kafka client

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 from orchestration import cli
-from orchestration.cli.observed import observe
+from orchestration.cli.observed import observe, observe_all, with_lag
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.runtime.lag import lag_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.health import Seen, state_of
 from streaming_jobs.state.lease import Owner, acquire, take
 from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.state.stream_record import BoundTable, first, load, save
+from streaming_jobs.topology import Topology
 
 FLOWS = '''
 from pyspark.sql import types as t
@@ -182,6 +184,21 @@ def test_status_shows_a_dead_session_as_dead(settings: Settings, capsys: pytest.
     printed = capsys.readouterr()
     assert "1,200 (5 min ago)" in printed.out, "no broker can be asked, so the figure says its age"
     assert "ended without saying so" in printed.err
+
+
+@pytest.mark.parametrize(("holds", "shown"), [(True, 1200), (False, 1300)])
+def test_the_ends_of_the_topics_are_looked_up_unless_a_driver_does(
+    request: pytest.FixtureRequest, settings: Settings, monkeypatch: pytest.MonkeyPatch, holds: bool, shown: int
+) -> None:
+    if holds:
+        request.getfixturevalue("held")
+    write_status(settings, running())
+    monkeypatch.setattr(
+        "streaming_jobs.runtime.lag.lag_now", lambda *_: {"count": lag_of(2e9, {"words": {0: 1300}}, 2e9)}
+    )
+    streams = Topology.of_settings(settings).select(["count"])
+    (seen,) = with_lag(settings, streams, observe_all(settings, ["count"]))
+    assert seen.status is not None and (seen.live, seen.status.lag_records) == (holds, shown)
 
 
 def test_status_shows_why_a_stream_failed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
