@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestration.cli.output import ago, number, say, stderr_console
-from streaming_jobs.state.stream_folder import StreamFolder
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -106,6 +105,7 @@ def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
     from streaming_jobs.runtime.lag import position_on_disk
     from streaming_jobs.sources.topics import Topics
     from streaming_jobs.state import stream_record
+    from streaming_jobs.state.stream_folder import StreamFolder
 
     topics = Topics.of(settings.kafka, bootstrap_servers(settings))
     offsets = {name: topics.offsets(name) for name in {t.name for s in streams for t in s.sources.values()}}

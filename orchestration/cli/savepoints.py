@@ -10,7 +10,6 @@ import typer
 from orchestration.cli.invocation import invocation
 from orchestration.cli.output import Output, OutputOption, number, print_table, say, show
 from streaming_jobs.errors import UsageError
-from streaming_jobs.state.stream_folder import StreamFolder
 
 app = typer.Typer(no_args_is_help=True, help="Savepoints, to which a stream can go back.", rich_markup_mode=None)
 generations_app = typer.Typer(no_args_is_help=True, help="Generations of a stream's checkpoint.", rich_markup_mode=None)
@@ -32,6 +31,7 @@ def create(
 ) -> None:
     """Take a savepoint of the last finished batch; the stream may run. The savepoint stays until it is dropped."""
     from streaming_jobs.state import savepoints, stream_record
+    from streaming_jobs.state.stream_folder import StreamFolder
 
     call = invocation(context)
     declared = call.topology.select([stream])[0]
@@ -97,6 +97,7 @@ def list_generations(context: typer.Context, stream: Name, output: OutputOption 
     """Print a stream's generations: when and why each was opened, the batch that it follows, and its size."""
     from reprocessing.planning.targets import instant_words
     from streaming_jobs.state import stream_record
+    from streaming_jobs.state.stream_folder import StreamFolder
 
     call = invocation(context)
     name = call.topology.select([stream])[0].name
