@@ -16,7 +16,7 @@ from typing import Any
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.plans.journal import Journal, next_step
 from reprocessing.plans.plan import RecoveryPlan, moved
-from reprocessing.plans.plan_file import folder, load, names_of
+from reprocessing.plans.plan_file import folder, load, names_of, undos_of
 from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.rebuild.publish import has_published
 from reprocessing.rebuild.reopen import abort
@@ -168,11 +168,8 @@ def _has_changed(context: RecoveryContext) -> bool:
 
 def undone_by(settings: Settings, plan: RecoveryPlan) -> str | None:
     """The plan that has undone a published one and was not undone itself."""
-    for name in names_of(settings, plan.names[0]):
-        if journal_of(settings, name).outcome != "published":
-            continue
-        undo = load(settings, name)
-        if undo.undoes == plan.id and undone_by(settings, undo) is None:
+    for name in undos_of(settings, plan.id):
+        if journal_of(settings, name).outcome == "published" and undone_by(settings, load(settings, name)) is None:
             return name
     return None
 

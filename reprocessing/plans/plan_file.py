@@ -92,18 +92,30 @@ def names_of(settings: Settings, stream: str) -> list[str]:
     return [name for name in names(settings) if stream in _streams(settings, name)]
 
 
+def undos_of(settings: Settings, plan: str) -> list[str]:
+    """The plans that were made to undo a plan, oldest first, whatever has become of them."""
+    return [name for name in names(settings) if _written(settings, name).get("undoes") == plan]
+
+
 def sealed(plan: RecoveryPlan) -> RecoveryPlan:
     """The plan with its fingerprint."""
     return replace(plan, fingerprint=_fingerprint(asdict(plan)))
 
 
 def _streams(settings: Settings, name: str) -> list[str]:
-    by_name = [name.rpartition("-")[0]]
+    try:
+        return [each["stream"] for each in _written(settings, name)["streams"]]
+    except (KeyError, TypeError):  # format 1, or unreadable
+        return [name.rpartition("-")[0]]
+
+
+def _written(settings: Settings, name: str) -> dict[str, Any]:
+    """The fields of a plan's file, unchecked; none if it cannot be read."""
     try:
         value = json.loads((folder(settings, name) / "plan.json").read_text(encoding="utf-8"))
-        return [each["stream"] for each in value["streams"]] if value["format"] == _FORMAT else by_name
-    except (OSError, ValueError, KeyError, TypeError):
-        return by_name
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _fingerprint(value: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from reprocessing.plans.journal import Journal
 from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
-from reprocessing.plans.plan_file import folder, load, names, names_of, next_id, save, sealed
+from reprocessing.plans.plan_file import folder, load, names, names_of, next_id, save, sealed, undos_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.settings import Settings
@@ -98,6 +98,16 @@ def test_a_journal_of_an_earlier_version_is_of_the_only_stream(tmp_path: Path) -
     assert journal.done("keep", "things") == line["found"] == journal.of("things").done("keep")
     journal.of("things").write("fence", "begun")
     assert journal.begun("fence", "things") and not journal.begun("fence", "others") and not journal.begun("fence")
+
+
+def test_the_undos_of_a_plan_are_found_in_files_of_both_formats(settings: Settings, earlier: Path) -> None:
+    assert undos_of(settings, "things-0001") == []
+    undo = replace(planned(settings), undoes="things-0001")
+    save(settings, sealed(undo))
+    assert undos_of(settings, "things-0001") == [undo.id]
+    value = json.loads(earlier.read_text())
+    earlier.write_text(json.dumps({**value, "undoes": undo.id}))
+    assert undos_of(settings, undo.id) == ["things-0001"]
 
 
 def test_the_plans_of_a_stream_are_all_that_it_is_in(settings: Settings) -> None:
