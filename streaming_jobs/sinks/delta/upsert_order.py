@@ -29,6 +29,8 @@ from streaming_jobs.sinks.schemas import TOPICS, is_position
 
 DELETE_COLUMN = "__delete"
 RESET_COLUMN = "__reset"
+FLAGS = (DELETE_COLUMN, RESET_COLUMN)
+"""Columns of an event that no table has."""
 ROW_COLUMN = "__row"
 _PARTITION_BITS, _OFFSET_BITS = 14, 46
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,6 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from streaming_jobs.columns import SOURCE_COLUMN
-from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.base import Committer, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds, refused_rows, upsert_order_frames
@@ -38,9 +37,9 @@ from streaming_jobs.sinks.delta.fitting import ORDER, PLACE, as_returned, fitted
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
 from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.spark_writers import SparkAppend, SparkMerge
 from streaming_jobs.sinks.delta.upsert_order import (
-    DELETE_COLUMN,
-    RESET_COLUMN,
+    FLAGS,
     ROW_COLUMN,
     clauses,
     last_events,
@@ -49,9 +48,7 @@ from streaming_jobs.sinks.delta.upsert_order import (
 from streaming_jobs.sinks.delta.upsert_rows import last_per_key, split_null_keys
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-_FLAGS = (DELETE_COLUMN, RESET_COLUMN)
+    from pyspark.sql import DataFrame
 
 
 @dataclass
@@ -128,7 +125,7 @@ class ArrowMerge:
                 return
             order = order_of(self.sink.schema, self.sink.declared.order_by, by_position=self.by_position)
             does = clauses(order, self.table.column_names)
-            values = {f"`{c}`": f"s.`{c}`" for c in self.table.column_names if c not in _FLAGS}
+            values = {f"`{c}`": f"s.`{c}`" for c in self.table.column_names if c not in FLAGS}
             merge = handle.merge(
                 self.table,
                 predicate=" AND ".join(f"t.`{k}` = s.`{k}`" for k in self.sink.declared.keys),
@@ -145,80 +142,6 @@ class ArrowMerge:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-@dataclass
-class SparkAppend:
-    """Rows of a cached frame, appended by delta-spark."""
-
-    committer: ClassVar[Committer] = "spark"
-    sink: DeltaSink
-    frame: DataFrame
-    cached: DataFrame
-    rows: int
-    null_keys: pa.Table | None = None
-    deletes: ClassVar[None] = None
-
-    def commit(self, entry: LedgerEntry) -> int | None:
-        """Make the rows visible once, with the entry."""
-        return _spark_commit(self.sink, entry, lambda: _spark_append(self.sink, self.frame, entry))
-
-    def close(self) -> None:
-        """Free the cached frame."""
-        self.cached.unpersist()
-
-
-@dataclass
-class SparkMerge:
-    """A cached frame with one row per key, merged by delta-spark."""
-
-    committer: ClassVar[Committer] = "spark"
-    sink: DeltaSink
-    frame: DataFrame
-    cached: Sequence[DataFrame]
-    rows: int
-    null_keys: pa.Table | None
-    by_position: bool = False
-    deletes: PendingWrite | None = None
-
-    def commit(self, entry: LedgerEntry) -> int | None:
-        """Make the rows visible once, with the entry."""
-        return _spark_commit(self.sink, entry, lambda: self._merge(entry), lambda: self._append_nothing(entry))
-
-    def _append_nothing(self, entry: LedgerEntry) -> None:
-        columns = [c for c in self.frame.columns if c not in _FLAGS]
-        _spark_append(self.sink, self.frame.select(*(f"`{c}`" for c in columns)).limit(0), entry)
-
-    def _merge(self, entry: LedgerEntry) -> None:
-        from delta.tables import DeltaTable as SparkDeltaTable
-
-        session = self.frame.sparkSession
-        order = order_of(self.sink.schema, self.sink.declared.order_by, by_position=self.by_position)
-        does = clauses(order, self.frame.columns)
-        values: dict[str, str | Column] = {f"`{c}`": f"s.`{c}`" for c in self.frame.columns if c not in _FLAGS}
-        condition = " AND ".join(f"t.`{k}` = s.`{k}`" for k in self.sink.declared.keys)
-        merge = SparkDeltaTable.forPath(session, str(self.sink.path)).alias("t").merge(self.frame.alias("s"), condition)
-        if does.delete is not None:
-            merge = merge.whenMatchedDelete(does.delete)
-        merge = merge.whenMatchedUpdate(does.update, values).whenNotMatchedInsert(does.insert, values)  # type: ignore[arg-type]
-        # MERGE takes its transaction only from the session, where any other Delta write would take it too.
-        confs = {
-            "spark.databricks.delta.write.txnAppId": self.sink.app_id,
-            "spark.databricks.delta.write.txnVersion": str(entry.txn.version),
-            "spark.databricks.delta.commitInfo.userMetadata": entry.encode(),
-        }
-        try:
-            for key, value in confs.items():
-                session.conf.set(key, value)
-            merge.execute()
-        finally:
-            for key in confs:
-                session.conf.unset(key)
-
-    def close(self) -> None:
-        """Free the cached frames."""
-        for frame in self.cached:
-            frame.unpersist()
 
 
 def prepare_write(
@@ -362,35 +285,3 @@ def _spark_merge(sink: DeltaSink, rows: DataFrame, delete_table: DeltaSink | Non
         )
         held.pop_all()
         return made
-
-
-def _spark_append(sink: DeltaSink, frame: DataFrame, entry: LedgerEntry) -> None:
-    writer = frame.write.format("delta").mode("append").option("userMetadata", entry.encode())
-    writer.option("txnAppId", sink.app_id).option("txnVersion", str(entry.txn.version)).save(str(sink.path))
-
-
-def _spark_commit(
-    sink: DeltaSink, entry: LedgerEntry, write: Callable[[], None], write_nothing: Callable[[], None] | None = None
-) -> int | None:
-    """Commit through delta-spark. It skips silently where deltalake raises: check the position before and after.
-
-    `write_nothing` commits the transaction alone, if the write changed nothing.
-    """
-    if sink.holds(entry):
-        sink.sync()
-        return None
-    at = sink.position
-    for attempt in (write, write_nothing):
-        if attempt is not None:
-            attempt()
-            sink.refresh()
-        if sink.position == entry.txn:
-            return sink.committed()
-        if sink.position != at:
-            break
-    if (now := sink.position) is not None and now.generation > entry.generation:
-        raise sink.fenced(now, entry)
-    raise LedgerConflict(
-        f"delta-spark left table {sink.name} at {now} when it should have written {entry.txn}",
-        "look for a second driver with another state folder on the same tables",
-    )

@@ -35,8 +35,9 @@ from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.table_files import table_files
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.upsert_rows import last_per_key
-from streaming_jobs.sinks.delta.writers import DELETE_COLUMN, ArrowAppend, ArrowMerge, ParquetAppend
+from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support.worlds import OUTPUT, STREAM, append, entry
