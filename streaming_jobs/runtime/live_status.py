@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.positions import TopicOffsets, ends_of
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.lag import Ends, LagClock
@@ -98,7 +98,7 @@ class LiveStatus:
         status.batch, status.batch_ms, status.batch_records = done.batch, done.milliseconds, done.records
         status.path, status.committer = done.path, done.committer
         status.committed_at = self.clock.time()
-        self.position = {r.topic: r.end for r in done.entry.offsets}
+        self.position = ends_of(done.entry.offsets)
         status.totals = (status.totals or Totals(status.started_at)).plus(done.entry)
         self._newest_record = done.newest_record if done.newest_record is not None else self._newest_record
         if not done.skipped:

@@ -27,8 +27,9 @@ from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
 from streaming_jobs.runtime.lag import EndOffsets, Ends
 from streaming_jobs.runtime.query_builder import BuiltQuery, Connection, QueryBuilder
 from streaming_jobs.settings import Settings
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.connection import client_config, spark_options
-from streaming_jobs.sources.topics import TopicInfo, Topics
+from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 
@@ -220,20 +221,13 @@ def start(built: BuiltQuery, hooks: QueryHooks) -> LaunchedQuery:
     return LaunchedQuery(SparkQuery(built.start()), built.record.generation, built.record.starts)
 
 
-class DescribesTopics(Protocol):
-    """A client that describes topics."""
-
-    def describe(self, name: str) -> TopicInfo | None:
-        """The topic, or None if there is none; raises BrokerUnreachable."""
-
-
 @dataclass
 class TopicCheck:
     """A check before a commit, at most once per second: the topics are still the ones the stream began with."""
 
     stream: Stream
     settings: Settings
-    topics: DescribesTopics
+    topics: TopicReader
     monotonic: Callable[[], float] = time.monotonic
     _checked: float | None = field(default=None, init=False)
 
