@@ -59,8 +59,9 @@ class MemoryRuntime:
         return self.failed
 
     def stop(self) -> None:
-        """Record the call."""
+        """Record the call; nothing runs in the process any more."""
         self.ends.append("stop")
+        self.jvm = None
 
     def kill(self) -> None:
         """Record the call."""

@@ -11,7 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import entries
+from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.stored import entries
 from tests.conftest import QUICK_START
 from tests.support import ROOT
 from tests.support.changes import PARTITIONS, customers, history
@@ -77,7 +78,7 @@ def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_ot
     recourse("recover", "apply", plan, "--yes")
     assert_left(made.settings, left)
     assert remembered(made.settings, left) == deletes
-    published, *_ = entries(made.settings.tables / TOPIC, 1)
+    published, *_ = entries(walk(made.settings.tables / TOPIC), 1)
     assert published[1].kind == "publish" and published[1].txns.keys() == {
         "customers_deletes",
         "customers_dead_letters",

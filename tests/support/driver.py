@@ -23,7 +23,8 @@ from streaming_jobs.runtime.query_builder import Connection
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import entries
+from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.stored import entries
 from streaming_jobs.sources.connection import client_config, spark_options
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
@@ -79,7 +80,7 @@ def rows(settings: Settings, table: str) -> list[dict[str, Any]]:
 
 def ledger(settings: Settings, table: str) -> list[LedgerEntry]:
     """The table's batch entries, oldest first."""
-    return [entry for _, entry in reversed(entries(settings.tables / table, 10_000)) if entry.kind == "batch"]
+    return [entry for _, entry in reversed(entries(walk(settings.tables / table), 10_000)) if entry.kind == "batch"]
 
 
 def assert_chained(entries: Iterable[LedgerEntry]) -> None:

@@ -95,6 +95,14 @@ class Life(StreamOnDisk):
         """The stream's first start, up to where Spark is started."""
         return cls(Settings.load({"home": home}), stream).make([CodeSince("a", "1", 1, 0, time.time())])
 
+    @classmethod
+    def of_batches(cls, home: Path, count: int) -> Life:
+        """The stream after so many batches, all right."""
+        life = cls.begin(home)
+        for number in range(count):
+            life.batch(number)
+        return life
+
     @property
     def table(self) -> Path:
         """The primary table."""

@@ -36,11 +36,6 @@ def walk(table: Path, version: int | None = None) -> Iterator[Commit]:
         yield commit
 
 
-def entries(table: Path, limit: int) -> list[tuple[Commit, LedgerEntry]]:
-    """The newest ledger entries of a table, newest first, without those of maintenance and schema changes."""
-    return stored.entries(walk(table), limit)
-
-
 def newest(table: Path, stream: str, version: int | None = None) -> tuple[Commit | None, list[Commit]]:
     """The stream's newest entry on the table, up to a version, and later commits that change data and are not ours.
 

@@ -24,10 +24,7 @@ from tests.support.life import STREAM, Life, Topics, plan_one, recovery
 @pytest.fixture
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    life = Life.begin(tmp_path)
-    for number in range(4):
-        life.batch(number)
-    return life
+    return Life.of_batches(tmp_path, 4)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn, app_id
 from streaming_jobs.positions import OffsetRange
-from streaming_jobs.sinks.delta.log import entries, newest, walk
+from streaming_jobs.sinks.delta.log import newest, walk
+from streaming_jobs.sinks.stored import entries
 from streaming_jobs.state import ledger_file
 from streaming_jobs.state.ledger_file import LedgerFile
 from tests.conftest import SettingsFactory
@@ -136,9 +137,9 @@ def test_a_folder_that_is_no_table_has_no_commits(tmp_path: Path) -> None:
 
 def test_the_ledger_shows_batches_newest_first_and_no_upkeep(disk: Disk) -> None:
     disk.run(0, 1, 2)
-    shown = entries(disk.table(PRIMARY), 2)
+    shown = entries(walk(disk.table(PRIMARY)), 2)
     assert [(c.version, e.batch) for c, e in shown] == [(3, 2), (2, 1)]
-    assert [e.kind for _, e in entries(disk.table(PRIMARY), 100)] == ["batch"] * 3
+    assert [e.kind for _, e in entries(walk(disk.table(PRIMARY)), 100)] == ["batch"] * 3
     assert shown[0][1].offsets == (offsets(2),)
     assert shown[0][1].txns == {SECONDARY: Txn(1, 2).version, DEAD_LETTERS: Txn(1, 0).version}
 

@@ -46,10 +46,7 @@ NONE = Checks()
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """Nine batches; the topic has thirty records more."""
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
-    life = Life.begin(tmp_path)
-    for number in range(9):
-        life.batch(number)
-    return life
+    return Life.of_batches(tmp_path, 9)
 
 
 def found(life: Life, topics: Topics | None = None) -> PlanningSnapshot:

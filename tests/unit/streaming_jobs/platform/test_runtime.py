@@ -204,3 +204,25 @@ def test_a_runtime_without_a_jvm_tells_how_it_was_ended() -> None:
     seam.kill()
     seam.stop()
     assert (runtime.names, runtime.ends) == (["orders"], ["kill", "stop"])
+
+
+@pytest.fixture(params=["started", "existing", "memory"])
+def runtime(request: pytest.FixtureRequest, settings: SettingsFactory, launches: list[Launch]) -> Runtime:
+    """Each implementation of the contract, before its start."""
+    if request.param == "memory":
+        return MemoryRuntime()
+    if request.param == "existing":
+        there: Any = There()
+        return ExistingSpark(settings(), there)
+    launches.append(Launch())
+    return LocalSpark(settings(), launch=launches[-1])
+
+
+def test_a_runtime_names_no_process_before_its_start_and_after_an_orderly_end(runtime: Runtime) -> None:
+    assert runtime.jvm is None and runtime.failure() is None
+    assert runtime.start("orders") is not None
+    if isinstance(runtime, MemoryRuntime):
+        runtime.jvm = os.getpid()
+    assert runtime.jvm is not None and runtime.failure() is None
+    runtime.stop()
+    assert runtime.jvm is None

@@ -38,10 +38,7 @@ DAY = 86_400.0
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
-    life = Life.begin(tmp_path)
-    for number in range(6):
-        life.batch(number)
-    return life
+    return Life.of_batches(tmp_path, 6)
 
 
 def test_a_cut_holds_what_spark_goes_on_from_and_an_id_of_its_own(life: Life, tmp_path: Path) -> None:
