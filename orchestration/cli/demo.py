@@ -60,7 +60,8 @@ def recovery(
     base = invocation(context).settings
     folder = Path(home or tempfile.mkdtemp(prefix="recourse-demo-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    settings = Settings.load({"home": folder, "jars_dir": base.jars_dir} if base.jars_dir else {"home": folder})
+    machine = {"jars_dir": base.jars_dir, "java_home": base.java_home}
+    settings = Settings.load({"home": folder, **{key: path for key, path in machine.items() if path is not None}})
     try:
         with stop_signals_interrupt():
             fetch_jars(base, broker=True)
@@ -217,6 +218,8 @@ class Story:
         }
         if self.settings.jars_dir is not None:
             settings["RECOURSE_JARS_DIR"] = str(self.settings.jars_dir)
+        if self.settings.java_home is not None:
+            settings["RECOURSE_JAVA_HOME"] = str(self.settings.java_home)
         return {**os.environ, **settings}
 
     def _say(self, text: str) -> None:

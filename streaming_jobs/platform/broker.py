@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any, Self
 from streaming_jobs.errors import BrokerUnreachable, SetupError
 from streaming_jobs.files import private_folder, write_atomic, write_json
 from streaming_jobs.platform import class_data, java, ports
-from streaming_jobs.platform.broker_config import as_properties, jvm_options, logging_properties, server_properties
+from streaming_jobs.platform.broker_config import jvm_options, logging_properties, server_properties
 from streaming_jobs.platform.jars import broker_jars
+from streaming_jobs.platform.java_properties import as_properties
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.platform.processes.identity import Mark, is_alive, mark
 from streaming_jobs.settings import Settings
@@ -177,7 +178,7 @@ class Broker:
     def _launch(self) -> Running:
         settings = self._settings
         jars = broker_jars(settings)
-        command = [str(java.executable()), *self._options()]
+        command = [str(java.choose(settings).executable), *self._options()]
         # Without a UTF-8 locale Java cannot open a home folder whose name has an accent in it.
         environment = {**os.environ, "CLASSPATH": os.pathsep.join(map(str, jars)), "LC_ALL": "C.UTF-8"}
         data = settings.broker_dir / "data"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
+from streaming_jobs.platform.java_properties import as_properties
 from streaming_jobs.platform.ports import HOST
 
 NODE = 1
@@ -48,11 +48,6 @@ def server_properties(data: Path, port: int, controller_port: int) -> dict[str, 
     }
 
 
-def as_properties(values: Mapping[str, str]) -> str:
-    """The text of a Java properties file."""
-    return "".join(f"{key}={_escaped(value)}\n" for key, value in values.items())
-
-
 def jvm_options(heap_mb: int, logging: Path, crash_report: Path, temporary: Path) -> list[str]:
     """Options for a JVM that starts fast and stays small: 150 MB resident instead of 350."""
     return [
@@ -87,14 +82,3 @@ def logging_properties(log: Path) -> str:
             "appender.file.strategy.max": "2",
         }
     )
-
-
-def _escaped(value: str) -> str:
-    # Java reads a properties file as Latin-1; a home folder may have any name.
-    text = value.replace("\\", "\\\\")
-    return "".join(c if c.isascii() else "".join(f"\\u{unit:04x}" for unit in _utf16(c)) for c in text)
-
-
-def _utf16(character: str) -> list[int]:
-    data = character.encode("utf-16-be")
-    return [int.from_bytes(data[i : i + 2]) for i in range(0, len(data), 2)]

@@ -1,9 +1,11 @@
 """Class-data archives: a JVM that maps its classes from a file, instead of reading them out of jars, starts faster.
 
-Java writes such a file when it ends (`-XX:ArchiveClassesAtExit`) and uses it at the next start
-(`-XX:SharedArchiveFile`), after checking that Java and the class path are the ones it was made with; otherwise it
-starts without. The file's name has a hash of both, so another Java or other jars have another file.
-streaming_jobs/warm_up.py makes them. An archive takes 100 to 250 MB; the newest three of each kind are kept.
+Java 17 and 21 write such a file when they end (`-XX:ArchiveClassesAtExit`) and use it at the next start
+(`-XX:SharedArchiveFile`). Java 25 makes more of it, an AOT cache (`-XX:AOTCacheOutput`, `-XX:AOTCache`; JEP 483, 514
+and 515): the classes are loaded and linked in it, and it has profiles of the methods, with which the compiler begins
+at once. Either is used only after Java has checked that it is the Java, and the class path the one, that the file was
+made with; otherwise it starts without. The file's name has a hash of both, so another Java or other jars have another
+file. streaming_jobs/warm_up.py makes them. A file takes 60 to 250 MB; the newest three of each kind are kept.
 """
 
 from __future__ import annotations
@@ -17,23 +19,30 @@ from typing import Literal
 
 from streaming_jobs.platform import java
 from streaming_jobs.platform.jars import cache
+from streaming_jobs.platform.spark_jvm import module_options
 from streaming_jobs.settings import Settings
 
 Kind = Literal["spark", "broker"]
 _KEPT = 3
+_AOT_SINCE = 25
+_AOT, _CDS = ".aot", ".jsa"
 RECORD_SECONDS = 240.0
 """The limit for a JVM to write its archive when it ends: some seconds when idle, a minute or two on a busy machine."""
 
 
 def archive(settings: Settings, kind: Kind, jars: Iterable[Path]) -> Path:
-    """The path of the archive of this Java with these jars, which may not exist. Raises SetupError without a Java."""
-    executable = java.executable().resolve()
+    """The path of the archive of this Java with these jars, which may not exist: `.aot` for Java 25, else `.jsa`.
+
+    Raises SetupError without a Java.
+    """
+    used = java.choose(settings)
+    executable = used.executable.resolve()
     parts = [str(executable), str(executable.stat().st_mtime_ns), *(str(jar) for jar in jars)]
     if kind == "spark":
         distribution = metadata.distribution("pyspark")
-        parts += [distribution.version, str(distribution.locate_file("pyspark"))]
+        parts += [distribution.version, str(distribution.locate_file("pyspark")), *module_options(used)]
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return folder(settings) / f"{kind}-{name}.jsa"
+    return folder(settings) / f"{kind}-{name}{_AOT if used.major >= _AOT_SINCE else _CDS}"
 
 
 def folder(settings: Settings) -> Path:
@@ -43,18 +52,24 @@ def folder(settings: Settings) -> Path:
 
 def reading(file: Path) -> list[str]:
     """Options for a JVM that uses an archive; none if there is no such file."""
+    if not file.is_file():
+        return []
     # Without the logging options Java complains on standard output when it cannot use the file.
-    return [f"-XX:SharedArchiveFile={file}", "-Xshare:auto", "-Xlog:disable"] if file.is_file() else []
+    if file.suffix == _AOT:
+        return [f"-XX:AOTCache={file}", "-XX:AOTMode=auto", "-Xlog:disable"]
+    return [f"-XX:SharedArchiveFile={file}", "-Xshare:auto", "-Xlog:disable"]
 
 
 def recording(file: Path) -> list[str]:
     """Options for a JVM that writes an archive when it ends; which takes some seconds more."""
-    return [f"-XX:ArchiveClassesAtExit={file}", "-Xlog:disable"]
+    option = "AOTCacheOutput" if file.suffix == _AOT else "ArchiveClassesAtExit"
+    return [f"-XX:{option}={file}", "-Xlog:disable"]
 
 
 def discard_old(settings: Settings) -> None:
     """Delete all archives except the newest three of each kind."""
     for kind in ("spark", "broker"):
-        archives = sorted(folder(settings).glob(f"{kind}-*.jsa"), key=os.path.getmtime, reverse=True)
+        files = (file for file in folder(settings).glob(f"{kind}-*") if file.suffix in (_AOT, _CDS))
+        archives = sorted(files, key=os.path.getmtime, reverse=True)
         for file in archives[_KEPT:]:
             file.unlink(missing_ok=True)

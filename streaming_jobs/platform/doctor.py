@@ -46,7 +46,7 @@ def checks(settings: Settings) -> list[Check]:
     """All checks, in the order in which a person would fix them. Takes about a second."""
     return [
         check_python(),
-        check_java(),
+        check_java(settings),
         check_packages(),
         check_jars(settings, "spark"),
         *([] if settings.kafka.bootstrap_servers else [check_jars(settings, "broker")]),
@@ -66,18 +66,14 @@ def check_python() -> Check:
     return Check("Python", False, running_version, "use Python 3.11 or 3.12: make setup PYTHON=python3.11")
 
 
-def check_java() -> Check:
-    """The Java that Spark and the broker will use."""
+def check_java(settings: Settings) -> Check:
+    """The Java that Spark and the broker will use; it is started once."""
     try:
-        path = java.executable()
-        java_version = java.version(path)
+        used = java.choose(settings)
+        printed = java.printed_version(used.executable)
     except RecourseError as error:
         return Check("Java", False, error.found, error.next_step)
-    if java.major(java_version) in java.SUPPORTED:
-        return Check("Java", True, f"{java_version} ({path})")
-    if java.major(java_version) > max(java.SUPPORTED):
-        return Check("Java", None, f"{java_version} ({path}), not tried with Spark 4.2", java.INSTALL)
-    return Check("Java", False, f"{java_version} ({path}), too old for Spark 4.2", java.INSTALL)
+    return Check("Java", True, f"{printed} of {used.origin} ({used.executable})")
 
 
 def check_packages() -> Check:
@@ -110,8 +106,8 @@ def check_class_data(settings: Settings) -> Check:
     fix = "python -m streaming_jobs.warm_up"
     try:
         file = class_data.archive(settings, "spark", [cache(settings) / jar.file for jar in locked("spark")])
-    except RecourseError:
-        return Check("class data", None, "there is no Java to make it for", java.INSTALL)
+    except RecourseError as error:
+        return Check("class data", None, "there is no Java to make it for", error.next_step)
     if file.is_file():
         return Check("class data", True, f"{file} ({file.stat().st_size >> 20} MB)")
     return Check("class data", None, "none, so sessions start in twice the time", fix)

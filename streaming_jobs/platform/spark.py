@@ -7,15 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
 from streaming_jobs.files import private_folder
-from streaming_jobs.platform import class_data
+from streaming_jobs.platform import class_data, java, spark_jvm
 from streaming_jobs.platform.jars import spark_jars
+from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
 
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-
-
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_CLASS_PATH = "spark.driver.extraClassPath"
+_GATEWAY_PORT, _GATEWAY_SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
+"""spark-submit names by them the JVM that it has started, and PySpark connects to it."""
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -86,38 +85,64 @@ def start(
 
     `keep_open` are descriptors that the JVM inherits (the leases); `output` receives what the JVM itself prints;
     `record_classes` is a file for the class-data archive that the JVM writes when it ends.
-    Spark's log goes to `<home>/logs/<name>.spark.log`, three files of 10 MB at most. Raises SetupError when
-    a jar is missing or damaged. If there is a JVM already (spark-submit, Databricks), it is used.
+    Spark's log goes to `<home>/logs/<name>.spark.log`, three files of 10 MB at most. If there is a JVM
+    already (spark-submit, Databricks), it is used. Raises SetupError when a jar is missing or damaged, or there is no
+    Java to use.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is None:  # PySpark would take the gateway of a JVM that has ended
         SparkContext._gateway = SparkContext._jvm = None
-    conf = SparkConf(loadDefaults=False)
-    for key, value in profile(settings).items():
-        conf.set(key, value)
     jars = spark_jars(settings)
-    user_jars = settings.spark.extra.get(_CLASS_PATH)
-    conf.set(_CLASS_PATH, os.pathsep.join([*(str(jar) for jar in jars), *([user_jars] if user_jars else [])]))
-    if record_classes is not None:
-        classes = class_data.recording(record_classes)
-    else:
-        classes = class_data.reading(class_data.archive(settings, "spark", jars))
     scratch = _scratch(settings)
     # Files that a killed JVM leaves (unpacked native libraries, folders of Spark) are then removed with its scratch.
-    conf.set(_JAVA_OPTIONS, _java_options(settings, name, [f"-Djava.io.tmpdir={scratch}", *classes]))
-    conf.set("spark.local.dir", str(scratch))
-    popen: dict[str, object] = {"pass_fds": tuple(keep_open)}
-    if output is not None:
-        popen.update(stdout=output, stderr=output)
-    gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
-    context = SparkContext(conf=conf, gateway=gateway)
+    further = [f"-Djava.io.tmpdir={scratch}"]
+    there_already = _GATEWAY_PORT in os.environ
+    if record_classes is not None:
+        further += class_data.recording(record_classes)
+    elif not there_already:
+        further += class_data.reading(class_data.archive(settings, "spark", jars))
+    user_jars = settings.spark.extra.get(CLASS_PATH)
+    properties = {
+        **profile(settings),
+        CLASS_PATH: os.pathsep.join([*(str(jar) for jar in jars), *([user_jars] if user_jars else [])]),
+        JAVA_OPTIONS: _java_options(settings, name, further),
+        "spark.local.dir": str(scratch),
+    }
+    gateway = _existing_gateway() if there_already else _new_gateway(settings, properties, keep_open, output)
+    context = SparkContext(conf=SparkConf(loadDefaults=False).setAll([*properties.items()]), gateway=gateway)
     session = SparkSession(context)
     _no_checksum_files(session)
     return session
+
+
+def _existing_gateway() -> Any:
+    from pyspark.java_gateway import launch_gateway
+
+    return launch_gateway()  # type: ignore[no-untyped-call]
+
+
+def _new_gateway(
+    settings: Settings, properties: Mapping[str, str], keep_open: Sequence[int], output: IO[bytes] | None
+) -> Any:
+    from pyspark.find_spark_home import _find_spark_home
+
+    home = Path(_find_spark_home())
+    jvm = spark_jvm.start(java.choose(settings), home, properties, keep_open=keep_open, output=output)
+    # PySpark connects to our JVM as to that of spark-submit, and imports the classes that it needs.
+    os.environ.update({_GATEWAY_PORT: str(jvm.port), _GATEWAY_SECRET: jvm.secret})
+    try:
+        gateway = _existing_gateway()
+    except BaseException:
+        jvm.process.kill()
+        jvm.process.wait()
+        raise
+    finally:
+        del os.environ[_GATEWAY_PORT], os.environ[_GATEWAY_SECRET]
+    gateway.proc = jvm.process
+    return gateway
 
 
 def _cores(master: str) -> int:
@@ -130,7 +155,7 @@ def _java_options(settings: Settings, name: str, further: Sequence[str] = ()) ->
     folder = private_folder(settings.logs).absolute()
     file = folder / f"{name}.log4j2.properties"
     file.write_text(_LOG4J.format(path=folder / f"{name}.spark.log"))
-    user_options = settings.spark.extra.get(_JAVA_OPTIONS, "")
+    user_options = settings.spark.extra.get(JAVA_OPTIONS, "")
     collector = "" if _COLLECTOR.search(user_options) else "-XX:+UseSerialGC"  # the JVM does not start with two
     own_files = (f"-Dlog4j2.configurationFile={file.as_uri()}", f"-XX:ErrorFile={folder / name}.crash.log")
     quoted = (f'"{option}"' for option in (*own_files, *further))

@@ -57,7 +57,7 @@ class DriverProcess:
         if self._jvm is None and self.exit_code is None:
             with suppress(psutil.Error):
                 below = psutil.Process(self.pid).children(recursive=True)
-                self._jvm = next((process for process in below if _is_session(process)), None)
+                self._jvm = next((process for process in below if process.name() == "java"), None)
         return self._jvm
 
     @property
@@ -95,8 +95,3 @@ class DriverProcess:
         text = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in text if any(mark in line for mark in _OF_ERRORS)] or text
         return "\n".join(line[:1000] for line in errors[-lines:])
-
-
-def _is_session(process: psutil.Process) -> bool:
-    """True if it is the session's JVM, and not the short-lived one that works out how to start it."""
-    return process.name() == "java" and "org.apache.spark.launcher.Main" not in process.cmdline()

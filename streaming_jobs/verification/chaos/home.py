@@ -43,7 +43,7 @@ class Home:
 
     @classmethod
     def of(cls, folder: Path, base: Settings, *, max_offsets: int) -> Home:
-        """A home in `folder`; from the user's settings only those for fetching jars are taken over."""
+        """A home in `folder`; from the user's settings only those of jars and Java are taken over."""
         values = {
             **_VALUES,
             "home": str(folder.absolute()),
@@ -52,6 +52,8 @@ class Home:
         }
         if base.jars_dir is not None:
             values["jars_dir"] = str(base.jars_dir)
+        if base.java_home is not None:
+            values["java_home"] = str(base.java_home)
         return cls(Settings(**_nested(values)), values)
 
     @property

@@ -70,3 +70,15 @@ def test_how_java_ended_is_told(
 ) -> None:
     with pytest.raises(SetupError, match=r"did not write the archive spark-1.jsa: ended by signal 6 \(SIGABRT\)"):
         warmed_up(settings, monkeypatch, -6)
+
+
+def test_what_java_printed_is_told_without_the_class_path(tmp_path: Path) -> None:
+    printed = tmp_path / "spark.out"
+    printed.write_text("Picked up JAVA_TOOL_OPTIONS: -Djava.class.path=/a.jar:/b.jar\nno room on the disk\n")
+    with pytest.raises(SetupError) as failed:
+        warm_up._keep(tmp_path / "unwritten.aot", tmp_path / "spark-1.aot", 1, warm_up._last_words(printed))
+    assert failed.value.found == "Java did not write the archive spark-1.aot: exit code 1: no room on the disk"
+
+
+def test_more_is_rehearsed_where_java_keeps_profiles_of_it() -> None:
+    assert warm_up.share(Path("spark-1.aot")) > 10 * warm_up.share(Path("spark-1.jsa"))

