@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,8 +101,7 @@ def test_any_value_survives_a_properties_file() -> None:
     assert as_properties({"spark.a b": " x\\y\nz=ü"}) == "spark.a\\ b=\\ x\\\\y\\nz=\\u00fc\n"
 
 
-FAKE = """
-#!/usr/bin/env python3
+FAKE = """\
 import os, sys
 from pathlib import Path
 seen = Path(os.environ["SEEN"])
@@ -138,7 +138,8 @@ class Fake:
 @pytest.fixture
 def fake(tmp_path: Path) -> Fake:
     file = tmp_path / "java"
-    file.write_text(FAKE.lstrip())
+    (tmp_path / "fake.py").write_text(FAKE)
+    file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/fake.py" "$@"\n')
     file.chmod(0o755)
     (tmp_path / "seen").mkdir()
     return Fake(Java(file, "25.0.2", "PATH"), tmp_path / "seen")
