@@ -28,7 +28,8 @@ from streaming_jobs.runtime.lag import EndOffsets, Ends
 from streaming_jobs.runtime.query_builder import BuiltQuery, Connection, QueryBuilder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.connection import client_config, spark_options
+from streaming_jobs.sources.client_file import client_file
+from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -168,7 +169,7 @@ class SparkQueries:
         if self.connection is None:
             bootstrap, kafka = bootstrap_servers(self.settings), self.settings.kafka
             self.connection = Connection(
-                spark_options=spark_options(kafka, bootstrap),
+                client=client_file(self.settings, bootstrap),
                 topics=Topics.of(kafka, bootstrap),
                 quick=Topics(client_config(kafka, bootstrap), _QUICK),
             )
@@ -205,9 +206,11 @@ class SparkQueries:
         return self._ends.newest(t.name for t in stream.sources.values()) if self._ends is not None else None
 
     def close(self) -> None:
-        """Stop the thread that looks at the topics."""
+        """Stop the thread that looks at the topics, and remove the file with the client's properties."""
         if self._ends is not None:
             self._ends.close()
+        if self.connection is not None:
+            self.connection.client.unlink(missing_ok=True)
 
     @property
     def _reach(self) -> Connection:

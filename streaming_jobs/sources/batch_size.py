@@ -1,0 +1,56 @@
+"""The number of records of a stream's next batch, so that a batch takes about as long as the settings want.
+
+The first batch is small, so that it is in the tables at once; each following one is as large as the time of those
+before says, and at most four times as large as the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+FIRST = 10_000
+"""Records of the first batch; a batch is never limited to fewer, unless the settings say so."""
+
+_GROWTH = 4.0
+
+
+@dataclass
+class BatchSize:
+    """The bound on the next batch: `seconds` it may take, at most `most` records and `most_bytes` bytes of values."""
+
+    seconds: float
+    most: int
+    most_bytes: int
+    record_bytes: float = 0.0
+    _limit: float = field(default=FIRST, init=False)
+
+    @property
+    def limit(self) -> int:
+        """Records of the next batch."""
+        limit = min(self._limit, self.most)
+        if self.record_bytes > 0:
+            limit = min(limit, self.most_bytes / self.record_bytes)
+        return max(1, int(limit))
+
+    def took(self, records: int, seconds: float) -> None:
+        """Learn from a batch: a smaller one than the bound says nothing about large ones."""
+        if records < self.limit:
+            return
+        fits = records / max(seconds, 1e-3) * self.seconds
+        self._limit = max(FIRST, min(fits, self._limit * _GROWTH))
+
+
+def lag(start: Mapping[int, int], end: Mapping[int, int]) -> int:
+    """Offsets between two positions, all partitions together; a partition without a start begins at 0."""
+    return sum(max(last - start.get(p, 0), 0) for p, last in end.items())
+
+
+def share(start: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dict[int, int]:
+    """The end of a batch of at most `limit` offsets, or one per partition if that is more; in proportion to the lag."""
+    lags = {p: max(end - start.get(p, 0), 0) for p, end in ends.items()}
+    total = sum(lags.values())
+    if total <= limit:
+        return {p: start.get(p, 0) + each for p, each in lags.items()}
+    part = limit / total
+    return {p: start.get(p, 0) + min(each, max(1, int(each * part))) for p, each in lags.items()}

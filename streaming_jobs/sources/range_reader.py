@@ -1,0 +1,305 @@
+"""Ranges of offsets, read with one consumer; it fetches ahead what follows, for the next range.
+
+Offsets have gaps: transaction markers, records of aborted transactions, compacted records. So a range is complete when
+a record at or behind its end was seen, or when the broker reports that the partition ends there
+(`enable.partition.eof`), and never by counting records. A partition whose end is not reached within the deadline is an
+error, never a gap.
+
+The consumer belongs to no group that commits: the checkpoint holds the position of a stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from streaming_jobs.errors import OffsetsLost, PermanentError
+from streaming_jobs.sources.connection import Failures
+
+Span = tuple[int, int]
+"""The first offset of a range, and the one after its last."""
+
+_SLICE = 0.1
+_AHEAD = 20_000
+_GONE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
+
+
+class KafkaConsumer(Protocol):
+    """The part of `confluent_kafka.Consumer` that is used here."""
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+        """Up to `num_messages` messages and errors; fewer after `timeout` seconds."""
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions from now on."""
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions too."""
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions no longer."""
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on from another offset."""
+
+    def close(self) -> None:
+        """Leave the cluster."""
+
+
+@dataclass
+class _Partition:
+    """An assigned partition: all records below `next` were received; `ahead` are those that no range took yet.
+
+    `end` is where the broker said that the partition ends.
+    """
+
+    first: int
+    next: int
+    ahead: list[Message] = field(default_factory=list)
+    end: int | None = None
+
+    def skip_to(self, start: int) -> bool:
+        """Drop what is before `start`; False if the records from there on were not received in order."""
+        if not self.first <= start <= self.next:
+            return False
+        self.ahead = [m for m in self.ahead if _offset(m) >= start]
+        self.first = start
+        return True
+
+
+@dataclass
+class RangeReader:
+    """Reads ranges of one topic, one after the other. Not safe for several threads.
+
+    Raises OffsetsLost for offsets that the topic does not hold, BrokerUnreachable if nothing arrives for `timeout`,
+    ConfigurationError if the log-in is refused, PermanentError if reading is forbidden.
+    """
+
+    topic: str
+    config: Mapping[str, Any]
+    timeout: timedelta
+    connect: Callable[[Mapping[str, Any]], KafkaConsumer] = lambda config: Consumer(dict(config))
+    monotonic: Callable[[], float] = time.monotonic
+    _consumer: KafkaConsumer | None = field(default=None, init=False)
+    _partitions: dict[int, _Partition] = field(default_factory=dict, init=False)
+    _failures: Failures = field(init=False)
+    _refusal: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._failures = Failures(str(self.config["bootstrap.servers"]))
+
+    def read(self, spans: Mapping[int, Span], most: int) -> Iterator[list[Message]]:
+        """Yields the records of the ranges, about `most` at a time, those of a partition in order."""
+        self._position({p: start for p, (start, _) in spans.items()})
+        waiting = {p: span for p, span in spans.items() if span[1] > span[0]}
+        taken: list[Message] = []
+        heard = self.monotonic()
+        self._failures.begin()
+        while True:
+            for partition, (_, end) in list(waiting.items()):
+                taken += self._take(partition, end)
+                if self._partitions[partition].next >= end:
+                    del waiting[partition]
+                    self._partitions[partition].first = max(end, self._partitions[partition].first)
+            if len(taken) >= most or (taken and not waiting):
+                yield taken
+                taken = []
+                heard = self.monotonic()
+            if not waiting:
+                return
+            if self._receive(most, _SLICE):
+                heard = self.monotonic()
+            elif self.monotonic() - heard >= self.timeout.total_seconds():
+                raise self._stuck(waiting)
+            self._release_idle(waiting)
+
+    def follow(self, positions: Mapping[int, int], wait: float, most: int) -> dict[int, int]:
+        """The offsets up to which records were received from `positions` on; waits up to `wait` seconds for the first.
+
+        Stops receiving at about `most` records; they stay for `read`.
+        """
+        self._position(positions)
+        for partition in [p for p in self._partitions if p not in positions]:
+            self._drop(partition)
+        if not self._buffered():
+            self._receive(1, wait)
+        while self._buffered() < most and self._receive(most, 0):
+            pass
+        return {partition: self._partitions[partition].next for partition in positions}
+
+    @property
+    def buffered(self) -> int:
+        """Records that were received and not read."""
+        return self._buffered()
+
+    def release(self) -> None:
+        """Stop fetching; the connection stays."""
+        for partition in list(self._partitions):
+            self._drop(partition)
+
+    def close(self) -> None:
+        """End the consumer."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+        self._partitions.clear()
+
+    def _position(self, starts: Mapping[int, int]) -> None:
+        """Make every partition ready to be read from its start; what was fetched already is not fetched again."""
+        consumer = self._open()
+        new = []
+        for partition, start in starts.items():
+            there = self._partitions.get(partition)
+            if there is not None and there.skip_to(start):
+                continue
+            if there is not None:
+                self._drop(partition)
+            self._partitions[partition] = _Partition(start, start)
+            new.append(TopicPartition(self.topic, partition, start))
+        if new:
+            consumer.incremental_assign(new)
+
+    def _take(self, partition: int, end: int) -> list[Message]:
+        """Take the received records before `end`."""
+        there = self._partitions[partition]
+        ahead = there.ahead
+        if not ahead:
+            return []
+        if _offset(ahead[-1]) < end:
+            there.ahead = []
+            return ahead
+        count = next(i for i, message in enumerate(ahead) if _offset(message) >= end)
+        there.ahead = ahead[count:]
+        return ahead[:count]
+
+    def _receive(self, most: int, wait: float) -> bool:
+        """Receive messages; True if any came."""
+        try:
+            messages = self._open().consume(most, wait)
+        except KafkaException as error:
+            raise self._failed(error.args[0]) from error
+        if not messages:
+            self._failures.check()
+            return False
+        partitions = self._partitions
+        progress = False
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                progress |= self._note(error, message)
+                continue
+            there = partitions.get(message.partition())  # type: ignore[arg-type]
+            if there is None:
+                continue
+            offset = _offset(message)
+            if offset >= there.next:
+                there.ahead.append(message)
+                there.next = offset + 1
+                progress = True
+        if progress:
+            self._failures.succeeded()
+            self._refusal = ""
+        return progress
+
+    def _note(self, error: KafkaError, message: Message) -> bool:
+        """Take note of an error or of the end of a partition; True for an end that was not known."""
+        if error.code() == KafkaError._PARTITION_EOF:
+            there = self._partitions.get(message.partition())  # type: ignore[arg-type]
+            if there is None:
+                return False
+            there.end = _offset(message)
+            moved = there.end > there.next
+            there.next = max(there.next, there.end)
+            return moved
+        if error.code() in _GONE:
+            there = self._partitions.get(message.partition())  # type: ignore[arg-type]
+            at = there.next if there is not None else _offset(message)
+            raise OffsetsLost(
+                f"offset {at} of {self.topic} partition {message.partition()} is not in the topic any more: "
+                f"{error.str()}",
+                "see `recourse streams status`",
+            )
+        if error.code() in _FORBIDDEN:
+            raise self._failed(error)
+        self._refusal = error.str()
+        self._failures(error)
+        return False
+
+    def _failed(self, error: KafkaError) -> Exception:
+        if error.code() in _FORBIDDEN:
+            return PermanentError(
+                f"topic {self.topic} may not be read: {error.str()}",
+                "give the user of the settings `kafka` the right to read it",
+            )
+        return KafkaException(error)
+
+    def _stuck(self, waiting: Mapping[int, Span]) -> Exception:
+        """The error for partitions whose end was not reached in time."""
+        partition, (_, end) = next(iter(waiting.items()))
+        there = self._partitions[partition]
+        at = there.next
+        if there.end is not None and there.end <= at:
+            return OffsetsLost(
+                f"{self.topic} partition {partition} ends at offset {there.end}, and the batch at {end}: records that "
+                "were there are gone",
+                "see `recourse streams status`",
+            )
+        reason = f" ({self._refusal})" if self._refusal else ""
+        return self._failures.unreachable(
+            f"read {self.topic} partition {partition} from offset {at} to {end}{reason}", self.timeout
+        )
+
+    def _release_idle(self, waiting: Mapping[int, Span]) -> None:
+        """Give back partitions that run far ahead while others are read; they are fetched again when they are due."""
+        for partition, there in list(self._partitions.items()):
+            if partition not in waiting and len(there.ahead) > _AHEAD:
+                self._drop(partition)
+
+    def _drop(self, partition: int) -> None:
+        del self._partitions[partition]
+        if self._consumer is not None:
+            self._consumer.incremental_unassign([TopicPartition(self.topic, partition)])
+
+    def _buffered(self) -> int:
+        return sum(len(there.ahead) for there in self._partitions.values())
+
+    def _open(self) -> KafkaConsumer:
+        if self._consumer is None:
+            self._consumer = self.connect(consumer_config(self.config, self._failures))
+        return self._consumer
+
+
+def consumer_config(config: Mapping[str, Any], failures: Failures) -> dict[str, Any]:
+    """The properties of a consumer that reads committed records only, and reports an offset that is gone."""
+    return {
+        **config,
+        "error_cb": failures,
+        "group.id": "recourse",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+        "check.crcs": True,
+        "fetch.wait.max.ms": 500,
+        "fetch.message.max.bytes": 4 << 20,
+        "queued.max.messages.kbytes": 32 << 10,
+        "queued.min.messages": 100_000,
+    }
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset
+
+
+def columns_of(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    """Partition and offset of each message."""
+    return [m.partition() for m in messages], [m.offset() for m in messages]  # type: ignore[misc]
