@@ -130,7 +130,7 @@ def _check(kind: DataType, where: str) -> None:
         impossible = [name for name in kind.fieldNames() if not is_possible_name(name)]
         if impossible:
             raise UsageError(
-                f"{where} has the field name {ascii(impossible[0])}",
+                f"{where} has the field name {impossible[0]!a}",
                 "use names without quotes, backslashes and control characters",
             )
         names = [name.lower() for name in kind.fieldNames()]

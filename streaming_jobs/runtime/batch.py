@@ -161,9 +161,8 @@ class BatchPipeline:
             ranges = self._ranges(batch)
             share = self.settings.max_offsets_per_trigger // len(ranges)
             seconds = self.pace.after(sum(r.records for r in ranges), started)
-            # The largest batch is divided among the partitions, and each part rounded down: a source that was read up
-            # to that has more records waiting.
-            if not any(r.records >= max(min(share, FIRST) - len(r.end), 1) for r in ranges):
+            # A source that was read up to the bound has more records waiting.
+            if not any(r.records >= max(min(share, FIRST), 1) for r in ranges):
                 self.hooks.stop.wait(seconds)
 
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:

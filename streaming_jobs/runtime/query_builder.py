@@ -168,7 +168,9 @@ class QueryBuilder:
             stream_record.save(self.settings, record)
         sources = self._sources()
         starts = self._starts(record, snapshot)
-        frames = {s.parameter: s.stream(spark, start=starts[s.topic.name], limits=self.limits, owner=name) for s in sources}
+        frames = {
+            s.parameter: s.stream(spark, start=starts[s.topic.name], limits=self.limits, owner=name) for s in sources
+        }
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)
         record = self._bound(record, snapshot, starts, outputs)
@@ -184,7 +186,9 @@ class QueryBuilder:
         handle = QueryHandle()
         pipeline = self._pipeline(record, sources, tables, plan_traits, handle)
         if snapshot.checkpoint.planned is None:
-            pipeline.files.checkpoint.begin_at({topic.name: starts[topic.name] for topic in self.stream.sources.values()})
+            pipeline.files.checkpoint.begin_at(
+                {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
+            )
         frame = next(iter(outputs.values())) if len(outputs) == 1 else next(iter(frames.values()))
         updates = plan_traits.stateful and self.stream.primary.mode == "upsert"
         writer: DataStreamWriter = (
@@ -221,9 +225,7 @@ class QueryBuilder:
     def _sources(self) -> list[KafkaSource]:
         lateness = self.own.lateness  # zero is a lateness too
         return [
-            KafkaSource(
-                parameter, topic, self.connection.client, lateness if lateness is not None else topic.delay
-            )
+            KafkaSource(parameter, topic, self.connection.client, lateness if lateness is not None else topic.delay)
             for parameter, topic in self.stream.sources.items()
         ]
 

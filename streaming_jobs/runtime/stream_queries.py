@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -163,13 +164,15 @@ class SparkQueries:
     replan: Replan | None = None
     connection: Connection | None = None
     _ends: EndOffsets | None = field(default=None, init=False)
+    _client: Path | None = field(default=None, init=False)
 
     def open(self, streams: Iterable[Stream]) -> None:
         """Find the cluster, and look at the ends of the streams' topics from now on."""
         if self.connection is None:
             bootstrap, kafka = bootstrap_servers(self.settings), self.settings.kafka
+            self._client = client_file(self.settings, bootstrap)
             self.connection = Connection(
-                client=client_file(self.settings, bootstrap),
+                client=self._client,
                 topics=Topics.of(kafka, bootstrap),
                 quick=Topics(client_config(kafka, bootstrap), _QUICK),
             )
@@ -209,8 +212,8 @@ class SparkQueries:
         """Stop the thread that looks at the topics, and remove the file with the client's properties."""
         if self._ends is not None:
             self._ends.close()
-        if self.connection is not None:
-            self.connection.client.unlink(missing_ok=True)
+        if self._client is not None:
+            self._client.unlink(missing_ok=True)
 
     @property
     def _reach(self) -> Connection:

@@ -47,10 +47,16 @@ def lag(start: Mapping[int, int], end: Mapping[int, int]) -> int:
 
 
 def share(start: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dict[int, int]:
-    """The end of a batch of at most `limit` offsets, or one per partition if that is more; in proportion to the lag."""
-    lags = {p: max(end - start.get(p, 0), 0) for p, end in ends.items()}
-    total = sum(lags.values())
-    if total <= limit:
-        return {p: start.get(p, 0) + each for p, each in lags.items()}
-    part = limit / total
-    return {p: start.get(p, 0) + min(each, max(1, int(each * part))) for p, each in lags.items()}
+    """The end of a batch of at most `limit` offsets, divided among the partitions in proportion to what waits there.
+
+    A partition in which something waits gets at least one offset, so that none of many is left behind.
+    """
+    waiting = {p: max(end - start.get(p, 0), 0) for p, end in ends.items()}
+    total = sum(waiting.values())
+    if total > limit:
+        parts = {p: max(1, count * limit // total) for p, count in waiting.items() if count}
+        left = limit - sum(parts.values())
+        for partition in sorted(parts, key=lambda p: waiting[p] * limit % total, reverse=True)[: max(left, 0)]:
+            parts[partition] += 1
+        waiting = {**dict.fromkeys(waiting, 0), **parts}
+    return {p: start.get(p, 0) + count for p, count in waiting.items()}

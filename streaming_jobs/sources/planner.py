@@ -120,7 +120,8 @@ class Planner:
             if (end := ends.get(partition)) is None or end < at:
                 there = "is gone" if end is None else f"ends at offset {end}"
                 raise OffsetsLost(
-                    f"{self.topic} partition {partition} {there}, and the stream is at {at}: records that were there are gone",
+                    f"{self.topic} partition {partition} {there}, and the stream is at {at}: records that were there "
+                    "are gone",
                     "see `recourse streams status`",
                 )
         return ends

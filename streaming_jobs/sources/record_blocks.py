@@ -133,9 +133,7 @@ class RecordBlocks:
             refused.update(self._too_far_ahead(block.columns.column(self.declared.event_time), times, refused))
         return block.columns, refused
 
-    def _too_far_ahead(
-        self, events: pa.Array, times: np.ndarray, refused: Mapping[int, Refusal]
-    ) -> dict[int, Refusal]:
+    def _too_far_ahead(self, events: pa.Array, times: np.ndarray, refused: Mapping[int, Refusal]) -> dict[int, Refusal]:
         """The records whose event time is more than `ahead` after their own timestamp; a negative one is none."""
         assert self.declared.ahead is not None
         micros = pc.cast(pc.cast(events, pa.timestamp("us")), pa.int64())

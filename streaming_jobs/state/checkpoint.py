@@ -137,7 +137,7 @@ class Checkpoint:
 
 
 def written(offsets: TopicOffsets) -> str:
-    """Offsets as a source writes them into a checkpoint. The same offsets are the same text, as Spark compares texts."""
+    """Offsets as a source writes them into a checkpoint; the same offsets are the same text, since Spark compares it."""
     return json.dumps({topic: {str(p): each[p] for p in sorted(each)} for topic, each in offsets.items()})
 
 
