@@ -1,6 +1,6 @@
 """An independent judge of JSON records: Python's `json` module, and plain code for every declared type.
 
-It shares nothing with the formats that it judges. Of a record with several faults it names every reason, because
+It shares no rule with the formats that it judges. Of a record with several faults it names every reason, because
 which one a reader meets first is a matter of its order.
 """
 
@@ -10,6 +10,7 @@ import json
 import math
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -32,6 +33,8 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
+
+from streaming_jobs.formats.base import MAX_DETAIL, Block, Refusal
 
 MAX_DEPTH = 200
 _DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -79,9 +82,9 @@ class Verdict:
         return not self.reasons
 
     def allows(self, reason: str) -> bool:
-        """True if a reader may give this reason."""
+        """True if a reader may refuse with this reason."""
         others = set() if self.parsed else {"not_an_object", "wrong_type", "missing_field"}
-        return reason in self.reasons | others
+        return not self.good and reason in self.reasons | others
 
 
 def judge(schema: StructType, value: bytes | None) -> Verdict:
@@ -102,11 +105,13 @@ def judge(schema: StructType, value: bytes | None) -> Verdict:
         return Verdict({"malformed_json"}, parsed=False)
     if text[end:].strip(_SPACE):
         verdict.reasons.add("trailing_data")
+        if not isinstance(record, _Object):
+            verdict.reasons.add("malformed_json")  # `1e` is a number and something after it, or no number
+    if _has_surrogates(record):
+        verdict.reasons.add("malformed_json")
     if not isinstance(record, _Object):
         verdict.reasons.add("not_an_object")
         return verdict
-    if _has_surrogates(record):
-        verdict.reasons.add("malformed_json")
     read = _fields(schema, record, verdict)
     verdict.record = read if verdict.good else None
     return verdict
@@ -249,3 +254,40 @@ def _refuse_constant(text: str) -> None:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_Object, parse_int=_Number, parse_float=_Number, parse_constant=_refuse_constant
 )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value on which a reader and the judge differ."""
+
+    value: bytes | None
+    read: Any
+    verdict: Verdict
+
+
+def differences(
+    schema: StructType, values: Sequence[bytes | None], block: Block, verdicts: Sequence[Verdict] | None = None
+) -> list[Difference]:
+    """The values on which a block differs from the judge: in verdict, reason or content, or in the block's contract."""
+    rows = block.columns.to_pylist()
+    block.columns.validate(full=True)
+    if len(rows) != len(values) or block.columns.schema.names != schema.fieldNames():
+        raise AssertionError(f"{len(values)} values made {len(rows)} rows of {block.columns.schema}")
+    differing = []
+    for index, (value, row) in enumerate(zip(values, rows, strict=True)):
+        verdict = verdicts[index] if verdicts is not None else judge(schema, value)
+        refusal = block.refused.get(index)
+        if not (_agrees(verdict, row) if refusal is None else _allows(verdict, row, refusal)):
+            differing.append(Difference(value, refusal or row, verdict))
+    return differing
+
+
+def _agrees(verdict: Verdict, row: dict[str, Any]) -> bool:
+    return verdict.good and row == verdict.record
+
+
+def _allows(verdict: Verdict, row: dict[str, Any], refusal: Refusal) -> bool:
+    """Refused by both, for a reason that the judge has too, in few words, and null in every column."""
+    refusal.detail.encode("utf-8")
+    words = 0 < len(refusal.detail) <= MAX_DETAIL
+    return words and verdict.allows(refusal.reason) and all(item is None for item in row.values())
