@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from streaming_jobs.formats.base import Refusal
 from streaming_jobs.formats.utf8 import joined, not_utf8, utf8_refusal
 
@@ -30,7 +32,6 @@ _DEEP_BYTES = 2 * (MAX_DEPTH + 1)  # the shortest record that can be too deep
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_INNERMOST = re.compile(rb"\[\]|\{\}")
 _OTHER_THAN_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 _TOO_DEEP = Refusal("malformed_json", f"objects and arrays are nested deeper than {MAX_DEPTH}")
@@ -39,7 +40,7 @@ _EMPTY = Refusal("empty_value", "the value is null, empty or blank")
 
 
 def unseen_faults(values: Sequence[bytes | None]) -> dict[int, Refusal]:
-    """The refusals of values that msgspec has decoded although they are bad, by index.
+    """The refusals of values that msgspec has decoded although they are bad, by index; None for those it has refused.
 
     The block is looked at as a whole first; for a good one this costs a few nanoseconds per record.
     """
@@ -73,12 +74,9 @@ def too_deep(value: bytes) -> bool:
     """True for a record, otherwise well-formed, that is nested deeper than allowed."""
     if value.count(b"[") + value.count(b"{") <= MAX_DEPTH:
         return False
-    brackets = _STRING.sub(b"", value).translate(None, _OTHER_THAN_BRACKETS)
-    for _ in range(MAX_DEPTH):  # each time without the innermost ones
-        if not brackets:
-            return False
-        brackets = _INNERMOST.sub(b"", brackets)
-    return bool(brackets)
+    brackets = np.frombuffer(_STRING.sub(b"", value).translate(None, _OTHER_THAN_BRACKETS), np.uint8)
+    opening = (brackets == ord("[")) | (brackets == ord("{"))
+    return int(np.where(opening, 1, -1).cumsum().max()) > MAX_DEPTH
 
 
 def _long(values: Sequence[bytes | None]) -> Iterator[tuple[int, bytes]]:

@@ -48,10 +48,10 @@ class JsonReader:
     def read(self, values: Sequence[bytes | None]) -> Block:
         """The columns of the records, and the refusals."""
         rows, refused = self._records(values)
-        for index, refusal in unseen_faults(values).items():
-            if index not in refused:
-                refused[index] = refusal
-                rows[index] = self._blank
+        decoded = [None if index in refused else value for index, value in enumerate(values)] if refused else values
+        for index, refusal in unseen_faults(decoded).items():
+            refused[index] = refusal
+            rows[index] = self._blank
         columns, late = self._columns(rows)
         batch = record_batch(len(values), columns)
         if late:

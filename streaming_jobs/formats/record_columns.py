@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any, Protocol
@@ -92,12 +93,12 @@ class StructColumn:
 
     fields: Sequence[tuple[str, Column]]
 
-    @property
+    @cached_property
     def type(self) -> pa.DataType:
         """A struct."""
         return pa.struct([(name, column.type) for name, column in self.fields])
 
-    @property
+    @cached_property
     def checked(self) -> bool:
         """True if a field is."""
         return any(column.checked for _, column in self.fields)
@@ -122,12 +123,12 @@ class ListColumn:
 
     element: Column
 
-    @property
+    @cached_property
     def type(self) -> pa.DataType:
         """A list, whose element is called as Spark calls it."""
         return _list_of(self.element)
 
-    @property
+    @cached_property
     def checked(self) -> bool:
         """True if the element is."""
         return self.element.checked

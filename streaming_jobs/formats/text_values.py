@@ -1,16 +1,19 @@
 """Values that JSON has no type for, checked and cast a column at a time: dates, times, decimals, single floats.
 
-A pattern accepts exactly the texts that the cast accepts, and the years are checked on the result. So a bad value is
-never looked at one by one to find it, and a cast never fails.
+Texts are joined, and one pattern looks at all of them. It accepts exactly the texts that Arrow's cast accepts, so the
+cast never fails; single values are looked at only where the whole does not match.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +23,7 @@ _DAY = (
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
 )
+_USUAL_DAY = f"(?=[12]){_DAY}"  # of a year that no zone moves out of 1 to 9999
 _CLOCK = "T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 _ZONE = "(?:Z|[+-](?:(?:0[0-9]|1[0-7]):[0-5][0-9]|18:00))"
 _MICROSECONDS = "(?:[.][0-9]{1,6})?"
@@ -44,17 +48,40 @@ class Built(NamedTuple):
     faults: Sequence[Fault]
 
 
+class Form:
+    """A form of text, for one value and for many; its pattern matches no newline."""
+
+    def __init__(self, pattern: str) -> None:
+        self._one = re.compile(pattern)
+        self._many = re.compile(f"(?:{pattern}\n)*+")
+
+    def holds(self, texts: Sequence[str | None]) -> bool:
+        """True if every text is of this form."""
+        there = texts if None not in texts else [text for text in texts if text is not None]
+        lines = "\n".join([*there, ""])  # type: ignore[list-item]
+        # The count: two lines in one text are not two texts.
+        return self._many.fullmatch(lines) is not None and lines.count("\n") == len(there)
+
+    def others(self, texts: Sequence[str | None]) -> list[int]:
+        """The positions of the texts that are not of this form."""
+        if self.holds(texts):
+            return []
+        matches = self._one.fullmatch
+        return [position for position, text in enumerate(texts) if text is not None and not matches(text)]
+
+
 @dataclass(frozen=True)
 class TimeColumn:
-    """A date or time as text, of a form that the patterns describe, within the years 1 to 9999.
+    """A date or time as text, within the years 1 to 9999.
 
-    `usual` is the form that Arrow casts as it is, `form` the whole of what is accepted.
+    `usual` is the form that Arrow casts as it is, in years far from these limits; `form` is all that is accepted.
+    `first` and `last` are the limits as Arrow counts.
     """
 
     name: str
     type: pa.DataType
-    usual: str
-    form: str
+    usual: Form
+    form: Form
     first: int
     last: int
     zoned: bool = False
@@ -63,29 +90,28 @@ class TimeColumn:
 
     def build(self, values: Sequence[str | None]) -> Built:
         """The times; a missing zone is UTC, and what is finer than a microsecond is cut off."""
-        texts = pa.array(values, pa.string())
-        bad: list[int] = []
-        if pc.match_substring_regex(texts, self.usual).false_count:
-            good = pc.match_substring_regex(texts, self.form)
-            bad = _indices(pc.invert(good))
-            texts = self._usual(pc.if_else(good, texts, pa.scalar(None, pa.string())))
+        if self.usual.holds(values):
+            return Built(pa.array(values, pa.string()).cast(self.type), ())
+        bad = self.form.others(values)
+        texts = self._usual(pa.array(_without(values, bad), pa.string()))
         times = texts.cast(self.type)
         number = times.view(pa.int32() if pa.types.is_date(self.type) else pa.int64())
-        bad += _indices(pc.or_(pc.less(number, self.first), pc.greater(number, self.last)))
-        return Built(times, [_wrong(index, self.name, str(values[index])) for index in bad])
+        outside = pc.or_(pc.less(number, self.first), pc.greater(number, self.last))
+        bad += pc.indices_nonzero(outside).to_pylist()
+        return Built(times, [_wrong(position, self.name, str(values[position])) for position in bad])
 
     def _usual(self, texts: pa.Array) -> pa.Array:
-        """Texts of the accepted form in the usual form."""
+        """Texts of the accepted form, as Arrow casts them."""
         texts = pc.replace_substring_regex(texts, pattern="([.][0-9]{6})[0-9]+", replacement=r"\1")
         if not self.zoned:
             return texts
-        bare = pc.match_substring_regex(texts, f"{_CLOCK}{_MICROSECONDS}\\z")
+        bare = pc.match_substring_regex(texts, f"{_CLOCK}{_MICROSECONDS}$")
         return pc.if_else(bare, pc.binary_join_element_wise(texts, "Z", ""), texts)
 
 
 @dataclass(frozen=True)
 class DecimalColumn:
-    """A decimal from the bytes of its JSON: digits that the type holds exactly, at most 38 of them as written."""
+    """A decimal from the text of its JSON: digits that the type holds exactly, at most 38 of them as written."""
 
     precision: int
     scale: int
@@ -98,33 +124,30 @@ class DecimalColumn:
         """The type in Arrow."""
         return pa.decimal128(self.precision, self.scale)
 
-    @property
-    def form(self) -> str:
-        """The pattern of accepted numbers: zeros may follow the declared digits, up to 38 in all."""
+    @cached_property
+    def form(self) -> Form:
+        """The form of accepted numbers: zeros may follow the declared digits, up to 38 in all."""
         whole = self.precision - self.scale
         digits = f"(?:0|[1-9][0-9]{{0,{whole - 1}}})" if whole else "0"
-        zeros = f"[0-9]{{0,{self.scale}}}0{{0,{_MAX_DIGITS - self.scale}}}"
-        return rf"\A-?{digits}(?:[.]{zeros})?\z"
+        fraction = f"(?=[0-9])[0-9]{{0,{self.scale}}}0{{0,{_MAX_DIGITS - self.scale}}}"
+        return Form(f"-?{digits}(?:[.]{fraction})?")
 
     def build(self, values: Sequence[Any]) -> Built:
         """The decimals of msgspec's raw values; None and `null` are null."""
-        written = [None if value is None else bytes(value) for value in values]
-        nulls = [index for index, text in enumerate(written) if text == b"null"] if b"null" in written else []
-        for index in nulls:
-            written[index] = None
-        texts = pa.array(written, pa.string())
-        good = pc.match_substring_regex(texts, self.form)
-        if pc.any(pc.greater(pc.binary_length(texts), _MAX_DIGITS)).as_py():
-            good = pc.and_(good, pa.array([text is None or _digits(text) <= _MAX_DIGITS for text in written]))
         name = f"decimal({self.precision},{self.scale})"
-        faults = []
-        if self.required:
-            faults += [Fault(index, "missing_field", f"Expected `{name}`, got `null`") for index in nulls]
-        if good.false_count:
-            wrong = _indices(pc.invert(good))
-            faults += [_wrong(index, name, (written[index] or b"").decode()) for index in wrong]
-            texts = pc.if_else(good, texts, pa.scalar(None, pa.string()))
-        return Built(texts.cast(self.type), faults)
+        written = [None if value is None else str(value, "utf-8") for value in values]
+        faults: list[Fault] = []
+        if "null" in written:
+            nulls = [position for position, text in enumerate(written) if text == "null"]
+            written = _without(written, nulls)
+            if self.required:
+                faults += [Fault(position, "missing_field", f"Expected `{name}`, got `null`") for position in nulls]
+        bad = self.form.others(written)
+        bad += [position for position, text in enumerate(written) if text is not None and _is_too_long(text)]
+        if bad:
+            faults += [_wrong(position, name, str(written[position])) for position in bad]
+            written = _without(written, bad)
+        return Built(pa.array(written, pa.string()).cast(self.type), faults)
 
 
 @dataclass(frozen=True)
@@ -141,27 +164,27 @@ class FloatColumn:
     def build(self, values: Sequence[float | None]) -> Built:
         """The numbers; one that overflows is a fault."""
         array = pa.array(values, pa.float32())
-        return Built(array, [Fault(index, "wrong_type", "Number out of range") for index in _indices(pc.is_inf(array))])
+        infinite = np.flatnonzero(np.isinf(array.to_numpy(zero_copy_only=False)))
+        return Built(array, [Fault(int(position), "wrong_type", "Number out of range") for position in infinite])
 
 
 def date_column() -> TimeColumn:
     """A DATE: `2013-01-31`."""
     epoch = date(1970, 1, 1)
     first, last = ((limit - epoch).days for limit in (date.min, date.max))
-    form = rf"\A{_DAY}\z"
-    return TimeColumn("date", pa.date32(), form, form, first, last)
+    return TimeColumn("date", pa.date32(), Form(_USUAL_DAY), Form(_DAY), first, last)
 
 
 def timestamp_column() -> TimeColumn:
     """A TIMESTAMP: `2013-01-31T05:06:07`, with 1 to 9 digits of a second, and a zone of at most 18 hours."""
-    usual = rf"\A{_DAY}{_CLOCK}{_MICROSECONDS}{_ZONE}\z"
-    form = rf"\A{_DAY}{_CLOCK}{_NANOSECONDS}{_ZONE}?\z"
+    usual = Form(f"{_USUAL_DAY}{_CLOCK}{_MICROSECONDS}{_ZONE}")
+    form = Form(f"{_DAY}{_CLOCK}{_NANOSECONDS}{_ZONE}?")
     return TimeColumn("timestamp", pa.timestamp("us", "UTC"), usual, form, *_limits(), zoned=True)
 
 
 def timestamp_ntz_column() -> TimeColumn:
     """A TIMESTAMP_NTZ: the same without a zone."""
-    usual, form = (rf"\A{_DAY}{_CLOCK}{fraction}\z" for fraction in (_MICROSECONDS, _NANOSECONDS))
+    usual, form = Form(f"{_USUAL_DAY}{_CLOCK}{_MICROSECONDS}"), Form(f"{_DAY}{_CLOCK}{_NANOSECONDS}")
     return TimeColumn("timestamp_ntz", pa.timestamp("us"), usual, form, *_limits())
 
 
@@ -171,16 +194,19 @@ def _limits() -> tuple[int, int]:
     return first // timedelta(microseconds=1), last // timedelta(microseconds=1)
 
 
-def _indices(flags: pa.Array) -> list[int]:
-    indices: list[int] = pc.indices_nonzero(flags).to_pylist()
-    return indices
+def _without(texts: Sequence[str | None], positions: Sequence[int]) -> list[str | None]:
+    """The texts with None at these positions."""
+    rest = list(texts)
+    for position in positions:
+        rest[position] = None
+    return rest
 
 
-def _digits(number: bytes) -> int:
-    """Digits of a number as written, without zeros in front."""
-    return len(number.replace(b"-", b"").replace(b".", b"").lstrip(b"0"))
+def _is_too_long(number: str) -> bool:
+    """True for a number of more digits than any decimal has, without zeros in front."""
+    return len(number) > _MAX_DIGITS and len(number.lstrip("-0.").replace(".", "")) > _MAX_DIGITS
 
 
-def _wrong(index: int, name: str, text: str) -> Fault:
+def _wrong(position: int, name: str, text: str) -> Fault:
     shown = ascii(text[:_SHOWN]) + ("..." if len(text) > _SHOWN else "")
-    return Fault(index, "wrong_type", f"Expected `{name}`, got {shown}")
+    return Fault(position, "wrong_type", f"Expected `{name}`, got {shown}")
