@@ -1,6 +1,6 @@
 """Formats: decoding the bytes of a record into columns. Open `base.py` first."""
 
-from streaming_jobs.formats.json import REQUIRED_CONF, Json
+from streaming_jobs.formats.json import Json
 from streaming_jobs.formats.raw import Raw, Text
 
-__all__ = ["REQUIRED_CONF", "Json", "Raw", "Text"]
+__all__ = ["Json", "Raw", "Text"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.types import (
     ArrayType,
@@ -35,19 +35,6 @@ from streaming_jobs.formats.base import Refused, read_one
 from streaming_jobs.formats.json_guards import REASONS
 from streaming_jobs.formats.json_reader import JsonReader
 from streaming_jobs.formats.json_records import is_possible_name
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-REQUIRED_CONF = {
-    # A time without a zone is UTC.
-    "spark.sql.session.timeZone": "UTC",
-    # Spark's default: a filter on a decoded field must not move below the decoding, which would then run twice.
-    "spark.sql.optimizer.avoidDoubleFilterEval": "true",
-    # Of two fields with one name the last one wins, inside a VARIANT too.
-    "spark.sql.variant.allowDuplicateKeys": "true",
-}
-"""Session properties that `Json.decode` relies on; it refuses a session that has others."""
 
 _LEAVES = (
     BooleanType,
@@ -105,20 +92,6 @@ class Json:
         except Refused as refused:
             return refused.reason, refused.detail
         return "unreadable", "it was refused, but the strict reading finds nothing wrong"
-
-    def decode(self, frame: DataFrame, value: str) -> DataFrame:
-        """Add `_record` and `_bad`. A null value is bad; `_record` means something only where `_bad` is false.
-
-        Spark's own reading, for as long as streams read Kafka through Spark's source.
-        """
-        from streaming_jobs.formats.json_columns import add_record
-
-        session = frame.sparkSession.conf
-        for name, wanted in REQUIRED_CONF.items():
-            current = str(session.get(name))
-            if current != wanted:
-                raise UsageError(f"{name} is '{current}', JSON is decoded with '{wanted}'", f"set {name}={wanted}")
-        return add_record(self.schema, frame, value)
 
     @cached_property
     def _reader(self) -> JsonReader:

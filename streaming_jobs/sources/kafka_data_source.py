@@ -100,9 +100,9 @@ class KafkaRecords(DataSource):
 
 def load(spark: SparkSession, name: str, reading: Reading, *, stream: bool) -> DataFrame:
     """The records as a frame; `name` is that of the data source in plans."""
-    source = type(name, (KafkaRecords,), {"packed": pickle.dumps(reading), "paths": tuple(p for p in sys.path if p)})
-    source.name = classmethod(lambda _: name)
-    spark.dataSource.register(source)
+    paths = tuple(path for path in sys.path if path)
+    named = {"packed": pickle.dumps(reading), "paths": paths, "name": classmethod(lambda _: name)}
+    spark.dataSource.register(type(name, (KafkaRecords,), named))
     return (spark.readStream if stream else spark.read).format(name).load()
 
 
@@ -127,16 +127,12 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
+        self.simple_reader: Any = self  # Spark asks it for `SupportsTriggerAvailableNow`
         self._planner: Planner | None = None
         self._sent: tuple[dict[str, Any], dict[str, Any], list[pa.RecordBatch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"reading": self.reading, "_planner": None, "_sent": None}
-
-    @property
-    def simple_reader(self) -> StreamReader:
-        """Spark asks it for `SupportsTriggerAvailableNow`."""
-        return self
+        return {"reading": self.reading, "simple_reader": None, "_planner": None, "_sent": None}
 
     @property
     def planner(self) -> Planner:
@@ -185,7 +181,7 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the checkpoint has the position."""
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of the ranges, in a worker."""
         return read(self.reading, partition)
 

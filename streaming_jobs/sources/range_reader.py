@@ -11,7 +11,7 @@ The consumer belongs to no group that commits: the checkpoint holds the position
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -190,9 +190,8 @@ class RangeReader:
         partitions = self._partitions
         progress = False
         for message in messages:
-            error = message.error()
-            if error is not None:
-                progress |= self._note(error, message)
+            if (failure := message.error()) is not None:
+                progress |= self._note(failure, message)
                 continue
             there = partitions.get(message.partition())  # type: ignore[arg-type]
             if there is None:
@@ -298,8 +297,3 @@ def _offset(message: Message) -> int:
     offset = message.offset()
     assert offset is not None
     return offset
-
-
-def columns_of(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-    """Partition and offset of each message."""
-    return [m.partition() for m in messages], [m.offset() for m in messages]  # type: ignore[misc]

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.formats.base import Format, Refusal
+from streaming_jobs.formats.base import BlockReader, Format, Refusal
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class RecordBlocks:
         return to_arrow_schema(self.spark_schema, timezone="UTC")
 
     @cached_property
-    def _reader(self) -> Any:
+    def _reader(self) -> BlockReader:
         return self.declared.format.reader()
 
     def batch(self, messages: Sequence[Message]) -> pa.RecordBatch:
@@ -187,7 +187,7 @@ def nullable(kind: DataType) -> Any:
 
 def _headers(messages: Sequence[Message]) -> pa.Array:
     """The headers of each record; null without any."""
-    each = [m.headers() for m in messages]
+    each: list[Any] = [m.headers() for m in messages]
     return pa.array([[{"key": k, "value": v} for k, v in h] if h else None for h in each], _HEADERS_ARROW)
 
 

@@ -137,7 +137,7 @@ class Checkpoint:
 
 
 def written(offsets: TopicOffsets) -> str:
-    """Offsets as a source writes them into a checkpoint; the same offsets are the same text, since Spark compares it."""
+    """Offsets as a source writes them into a checkpoint. Spark compares the text: the same offsets, the same text."""
     return json.dumps({topic: {str(p): each[p] for p in sorted(each)} for topic, each in offsets.items()})
 
 
