@@ -287,9 +287,10 @@ def consumer_config(config: Mapping[str, Any], failures: Failures) -> dict[str, 
         "isolation.level": "read_committed",
         "check.crcs": True,
         "fetch.wait.max.ms": 500,
-        "fetch.message.max.bytes": 4 << 20,
-        "queued.max.messages.kbytes": 32 << 10,
-        "queued.min.messages": 100_000,
+        # Fetched ahead: of a live stream a batch, of a backlog what a worker decodes while the batch before is written.
+        "fetch.message.max.bytes": 1 << 20,
+        "queued.max.messages.kbytes": 16 << 10,
+        "queued.min.messages": 20_000,
     }
 
 
