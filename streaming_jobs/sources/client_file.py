@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import TransientError
-from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.files import private_folder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config
 
@@ -21,13 +22,14 @@ _TIMEOUT = "recourse.timeout.seconds"
 
 
 def client_file(settings: Settings, bootstrap: str) -> Path:
-    """The file for the cluster at `bootstrap`, written now; this process's own, in the folder of scratch files."""
+    """A new file for the cluster at `bootstrap`, in the folder of this process's scratch files."""
     values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
     values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
     folder = private_folder(settings.home.absolute() / "scratch" / f"{os.getpid()}-kafka")
-    path = folder / "client.json"
-    write_json(path, values, durable=False)
-    return path
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix="client-", suffix=".json")  # for its owner alone
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(values, file)
+    return Path(name)
 
 
 def read_client_file(path: Path) -> tuple[dict[str, Any], timedelta]:

@@ -25,6 +25,7 @@ Span = tuple[int, int]
 """The first offset of a range, and the one after its last."""
 
 _SLICE = 0.1
+_FIRST = 1.0
 _AHEAD = 20_000
 _GONE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 _FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
@@ -56,13 +57,14 @@ class KafkaConsumer(Protocol):
 class _Partition:
     """An assigned partition: all records below `next` were received; `ahead` are those that no range took yet.
 
-    `end` is where the broker said that the partition ends.
+    `end` is where the broker said that the partition ends; `heard` is true once anything came from it.
     """
 
     first: int
     next: int
     ahead: list[Message] = field(default_factory=list)
     end: int | None = None
+    heard: bool = False
 
     def skip_to(self, start: int) -> bool:
         """Drop what is before `start`; False if the records from there on were not received in order."""
@@ -122,11 +124,15 @@ class RangeReader:
     def follow(self, positions: Mapping[int, int], wait: float, most: int) -> dict[int, int]:
         """The offsets up to which records were received from `positions` on; waits up to `wait` seconds for the first.
 
-        Stops receiving at about `most` records; they stay for `read`.
+        Partitions that are read for the first time are waited for a little longer, so that the first records of all are
+        together. Stops receiving at about `most` records; they stay for `read`.
         """
         self._position(positions)
         for partition in [p for p in self._partitions if p not in positions]:
             self._drop(partition)
+        until = self.monotonic() + _FIRST
+        while self._buffered() < most and not self._all_heard() and self.monotonic() < until:
+            self._receive(most, _SLICE / 10)
         if not self._buffered():
             self._receive(1, wait)
         while self._buffered() < most and self._receive(most, 0):
@@ -196,6 +202,7 @@ class RangeReader:
             there = partitions.get(message.partition())  # type: ignore[arg-type]
             if there is None:
                 continue
+            there.heard = True
             offset = _offset(message)
             if offset >= there.next:
                 there.ahead.append(message)
@@ -212,7 +219,7 @@ class RangeReader:
             there = self._partitions.get(message.partition())  # type: ignore[arg-type]
             if there is None:
                 return False
-            there.end = _offset(message)
+            there.end, there.heard = _offset(message), True
             moved = there.end > there.next
             there.next = max(there.next, there.end)
             return moved
@@ -267,6 +274,9 @@ class RangeReader:
 
     def _buffered(self) -> int:
         return sum(len(there.ahead) for there in self._partitions.values())
+
+    def _all_heard(self) -> bool:
+        return all(there.heard for there in self._partitions.values())
 
     def _open(self) -> KafkaConsumer:
         if self._consumer is None:

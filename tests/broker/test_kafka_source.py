@@ -85,8 +85,10 @@ def test_a_partition_that_a_topic_gets_later_is_read_from_its_beginning(bench: B
 
 def test_compacted_offsets_are_no_lost_records(bench: BenchFactory, topic: str) -> None:
     made = bench({"stream.max_offsets_per_trigger": 700})
-    made.topics.create(topic, 1, cleanup_policy="compact", segment_bytes="20000", min_cleanable_dirty_ratio="0.01")
-    produce(made.bootstrap, topic, map(thing, range(3000)))
+    made.topics.create(topic, 1, cleanup_policy="compact", segment_ms="500", min_cleanable_dirty_ratio="0.01")
+    produce(made.bootstrap, topic, map(thing, range(2900)))
+    time.sleep(0.6)  # the segment is old enough now, so the next records begin another, and it can be compacted
+    produce(made.bootstrap, topic, map(thing, range(2900, 3000)))
 
     def held() -> int:
         from streaming_jobs.sources.connection import client_config
