@@ -157,11 +157,23 @@ def test_following_waits_once_and_keeps_the_records_for_the_range() -> None:
     assert reading.follow({0: 0, 1: 0}, 0.1, 100) == {0: 6, 1: 0}
     assert reading.buffered == 3
     assert read(reading, {0: (0, 6)}) == places(0, 0, 1, 4)
-    waits = [call[2] for call in consumer.calls if call[0] == "consume"]
-    assert waits[0] == 0.1 and set(waits[1:]) == {0}
+    consumer.calls.clear()
+    assert reading.follow({0: 6, 1: 0}, 0.1, 100) == {0: 6, 1: 0}
+    assert [call[2] for call in consumer.calls] == [0.1, 0], "it waits for the first record only"
     reading.release()
     reading.close()
     assert consumer.positions == {} and consumer.calls[-1] == ("close",)
+
+
+def test_the_first_records_of_all_partitions_are_followed_together() -> None:
+    class Slow(MemoryConsumer):
+        def consume(self, num_messages: int, timeout: float) -> list[Message]:
+            """One message at a time."""
+            return super().consume(1, timeout)
+
+    reading = reader(Slow({p: log(p, 0, 1) for p in range(4)}))
+    ends = reading.follow(dict.fromkeys(range(4), 0), 0.1, 100)
+    assert ends == dict.fromkeys(range(4), 2)
 
 
 @given(
