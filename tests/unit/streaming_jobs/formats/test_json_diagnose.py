@@ -75,6 +75,9 @@ def one(name: str, text: str) -> bytes:
         (b'{"id":1,"real":-Infinity}', "malformed_json", "JSON is malformed: invalid character (byte 16)"),
         (b'{"id":1,"name":"a\tb"}', "malformed_json", "JSON is malformed: invalid character (byte 17)"),
         (b'{"id":1,"name":"\\ud83d"}', "malformed_json", "JSON is malformed: an escape is half of a surrogate pair"),
+        (b'{"id":1,"x":"\\\\\\ud83d"}', "malformed_json", "JSON is malformed: an escape is half of a surrogate pair"),
+        (b'{"id":1,"name":"\\ud83d\\ude00', "malformed_json", "Input data was truncated"),
+        (b'{"id":1,"name":"\\\\ud83d', "malformed_json", "Input data was truncated"),
         (
             b'{"id":1,"x":' + b"[" * 300 + b"]" * 300 + b"}",
             "malformed_json",
