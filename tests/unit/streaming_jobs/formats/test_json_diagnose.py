@@ -233,3 +233,5 @@ def test_a_refusal_carries_reason_and_detail() -> None:
     with pytest.raises(Refused) as caught:
         FORMAT.read(b"[]")
     assert (caught.value.reason, caught.value.detail) == ("not_an_object", "Expected `object`, got `array`")
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert (there.reason, there.detail) == (caught.value.reason, caught.value.detail)
