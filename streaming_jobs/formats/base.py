@@ -33,10 +33,10 @@ class Refusal:
 class Refused(Exception):
     """A single record is refused, with `reason` and `detail`."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.reason, refusal.detail)
-        self.reason = refusal.reason
-        self.detail = refusal.detail
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,6 @@ def read_one(reader: BlockReader, value: bytes | None) -> dict[str, Any]:
     """The record of one value as Python values; raises Refused."""
     block = reader.read([value])
     for refusal in block.refused.values():
-        raise Refused(refusal)
+        raise Refused(refusal.reason, refusal.detail)
     record: dict[str, Any] = block.columns.to_pylist()[0]
     return record

@@ -1,9 +1,9 @@
-"""Faults of a JSON record that msgspec does not see in what it skips, and the words of those that it sees."""
+"""Faults of a JSON record that msgspec does not see: bytes in what it skips, depth. And the words of those it sees."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -44,11 +44,11 @@ def unseen_faults(values: Sequence[bytes | None]) -> dict[int, Refusal]:
 
     The block is looked at as a whole first; for a good one this costs a few nanoseconds per record.
     """
-    block = joined(values)
-    refusals = {index: _TOO_DEEP for index, value in _long(values) if too_deep(value)}
-    if b"\\" in block and _SURROGATE.search(block):
-        refusals |= {index: _HALF for index, value in enumerate(values) if value and half_of_a_pair(value)}
-    return refusals | not_utf8(values, block)
+    refusals = not_utf8(values, joined(values))
+    if max(map(len, filter(None, values)), default=0) >= _DEEP_BYTES:
+        long = ((i, value) for i, value in enumerate(values) if value is not None and len(value) >= _DEEP_BYTES)
+        refusals |= {i: _TOO_DEEP for i, value in long if too_deep(value)}
+    return refusals
 
 
 def refusal_of(value: bytes | None, error: Exception) -> Refusal:
@@ -64,9 +64,7 @@ def refusal_of(value: bytes | None, error: Exception) -> Refusal:
 
 
 def half_of_a_pair(value: bytes) -> bool:
-    r"""True for a record with an escape such as `\ud83d` without its second half, in any name or text."""
-    if not _SURROGATE.search(value):
-        return False
+    r"""True for a value with an escape such as `\ud83d` without its second half."""
     return _SURROGATE.search(_PAIR.sub(b" ", value.replace(rb"\\", b"  "))) is not None
 
 
@@ -77,10 +75,6 @@ def too_deep(value: bytes) -> bool:
     brackets = np.frombuffer(_STRING.sub(b"", value).translate(None, _OTHER_THAN_BRACKETS), np.uint8)
     opening = (brackets == ord("[")) | (brackets == ord("{"))
     return int(np.where(opening, 1, -1).cumsum().max()) > MAX_DEPTH
-
-
-def _long(values: Sequence[bytes | None]) -> Iterator[tuple[int, bytes]]:
-    return ((i, value) for i, value in enumerate(values) if value is not None and len(value) >= _DEEP_BYTES)
 
 
 def _reason(words: str) -> str:

@@ -289,7 +289,7 @@ def texts(kind: DataType, *, sparse: bool = False) -> st.SearchStrategy[str]:
         item = texts(kind.elementType, sparse=sparse)
         items = st.lists(st.one_of(item, st.just("null")) if kind.containsNull else item, max_size=3)
         return items.map(lambda made: f"[{','.join(made)}]")
-    return {
+    leaves: dict[type[DataType], st.SearchStrategy[str]] = {
         LongType: st.integers(-(2**63), 2**63 - 1).map(str),
         IntegerType: st.integers(-(2**31), 2**31 - 1).map(str),
         ShortType: st.integers(-(2**15), 2**15 - 1).map(str),
@@ -304,7 +304,8 @@ def texts(kind: DataType, *, sparse: bool = False) -> st.SearchStrategy[str]:
             json.dumps
         ),
         TimestampNTZType: clocks().map(json.dumps),
-    }[type(kind)]
+    }
+    return leaves[type(kind)]
 
 
 def field_texts(field: StructField, sparse: bool) -> st.SearchStrategy[str | None]:

@@ -75,6 +75,9 @@ def one(name: str, text: str) -> bytes:
         (b'{"id":1,"real":-Infinity}', "malformed_json", "JSON is malformed: invalid character (byte 16)"),
         (b'{"id":1,"name":"a\tb"}', "malformed_json", "JSON is malformed: invalid character (byte 17)"),
         (b'{"id":1,"name":"\\ud83d"}', "malformed_json", "JSON is malformed: an escape is half of a surrogate pair"),
+        (b'{"id":1,"x":"\\\\\\ud83d"}', "malformed_json", "JSON is malformed: an escape is half of a surrogate pair"),
+        (b'{"id":1,"name":"\\ud83d\\ude00', "malformed_json", "Input data was truncated"),
+        (b'{"id":1,"name":"\\\\ud83d', "malformed_json", "Input data was truncated"),
         (
             b'{"id":1,"x":' + b"[" * 300 + b"]" * 300 + b"}",
             "malformed_json",
@@ -230,3 +233,5 @@ def test_a_refusal_carries_reason_and_detail() -> None:
     with pytest.raises(Refused) as caught:
         FORMAT.read(b"[]")
     assert (caught.value.reason, caught.value.detail) == ("not_an_object", "Expected `object`, got `array`")
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert (there.reason, there.detail) == (caught.value.reason, caught.value.detail)

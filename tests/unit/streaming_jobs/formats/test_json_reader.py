@@ -162,6 +162,7 @@ def test_a_timestamp_is_its_moment_in_utc(text: str, expected: datetime) -> None
         " 2013-01-01T00:00:00Z",
         "2013-01-01T00:00:00Z ",
         "2013-01-01T00:00:00Z\\n",
+        "2013-01-01T00:00:00Z\\n2013-01-01T00:00:00Z",
         "\uff12013-01-01T00:00:00Z",
         "",
     ],
