@@ -16,7 +16,7 @@ from typing import Any
 from streaming_jobs.errors import TransientError
 from streaming_jobs.files import private_folder
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.connection import LIBRDKAFKA, client_config
 
 _TIMEOUT = "recourse.timeout.seconds"
 
@@ -39,4 +39,4 @@ def read_client_file(path: Path) -> tuple[dict[str, Any], timedelta]:
     except (OSError, ValueError) as error:
         raise TransientError(f"the Kafka client's properties are gone: {path}", "the session has ended") from error
     timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
-    return values, timeout
+    return {**values, "logger": LIBRDKAFKA}, timeout

@@ -21,8 +21,9 @@ _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHEN
 _DISCONNECTED = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 _REFUSAL_HINTS = ("security.protocol", "handshake failed")
 _GRACE = 2.0
-_log = logging.getLogger("recourse.librdkafka")
-_log.addHandler(logging.NullHandler())
+LIBRDKAFKA = logging.getLogger("recourse.librdkafka")
+"""The logger of Kafka's client, which otherwise writes to stderr, into progress bars."""
+LIBRDKAFKA.addHandler(logging.NullHandler())
 
 
 def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
@@ -34,8 +35,7 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
         "socket.connection.setup.timeout.ms": max(1000, milliseconds(kafka.timeout)),
         "reconnect.backoff.ms": 10,
         "reconnect.backoff.max.ms": 500,
-        # Otherwise librdkafka writes to stderr, into progress bars.
-        "logger": _log,
+        "logger": LIBRDKAFKA,
     }
     if kafka.security_protocol.startswith("SASL_"):
         config["sasl.mechanism"] = kafka.sasl_mechanism
