@@ -1,4 +1,4 @@
-"""The parts of a running stream, without Spark."""
+"""Fixtures of the tests of running streams, without Spark: a stream in its session, and the driver of its batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.state.status import Status
 from streaming_jobs.testing import MemoryLeases, MemoryQuery
 from tests.conftest import SettingsFactory
+from tests.support.batch_driver import Driver, Start
 from tests.support.runners import Clock, Make, Queries
-from tests.support.worlds import STREAM, parity
+from tests.support.worlds import STREAM, Disk, parity
 
 
 @pytest.fixture
@@ -36,3 +37,13 @@ def make(settings: SettingsFactory, clock: Clock) -> Make:
         return made
 
     return make
+
+
+@pytest.fixture
+def disk(settings: SettingsFactory) -> Disk:
+    return Disk(settings()).open()
+
+
+@pytest.fixture
+def start(disk: Disk) -> Start:
+    return lambda **options: Driver(disk, **options)
