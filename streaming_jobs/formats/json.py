@@ -32,12 +32,12 @@ from pyspark.sql.types import (
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.base import Refused, read_one
-from streaming_jobs.formats.json_guards import REASONS
-from streaming_jobs.formats.json_reader import JsonReader
 from streaming_jobs.formats.json_records import is_possible_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from streaming_jobs.formats.json_reader import JsonReader
 
 REQUIRED_CONF = {
     # A time without a zone is UTC.
@@ -48,6 +48,20 @@ REQUIRED_CONF = {
     "spark.sql.variant.allowDuplicateKeys": "true",
 }
 """Session properties that `Json.decode` relies on; it refuses a session that has others."""
+
+REASONS = frozenset(
+    {
+        "empty_value",
+        "invalid_utf8",
+        "malformed_json",
+        "missing_field",
+        "not_an_object",
+        "trailing_data",
+        "unreadable",
+        "wrong_type",
+    }
+)
+"""Every reason of a refusal."""
 
 _LEAVES = (
     BooleanType,
@@ -92,6 +106,8 @@ class Json:
 
         Raises UsageError for a name that is not a field.
         """
+        from streaming_jobs.formats.json_reader import JsonReader  # here: a declaration needs no Arrow
+
         return JsonReader(self.schema, fields)
 
     def read(self, value: bytes | None) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def test_a_timestamp_is_its_moment_in_utc(text: str, expected: datetime) -> None
         "2013-01-01",
         "2013-01-01T00:00:00z",
         "0000-12-31T23:59:59Z",
-        "0000-12-31T23:59:59-01:00\u0000",
+        "0000-12-31T23:59:59-01:00",
         "0001-01-01T00:00:00+00:01",
         "9999-12-31T23:59:59-00:01",
         " 2013-01-01T00:00:00Z",
@@ -168,15 +168,11 @@ def test_a_timestamp_is_its_moment_in_utc(text: str, expected: datetime) -> None
     ],
 )
 def test_other_text_is_no_timestamp(text: str) -> None:
-    block = read(TimestampType(), '"2013-01-01T00:00:00Z"', f'"{text}"'.replace("\x00", "\\u0000"))
+    block = read(TimestampType(), '"2013-01-01T00:00:00Z"', f'"{text}"')
     assert list(block.refused) == [1]
     assert block.refused[1].reason == "wrong_type"
     assert block.refused[1].detail.startswith("Expected `timestamp`, got '")
     assert block.refused[1].detail.isascii()
-
-
-def test_a_year_zero_that_ends_in_utc_in_year_one_is_good() -> None:
-    assert column(read(TimestampType(), '"0000-12-31T23:30:00-01:00"')) == [datetime(1, 1, 1, 0, 30, tzinfo=UTC)]
 
 
 def test_a_local_time_has_no_zone_and_a_date_no_time() -> None:
