@@ -32,7 +32,7 @@ class _Field(NamedTuple):
 
 
 class JsonReader:
-    """The reader of records of one schema. Fields that are not asked for are checked, but not kept."""
+    """The reader of records of one schema. Fields that are not asked for are checked, but not built."""
 
     def __init__(self, schema: StructType, fields: Sequence[str] | None = None) -> None:
         asked_for = checked_fields(schema, fields)
