@@ -44,7 +44,7 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.formats import Json
-from streaming_jobs.formats.base import Block
+from streaming_jobs.record_format import Block
 from tests.support.json_corpus import BYTES, FLAT, ODD, RICH, WITHOUT_TEXT, broken
 from tests.support.strict_json import differences
 
@@ -105,7 +105,7 @@ def _in_child(function: Callable[..., Findings], *arguments: Any) -> Findings | 
     """The result of a function in a new process; None if the process ended without one."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_send, args=(sender, function, arguments))
+    child = context.Process(target=_send, args=(sender, function, arguments), daemon=True)
     child.start()
     sender.close()
     try:

@@ -18,12 +18,12 @@ from streaming_jobs.truths import Record, Truth, truth
 
 if TYPE_CHECKING:
     from streaming_jobs.formats import Json, Raw, Text
-    from streaming_jobs.formats.base import Format
+    from streaming_jobs.record_format import Format
     from streaming_jobs.settings import Settings
     from streaming_jobs.topology import Topology
 
 _LAZY = {
-    "Format": "streaming_jobs.formats.base",
+    "Format": "streaming_jobs.record_format",
     "Json": "streaming_jobs.formats",
     "Raw": "streaming_jobs.formats",
     "Settings": "streaming_jobs.settings",

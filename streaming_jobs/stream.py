@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from streaming_jobs.formats.base import Format
+    from streaming_jobs.record_format import Format
 
 MAX_AHEAD = "1 day"
 """The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import (
     ArrayType,
@@ -31,10 +31,25 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.base import Refused, read_one
-from streaming_jobs.formats.json_guards import REASONS
-from streaming_jobs.formats.json_reader import JsonReader
 from streaming_jobs.formats.json_records import is_possible_name
+from streaming_jobs.record_format import Refused, read_one
+
+if TYPE_CHECKING:
+    from streaming_jobs.formats.json_reader import JsonReader
+
+REASONS = frozenset(
+    {
+        "empty_value",
+        "invalid_utf8",
+        "malformed_json",
+        "missing_field",
+        "not_an_object",
+        "trailing_data",
+        "unreadable",
+        "wrong_type",
+    }
+)
+"""Every reason of a refusal."""
 
 _LEAVES = (
     BooleanType,
@@ -79,6 +94,8 @@ class Json:
 
         Raises UsageError for a name that is not a field.
         """
+        from streaming_jobs.formats.json_reader import JsonReader  # here: a declaration needs no Arrow
+
         return JsonReader(self.schema, fields)
 
     def read(self, value: bytes | None) -> dict[str, Any]:

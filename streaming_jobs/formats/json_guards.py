@@ -7,25 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streaming_jobs.formats.base import Refusal
 from streaming_jobs.formats.utf8 import joined, not_utf8, utf8_refusal
+from streaming_jobs.record_format import Refusal
 
 MAX_DEPTH = 200
 """Objects and arrays within each other; a deeper record is refused."""
-
-REASONS = frozenset(
-    {
-        "empty_value",
-        "invalid_utf8",
-        "malformed_json",
-        "missing_field",
-        "not_an_object",
-        "trailing_data",
-        "unreadable",
-        "wrong_type",
-    }
-)
-"""Every reason of a refusal."""
 
 _SPACE = b" \t\n\r"
 _DEEP_BYTES = 2 * (MAX_DEPTH + 1)  # the shortest record that can be too deep

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from streaming_jobs.formats.base import Block, Refusal, checked_fields, record_batch
 from streaming_jobs.formats.json_guards import refusal_of, unseen_faults
 from streaming_jobs.formats.json_records import attribute, blank, record_class
 from streaming_jobs.formats.record_columns import Column, field_column
 from streaming_jobs.formats.text_values import Fault
+from streaming_jobs.record_format import Block, Refusal, checked_fields, record_batch
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -32,7 +32,7 @@ class _Field(NamedTuple):
 
 
 class JsonReader:
-    """The reader of records of one schema. Fields that are not asked for are checked, but not kept."""
+    """The reader of records of one schema. Fields that are not asked for are checked, but not built."""
 
     def __init__(self, schema: StructType, fields: Sequence[str] | None = None) -> None:
         asked_for = checked_fields(schema, fields)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from streaming_jobs.formats.base import Block, Refusal, checked_fields, record_batch
 from streaming_jobs.formats.utf8 import joined, not_utf8
+from streaming_jobs.record_format import Block, Refusal, checked_fields, record_batch
 
 _VALUE = "value"
 _BINARY = StructType([StructField(_VALUE, BinaryType(), nullable=False)])
@@ -44,6 +43,8 @@ class RawReader:
 
     def read(self, values: Sequence[bytes | None]) -> Block:
         """The values as one column."""
+        import pyarrow as pa
+
         columns = {_VALUE: pa.array(values, pa.binary())} if self.built else {}
         return Block(record_batch(len(values), columns), _nulls(values))
 
@@ -75,6 +76,8 @@ class TextReader:
 
     def read(self, values: Sequence[bytes | None]) -> Block:
         """The values as one column."""
+        import pyarrow as pa
+
         refused = {**_nulls(values), **not_utf8(values, joined(values))}
         if not self.built:
             return Block(record_batch(len(values), {}), refused)

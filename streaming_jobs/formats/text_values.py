@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 # Exact, leap years included, so that nothing is left for the cast to refuse.
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DAY = (
-    "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "(?!0000)(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
 )
 _USUAL_DAY = f"(?=[12]){_DAY}"  # of a year that no zone moves out of 1 to 9999
@@ -28,6 +28,10 @@ _CLOCK = "T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 _ZONE = "(?:Z|[+-](?:(?:0[0-9]|1[0-7]):[0-5][0-9]|18:00))"
 _MICROSECONDS = "(?:[.][0-9]{1,6})?"
 _NANOSECONDS = "(?:[.][0-9]{1,9})?"
+_FIRST, _LAST = (
+    (limit.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    for limit in (datetime.min, datetime.max)
+)
 _MAX_DIGITS = 38
 _SHOWN = 40
 
@@ -74,16 +78,14 @@ class Form:
 class TimeColumn:
     """A date or time as text, within the years 1 to 9999.
 
-    `usual` is the form that Arrow casts as it is, in years far from these limits; `form` is all that is accepted.
-    `first` and `last` are the limits as Arrow counts.
+    `usual` is the form that Arrow casts as it is, in years that no zone moves out of these; `form` is all that is
+    accepted. `zoned`: a time in UTC, from text in any zone.
     """
 
     name: str
     type: pa.DataType
     usual: Form
     form: Form
-    first: int
-    last: int
     zoned: bool = False
 
     checked = True
@@ -93,20 +95,16 @@ class TimeColumn:
         if self.usual.holds(values):
             return Built(pa.array(values, pa.string()).cast(self.type), ())
         bad = self.form.others(values)
-        texts = self._usual(pa.array(_without(values, bad), pa.string()))
-        times = texts.cast(self.type)
-        number = times.view(pa.int32() if pa.types.is_date(self.type) else pa.int64())
-        outside = pc.or_(pc.less(number, self.first), pc.greater(number, self.last))
-        bad += pc.indices_nonzero(outside).to_pylist()
-        return Built(times, [_wrong(position, self.name, str(values[position])) for position in bad])
-
-    def _usual(self, texts: pa.Array) -> pa.Array:
-        """Texts of the accepted form, as Arrow casts them."""
+        texts = pa.array(_without(values, bad), pa.string())
         texts = pc.replace_substring_regex(texts, pattern="([.][0-9]{6})[0-9]+", replacement=r"\1")
-        if not self.zoned:
-            return texts
-        bare = pc.match_substring_regex(texts, f"{_CLOCK}{_MICROSECONDS}$")
-        return pc.if_else(bare, pc.binary_join_element_wise(texts, "Z", ""), texts)
+        if self.zoned:
+            bare = pc.match_substring_regex(texts, f"{_CLOCK}{_MICROSECONDS}$")
+            texts = pc.if_else(bare, pc.binary_join_element_wise(texts, "Z", ""), texts)
+        times = texts.cast(self.type)
+        if self.zoned:
+            number = times.view(pa.int64())
+            bad += pc.indices_nonzero(pc.or_(pc.less(number, _FIRST), pc.greater(number, _LAST))).to_pylist()
+        return Built(times, [_wrong(position, self.name, str(values[position])) for position in bad])
 
 
 @dataclass(frozen=True)
@@ -170,28 +168,20 @@ class FloatColumn:
 
 def date_column() -> TimeColumn:
     """A DATE: `2013-01-31`."""
-    epoch = date(1970, 1, 1)
-    first, last = ((limit - epoch).days for limit in (date.min, date.max))
-    return TimeColumn("date", pa.date32(), Form(_USUAL_DAY), Form(_DAY), first, last)
+    return TimeColumn("date", pa.date32(), Form(_DAY), Form(_DAY))
 
 
 def timestamp_column() -> TimeColumn:
     """A TIMESTAMP: `2013-01-31T05:06:07`, with 1 to 9 digits of a second, and a zone of at most 18 hours."""
     usual = Form(f"{_USUAL_DAY}{_CLOCK}{_MICROSECONDS}{_ZONE}")
     form = Form(f"{_DAY}{_CLOCK}{_NANOSECONDS}{_ZONE}?")
-    return TimeColumn("timestamp", pa.timestamp("us", "UTC"), usual, form, *_limits(), zoned=True)
+    return TimeColumn("timestamp", pa.timestamp("us", "UTC"), usual, form, zoned=True)
 
 
 def timestamp_ntz_column() -> TimeColumn:
     """A TIMESTAMP_NTZ: the same without a zone."""
-    usual, form = Form(f"{_USUAL_DAY}{_CLOCK}{_MICROSECONDS}"), Form(f"{_DAY}{_CLOCK}{_NANOSECONDS}")
-    return TimeColumn("timestamp_ntz", pa.timestamp("us"), usual, form, *_limits())
-
-
-def _limits() -> tuple[int, int]:
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    first, last = ((limit.replace(tzinfo=UTC) - epoch) for limit in (datetime.min, datetime.max))
-    return first // timedelta(microseconds=1), last // timedelta(microseconds=1)
+    usual, form = (Form(f"{_DAY}{_CLOCK}{fraction}") for fraction in (_MICROSECONDS, _NANOSECONDS))
+    return TimeColumn("timestamp_ntz", pa.timestamp("us"), usual, form)
 
 
 def _without(texts: Sequence[str | None], positions: Sequence[int]) -> list[str | None]:

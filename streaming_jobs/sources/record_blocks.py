@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.formats.base import BlockReader, Format, Refusal
+from streaming_jobs.record_format import BlockReader, Format, Refusal
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.subject import Subject, Table
 
 if TYPE_CHECKING:
-    from streaming_jobs.formats.base import BlockReader
+    from streaming_jobs.record_format import BlockReader
     from streaming_jobs.stream import Stream
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pyspark.sql.types import StructType
 
 from streaming_jobs.formats import Json
-from streaming_jobs.formats.base import Block
+from streaming_jobs.record_format import Block
 
 
 def ending(schema: StructType, values: Sequence[bytes | None]) -> Block:

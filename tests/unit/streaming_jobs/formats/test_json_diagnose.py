@@ -6,7 +6,7 @@ import json
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import (
     ArrayType,
@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats import Json
-from streaming_jobs.formats.base import MAX_DETAIL, Refused
+from streaming_jobs.record_format import MAX_DETAIL, Refused
 
 LEG = StructType([StructField("to", StringType(), nullable=False), StructField("minutes", IntegerType())])
 RECORD = StructType(
@@ -155,11 +155,13 @@ def never_fails(value: bytes) -> None:
     detail.encode("utf-8")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_it_fail(value: bytes) -> None:
     never_fails(value)
 
 
+@settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=8))
 def test_no_json_makes_it_fail(item: object) -> None:
     for name in RECORD.fieldNames():

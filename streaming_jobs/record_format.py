@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
-
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import instead
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 MAX_DETAIL = 400
@@ -90,6 +89,8 @@ def checked_fields(schema: StructType, fields: Sequence[str] | None) -> frozense
 
 def record_batch(rows: int, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """The columns as a batch of so many rows, also if there are no columns."""
+    import pyarrow as pa  # here: a declaration needs no Arrow
+
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
