@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from streaming_jobs.errors import OffsetsLost, PermanentError
+from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
 from streaming_jobs.sources.connection import Failures
 
 Span = tuple[int, int]
@@ -237,15 +237,15 @@ class RangeReader:
         self._failures(error)
         return False
 
-    def _failed(self, error: KafkaError) -> Exception:
+    def _failed(self, error: KafkaError) -> RecourseError:
         if error.code() in _FORBIDDEN:
             return PermanentError(
                 f"topic {self.topic} may not be read: {error.str()}",
                 "give the user of the settings `kafka` the right to read it",
             )
-        return KafkaException(error)
+        return TransientError(f"topic {self.topic} cannot be read: {error.str()}", "check the brokers")
 
-    def _stuck(self, waiting: Mapping[int, Span]) -> Exception:
+    def _stuck(self, waiting: Mapping[int, Span]) -> RecourseError:
         """The error for partitions whose end was not reached in time."""
         partition, (_, end) = next(iter(waiting.items()))
         there = self._partitions[partition]

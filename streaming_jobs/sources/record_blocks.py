@@ -30,6 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.record_format import BlockReader, Format, Refusal
 from streaming_jobs.stream import KafkaTopic
 
@@ -123,7 +124,14 @@ class RecordBlocks:
 
     def _judged(self, values: list[bytes | None], times: np.ndarray) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
         """The decoded values, and by row why a record is refused."""
-        block = self._reader.read(values)
+        try:
+            block = self._reader.read(values)
+        except Exception as error:
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise FunctionRaised(
+                f"the format {type(self.declared.format).__name__} of topic {self.declared.topic} raised {words}",
+                "correct the format: it refuses a record, and never raises",
+            ) from error
         refused = dict(block.refused)
         for row in [row for row, value in enumerate(values) if value is None]:
             refused[row] = _TOMBSTONE

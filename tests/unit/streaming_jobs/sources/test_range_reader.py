@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, OffsetsLost, PermanentError
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, OffsetsLost, PermanentError, TransientError
 from streaming_jobs.sources.connection import Failures
 from streaming_jobs.sources.range_reader import RangeReader, Span, consumer_config
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, failure, record
@@ -143,11 +144,16 @@ def test_a_refused_log_in_is_reported_before_the_deadline(monkeypatch: pytest.Mo
 
 
 def test_a_failing_client_is_an_error_of_its_own() -> None:
+    @dataclass
     class Failing(MemoryConsumer):
-        def consume(self, num_messages: int, timeout: float) -> list[Message]:
-            raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+        code: int = KafkaError._FATAL
 
-    with pytest.raises(PermanentError):
+        def consume(self, num_messages: int, timeout: float) -> list[Message]:
+            raise KafkaException(KafkaError(self.code))
+
+    with pytest.raises(PermanentError, match="may not be read"):
+        read(reader(Failing({0: {}}, code=KafkaError.TOPIC_AUTHORIZATION_FAILED)), {0: (0, 1)})
+    with pytest.raises(TransientError, match="cannot be read"):
         read(reader(Failing({0: {}})), {0: (0, 1)})
 
 

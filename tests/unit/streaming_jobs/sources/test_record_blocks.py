@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import pytest
 from confluent_kafka import Message
 from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.formats import Json
 from streaming_jobs.sources.record_blocks import Declared, RecordBlocks
 from streaming_jobs.stream import KafkaTopic
@@ -126,3 +128,22 @@ def test_a_date_is_an_event_time_too() -> None:
 
 def test_a_block_without_records_has_the_columns() -> None:
     assert rows() == [] == rows(what="refused")
+
+
+@dataclass(frozen=True)
+class Fragile:
+    """A format that raises."""
+
+    schema: StructType = SCHEMA
+    reasons: frozenset[str] = frozenset()
+
+    def reader(self, fields: object = None) -> Any:
+        return self
+
+    def read(self, values: object) -> Any:
+        raise ValueError("no\nvalue")
+
+
+def test_a_format_that_raises_is_named() -> None:
+    with pytest.raises(FunctionRaised, match=r"the format Fragile of topic things raised ValueError: no value\n"):
+        rows(record(0, 0), topic=KafkaTopic("things", value=Fragile()))
