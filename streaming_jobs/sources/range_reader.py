@@ -300,7 +300,9 @@ def consumer_config(config: Mapping[str, Any], failures: Failures) -> dict[str, 
         # Fetched ahead: of a live stream a batch, of a backlog what a worker decodes while the batch before is written.
         "fetch.message.max.bytes": 1 << 20,
         "queued.max.messages.kbytes": 16 << 10,
-        "queued.min.messages": 20_000,
+        "queued.min.messages": 100_000,
+        # By default, librdkafka fetches nothing for a second after its queue was full.
+        "fetch.queue.backoff.ms": 2,
     }
 
 
