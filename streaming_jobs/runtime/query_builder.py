@@ -35,6 +35,7 @@ from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import Observed, TopicReader
+from streaming_jobs.sources.batch_size import FIRST
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.state import savepoints, stream_record
@@ -153,11 +154,15 @@ class QueryBuilder:
     def limits(self) -> Limits:
         """The bounds on a batch of each source. With several sources none waits for records: another may have some."""
         alone = len(self.stream.sources) == 1
+        apart, often = self._commit_interval, not self.trigger.startswith("every ")
+        if not often:
+            apart = max(apart, parse_duration(self.trigger.removeprefix("every ")))
         return Limits(
-            seconds=self.own.batch_seconds.total_seconds(),
+            seconds=max(self.own.batch_seconds, apart).total_seconds(),
             records=self.share,
             bytes=max(1, (self.own.max_batch_mb << 20) // len(self.stream.sources)),
             wait=_WAIT if alone else 0.0,
+            first=FIRST if often else self.share,
         )
 
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:

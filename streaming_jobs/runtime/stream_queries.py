@@ -214,6 +214,7 @@ class SparkQueries:
             self._ends.close()
         if self._client is not None:
             self._client.unlink(missing_ok=True)
+            self._client = self.connection = None
 
     @property
     def _reach(self) -> Connection:

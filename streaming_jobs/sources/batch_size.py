@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FIRST = 10_000
-"""Records of the first batch; a batch is never limited to fewer, unless the settings say so."""
+"""Records of the first batch; a batch is not limited to fewer, unless its bytes or the settings do so."""
 
 _GROWTH = 4.0
 
@@ -22,8 +22,12 @@ class BatchSize:
     seconds: float
     most: int
     most_bytes: int
+    first: int = FIRST
     record_bytes: float = 0.0
-    _limit: float = field(default=FIRST, init=False)
+    _limit: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._limit = self.first
 
     @property
     def limit(self) -> int:
@@ -38,7 +42,7 @@ class BatchSize:
         if records < self.limit:
             return
         fits = records / max(seconds, 1e-3) * self.seconds
-        self._limit = max(FIRST, min(fits, self._limit * _GROWTH))
+        self._limit = max(self.first, min(fits, self._limit * _GROWTH))
 
 
 def lag(start: Mapping[int, int], end: Mapping[int, int]) -> int:

@@ -52,8 +52,9 @@ class KafkaSource:
 
         `owner` is the stream's name: the data sources of a session have different names.
         """
-        reading = Reading(self._blocks("all"), self.client, dict(start), limits=limits, workers=_workers(spark))
-        raw = load(spark, f"kafka_{owner}_{self.parameter}", reading, stream=True)
+        name = f"kafka_{owner}_{self.parameter}"
+        reading = Reading(name, self._blocks("all"), self.client, dict(start), limits=limits, workers=_workers(spark))
+        raw = load(spark, reading, stream=True)
         frame = self._good(raw.observe(self.observation, *self._counted()))
         if self.topic.event_time and self.lateness is not None:
             frame = frame.withWatermark(self.topic.event_time, f"{milliseconds(self.lateness)} milliseconds")
@@ -79,8 +80,9 @@ class KafkaSource:
     def _range(
         self, spark: SparkSession, rows: Literal["all", "refused"], start: Mapping[int, int], end: Mapping[int, int]
     ) -> DataFrame:
-        reading = Reading(self._blocks(rows), self.client, dict(start), dict(end), workers=_workers(spark))
-        return load(spark, f"kafka_{rows}_{self.parameter}", reading, stream=False)
+        name = f"kafka_{rows}_{self.parameter}"
+        reading = Reading(name, self._blocks(rows), self.client, dict(start), dict(end), workers=_workers(spark))
+        return load(spark, reading, stream=False)
 
     def _blocks(self, rows: Literal["all", "refused"]) -> RecordBlocks:
         return RecordBlocks(Declared.of(self.topic), rows)

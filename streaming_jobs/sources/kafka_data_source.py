@@ -40,14 +40,18 @@ if TYPE_CHECKING:
 BLOCK = 10_000
 """Records of one Arrow batch, about."""
 
-_readers: dict[tuple[str, str], RangeReader] = {}
-"""The readers of this process by client file and topic; they stay connected from batch to batch."""
+_readers: dict[tuple[Path, str], RangeReader] = {}
+"""The readers of this process by client file and source; they stay connected from batch to batch."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A topic to read: its records as `blocks` wants them, with the client of a file; offsets of a batch or a start."""
+    """A topic to read: its records as `blocks` wants them, with the client of a file; offsets of a batch or a start.
 
+    `name` is that of the data source, in plans too.
+    """
+
+    name: str
     blocks: RecordBlocks
     client: Path
     starts: Mapping[int, int]
@@ -98,8 +102,9 @@ class KafkaRecords(DataSource):
         return StreamReader(self.reading)
 
 
-def load(spark: SparkSession, name: str, reading: Reading, *, stream: bool) -> DataFrame:
-    """The records as a frame; `name` is that of the data source in plans."""
+def load(spark: SparkSession, reading: Reading, *, stream: bool) -> DataFrame:
+    """The records as a frame."""
+    name = reading.name
     paths = tuple(path for path in sys.path if path)
     named = {"packed": pickle.dumps(reading), "paths": paths, "name": classmethod(lambda _: name)}
     spark.dataSource.register(type(name, (KafkaRecords,), named))
@@ -199,14 +204,24 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
 
 
 def read(reading: Reading, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a partition's ranges, read by this process's reader of the topic."""
+    """The records of a partition's ranges, by a reader of this process that read for the same source before."""
     assert isinstance(partition, RangePartition)
+    _close_old()
     config, timeout = read_client_file(reading.client)
-    key = (f"{reading.client}", reading.topic)
-    reader = _readers.pop(key, None) or RangeReader(reading.topic, config, timeout)
-    for messages in reader.read(partition.spans, BLOCK):
-        yield reading.blocks.batch(messages)
-    _readers[key] = reader  # one that failed, or was left in the middle, is not used again
+    reader = _readers.pop(key := (reading.client, reading.name), None) or RangeReader(reading.topic, config, timeout)
+    try:
+        for messages in reader.read(partition.spans, BLOCK):
+            yield reading.blocks.batch(messages)
+    except BaseException:  # it may be in the middle of a range, or its connection may be at fault
+        reader.close()
+        raise
+    _readers[key] = reader
+
+
+def _close_old() -> None:
+    """Close the readers of sessions that have ended: their client files are gone."""
+    for key in [key for key in _readers if not key[0].exists()]:
+        _readers.pop(key).close()
 
 
 def spans_of(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, Span]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from streaming_jobs.errors import OffsetsLost
-from streaming_jobs.sources.base import TopicEnds
-from streaming_jobs.sources.batch_size import BatchSize, lag, share
-from streaming_jobs.sources.range_reader import RangeReader, Span
+from streaming_jobs.errors import ConfigurationError, OffsetsLost, UsageError
+from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.sources.batch_size import FIRST, BatchSize, lag, share
+from streaming_jobs.sources.range_reader import MOST_BYTES, RangeReader, Span
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -25,28 +25,34 @@ if TYPE_CHECKING:
 SMALL = 20_000
 """Records that the planner holds for a batch, at most; a batch of more is read by workers."""
 
+_SURE_AFTER = 1.0
 _LOOK_EVERY = 5.0
 """Seconds between two looks at the topic, for new partitions, and for a topic that was made anew."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds on a batch of one source: seconds, records, bytes of values; seconds to wait for a first record."""
+    """The bounds on a batch of one source: seconds, records, bytes of values; seconds to wait for a first record.
+
+    `first`: records of the first batch. `seconds` is at least the time from one batch's start to the next one's.
+    """
 
     seconds: float
     records: int
     bytes: int
     wait: float
+    first: int = FIRST
 
 
 @dataclass
 class Planner:
     """Plans the batches of one query from one topic."""
 
-    ends: TopicEnds
+    topics: TopicReader
     reader: RangeReader
     limits: Limits
     monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
     _size: BatchSize = field(init=False)
     _stop_at: dict[int, int] | None = field(default=None, init=False)
     _planned: tuple[int, float] | None = field(default=None, init=False)
@@ -55,7 +61,7 @@ class Planner:
     _looked: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._size = BatchSize(self.limits.seconds, self.limits.records, self.limits.bytes)
+        self._size = BatchSize(self.limits.seconds, self.limits.records, self.limits.bytes, self.limits.first)
 
     @classmethod
     def connected(cls, topic: str, config: Mapping[str, Any], timeout: timedelta, limits: Limits) -> Planner:
@@ -75,6 +81,8 @@ class Planner:
             records, at = self._planned
             self._size.took(records, self.monotonic() - at)
         ends = self._ends(dict(start))
+        if lag(start, ends) > SMALL:
+            self._learn_size(start)
         end = share(start, ends, self._size.limit)
         records = lag(start, end)
         self._backlog = lag(end, ends) > SMALL
@@ -85,37 +93,67 @@ class Planner:
 
     def take(self, spans: Mapping[int, Span], most: int) -> list[list[Message]] | None:
         """The records of a small batch; None for a large one, and while the workers read."""
-        if sum(end - start for start, end in spans.values()) > SMALL:
+        count = sum(end - start for start, end in spans.values())
+        if count > SMALL:
             return None
-        records = list(self.reader.read(spans, most))
-        sizes = [len(m.value() or b"") + len(m.key() or b"") for messages in records for m in messages]
-        if sizes:
-            self._size.record_bytes = sum(sizes) / len(sizes)
-        return records
+        self._learn_size({partition: start for partition, (start, _) in spans.items()})
+        if count * self._size.record_bytes > 2 * MOST_BYTES:
+            return None
+        return list(self.reader.read(spans, most))
 
     def stop_at_present_end(self) -> None:
         """Plan no batch beyond the present end of the topic."""
-        self._stop_at = self.ends.latest(self.topic)
+        self._stop_at = self.topics.latest(self.topic)
 
     def close(self) -> None:
         """Close the clients."""
         self.reader.close()
 
-    def _ends(self, start: dict[int, int]) -> dict[int, int]:
+    def _ends(self, start: dict[int, int]) -> Mapping[int, int]:
         """The end of what can be read now: of the topic in a backlog, else of the records that were received."""
         if self._stop_at is not None:
-            return {**start, **self._stop_at}
+            self._check(start, self._stop_at)
+            return self._stop_at
         if self._backlog:
             return self._look(start)
         if self._looked is None or self.monotonic() - self._looked >= _LOOK_EVERY:
             self._new = {p: 0 for p in self._look(start) if p not in start}
-        ends = self.reader.follow({**self._new, **start}, self.limits.wait, SMALL)
-        return self._look(start) if self.reader.buffered >= SMALL else ends
+        received = self.reader.follow({**self._new, **start}, self.limits.wait, SMALL)
+        if self.reader.buffered:
+            self._size.record_bytes = self.reader.buffered_bytes / self.reader.buffered
+        return self._look(start) if self.reader.buffered >= SMALL else received
 
-    def _look(self, start: Mapping[int, int]) -> dict[int, int]:
+    def _learn_size(self, start: Mapping[int, int]) -> None:
+        """Measure the records from `start` on, if none was seen yet."""
+        if not self._size.record_bytes:
+            self._size.record_bytes = self.topics.mean_size(self.topic, start) or 1.0
+
+    def _look(self, start: Mapping[int, int]) -> Mapping[int, int]:
         """The ends of the topic's partitions; raises OffsetsLost if one of them is before the stream's position."""
-        ends = self.ends.latest(self.topic)
+        try:
+            ends: Mapping[int, int] = self.topics.latest(self.topic)
+            self._check(start, ends)
+        except (OffsetsLost, UsageError):
+            # A broker that has just become the leader, or has just started, may know less than is there.
+            self.sleep(_SURE_AFTER)
+            ends = self._ends_of_topic(start)
+            self._check(start, ends)
         self._looked = self.monotonic()
+        return ends
+
+    def _ends_of_topic(self, start: Mapping[int, int]) -> Mapping[int, int]:
+        try:
+            return self.topics.latest(self.topic)
+        except ConfigurationError:
+            raise
+        except UsageError as error:
+            if not any(start.values()):
+                raise
+            raise OffsetsLost(
+                f"topic {self.topic} is gone, and the stream has read a part of it", "see `recourse streams status`"
+            ) from error
+
+    def _check(self, start: Mapping[int, int], ends: Mapping[int, int]) -> None:
         for partition, at in start.items():
             if (end := ends.get(partition)) is None or end < at:
                 there = "is gone" if end is None else f"ends at offset {end}"
@@ -124,4 +162,3 @@ class Planner:
                     "are gone",
                     "see `recourse streams status`",
                 )
-        return ends

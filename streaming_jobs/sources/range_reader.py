@@ -11,7 +11,8 @@ The consumer belongs to no group that commits: the checkpoint holds the position
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -27,8 +28,10 @@ Span = tuple[int, int]
 _SLICE = 0.1
 _FIRST = 1.0
 _AHEAD = 20_000
+MOST_BYTES = 64 << 20
+"""Bytes of values that are held at a time, about: of one part of a range, or of the records that were fetched ahead."""
+
 _GONE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
-_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
 
 
 class KafkaConsumer(Protocol):
@@ -57,12 +60,14 @@ class KafkaConsumer(Protocol):
 class _Partition:
     """An assigned partition: all records below `next` were received; `ahead` are those that no range took yet.
 
-    `end` is where the broker said that the partition ends; `heard` is true once anything came from it.
+    `end` is where the broker said that the partition ends, unless more came since, or another range began; `heard` is
+    true once anything came from it. `size`: bytes of the values ahead.
     """
 
     first: int
     next: int
     ahead: list[Message] = field(default_factory=list)
+    size: int = 0
     end: int | None = None
     heard: bool = False
 
@@ -70,9 +75,14 @@ class _Partition:
         """Drop what is before `start`; False if the records from there on were not received in order."""
         if not self.first <= start <= self.next:
             return False
-        self.ahead = [m for m in self.ahead if _offset(m) >= start]
-        self.first = start
+        self.keep([m for m in self.ahead if _offset(m) >= start])
+        self.first, self.end = start, None
         return True
+
+    def keep(self, ahead: list[Message]) -> None:
+        """Hold these records only."""
+        if len(ahead) < len(self.ahead):
+            self.ahead, self.size = ahead, sum(map(len, ahead))
 
 
 @dataclass
@@ -92,6 +102,7 @@ class RangeReader:
     _partitions: dict[int, _Partition] = field(default_factory=dict, init=False)
     _failures: Failures = field(init=False)
     _refusal: str = field(default="", init=False)
+    _wanted: Collection[int] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self._failures = Failures(str(self.config["bootstrap.servers"]))
@@ -101,7 +112,7 @@ class RangeReader:
         self._position({p: start for p, (start, _) in spans.items()})
         waiting = {p: span for p, span in spans.items() if span[1] > span[0]}
         taken: list[Message] = []
-        heard = self.monotonic()
+        heard = dict.fromkeys(waiting, self.monotonic())
         self._failures.begin()
         while True:
             for partition, (_, end) in list(waiting.items()):
@@ -109,40 +120,51 @@ class RangeReader:
                 if self._partitions[partition].next >= end:
                     del waiting[partition]
                     self._partitions[partition].first = max(end, self._partitions[partition].first)
-            if len(taken) >= most or (taken and not waiting):
+            if len(taken) >= most or (taken and (not waiting or sum(map(len, taken)) >= MOST_BYTES)):
                 yield taken
                 taken = []
-                heard = self.monotonic()
+                heard = dict.fromkeys(waiting, self.monotonic())
             if not waiting:
                 return
-            if self._receive(most, _SLICE):
-                heard = self.monotonic()
-            elif self.monotonic() - heard >= self.timeout.total_seconds():
-                raise self._stuck(waiting)
+            before = {partition: self._partitions[partition].next for partition in waiting}
+            if not self._receive(most, _SLICE):
+                self._failures.check()
+            now = self.monotonic()
+            for partition, at in before.items():
+                if self._partitions[partition].next > at:
+                    heard[partition] = now
+                elif now - heard[partition] >= self.timeout.total_seconds():
+                    raise self._stuck(partition, waiting[partition][1])
             self._release_idle(waiting)
 
     def follow(self, positions: Mapping[int, int], wait: float, most: int) -> dict[int, int]:
         """The offsets up to which records were received from `positions` on; waits up to `wait` seconds for the first.
 
         Partitions that are read for the first time are waited for a little longer, so that the first records of all are
-        together. Stops receiving at about `most` records; they stay for `read`.
+        together. Stops receiving at about `most` records, or MOST_BYTES; they stay for `read`. An idle topic and a
+        broker that is away look the same from here.
         """
         self._position(positions)
         for partition in [p for p in self._partitions if p not in positions]:
             self._drop(partition)
         until = self.monotonic() + _FIRST
-        while self._buffered() < most and not self._all_heard() and self.monotonic() < until:
+        while not self._full(most) and not self._all_heard() and self.monotonic() < until:
             self._receive(most, _SLICE / 10)
-        if not self._buffered():
+        if not self.buffered:
             self._receive(1, wait)
-        while self._buffered() < most and self._receive(most, 0):
+        while not self._full(most) and self._receive(most, 0):
             pass
         return {partition: self._partitions[partition].next for partition in positions}
 
     @property
     def buffered(self) -> int:
         """Records that were received and not read."""
-        return self._buffered()
+        return sum(len(there.ahead) for there in self._partitions.values())
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of their values."""
+        return sum(there.size for there in self._partitions.values())
 
     def release(self) -> None:
         """Stop fetching; the connection stays."""
@@ -151,14 +173,15 @@ class RangeReader:
 
     def close(self) -> None:
         """End the consumer."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        consumer, self._consumer = self._consumer, None
         self._partitions.clear()
+        if consumer is not None:
+            consumer.close()
 
     def _position(self, starts: Mapping[int, int]) -> None:
         """Make every partition ready to be read from its start; what was fetched already is not fetched again."""
         consumer = self._open()
+        self._wanted = starts.keys()
         new = []
         for partition, start in starts.items():
             there = self._partitions.get(partition)
@@ -169,7 +192,8 @@ class RangeReader:
             self._partitions[partition] = _Partition(start, start)
             new.append(TopicPartition(self.topic, partition, start))
         if new:
-            consumer.incremental_assign(new)
+            with self._translated():
+                consumer.incremental_assign(new)
 
     def _take(self, partition: int, end: int) -> list[Message]:
         """Take the received records before `end`."""
@@ -177,22 +201,17 @@ class RangeReader:
         ahead = there.ahead
         if not ahead:
             return []
-        if _offset(ahead[-1]) < end:
-            there.ahead = []
-            return ahead
-        count = next(i for i, message in enumerate(ahead) if _offset(message) >= end)
-        there.ahead = ahead[count:]
+        count = len(ahead)
+        if _offset(ahead[-1]) >= end:
+            count = next(i for i, message in enumerate(ahead) if _offset(message) >= end)
+        there.keep(ahead[count:])
         return ahead[:count]
 
     def _receive(self, most: int, wait: float) -> bool:
-        """Receive messages; True if any came."""
-        try:
-            messages = self._open().consume(most, wait)
-        except KafkaException as error:
-            raise self._failed(error.args[0]) from error
-        if not messages:
-            self._failures.check()
-            return False
+        """Receive messages; True if a partition got any further."""
+        consumer = self._open()
+        with self._translated():
+            messages = consumer.consume(most, wait)
         partitions = self._partitions
         progress = False
         for message in messages:
@@ -206,7 +225,8 @@ class RangeReader:
             offset = _offset(message)
             if offset >= there.next:
                 there.ahead.append(message)
-                there.next = offset + 1
+                there.size += len(message)
+                there.next, there.end = offset + 1, None
                 progress = True
         if progress:
             self._failures.succeeded()
@@ -215,8 +235,10 @@ class RangeReader:
 
     def _note(self, error: KafkaError, message: Message) -> bool:
         """Take note of an error or of the end of a partition; True for an end that was not known."""
+        partition: Any = message.partition()
+        there = self._partitions.get(partition)
         if error.code() == KafkaError._PARTITION_EOF:
-            there = self._partitions.get(message.partition())  # type: ignore[arg-type]
+            self._failures.succeeded()
             if there is None:
                 return False
             there.end, there.heard = _offset(message), True
@@ -224,30 +246,33 @@ class RangeReader:
             there.next = max(there.next, there.end)
             return moved
         if error.code() in _GONE:
-            there = self._partitions.get(message.partition())  # type: ignore[arg-type]
-            at = there.next if there is not None else _offset(message)
+            if there is None or partition not in self._wanted:  # of an earlier range
+                if there is not None:
+                    self._drop(partition)
+                return False
             raise OffsetsLost(
-                f"offset {at} of {self.topic} partition {message.partition()} is not in the topic any more: "
+                f"offset {there.next} of {self.topic} partition {partition} is not in the topic any more: "
                 f"{error.str()}",
                 "see `recourse streams status`",
             )
-        if error.code() in _FORBIDDEN:
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:  # no group is needed to read assigned partitions
+            return False
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED or error.fatal():
             raise self._failed(error)
         self._refusal = error.str()
         self._failures(error)
         return False
 
     def _failed(self, error: KafkaError) -> RecourseError:
-        if error.code() in _FORBIDDEN:
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             return PermanentError(
                 f"topic {self.topic} may not be read: {error.str()}",
                 "give the user of the settings `kafka` the right to read it",
             )
         return TransientError(f"topic {self.topic} cannot be read: {error.str()}", "check the brokers")
 
-    def _stuck(self, waiting: Mapping[int, Span]) -> RecourseError:
-        """The error for partitions whose end was not reached in time."""
-        partition, (_, end) = next(iter(waiting.items()))
+    def _stuck(self, partition: int, end: int) -> RecourseError:
+        """The error for a partition from which nothing came in time, although its range is not complete."""
         there = self._partitions[partition]
         at = there.next
         if there.end is not None and there.end <= at:
@@ -263,25 +288,37 @@ class RangeReader:
 
     def _release_idle(self, waiting: Mapping[int, Span]) -> None:
         """Give back partitions that run far ahead while others are read; they are fetched again when they are due."""
-        for partition, there in list(self._partitions.items()):
-            if partition not in waiting and len(there.ahead) > _AHEAD:
-                self._drop(partition)
+        others = {p: there for p, there in self._partitions.items() if p not in waiting}
+        records, size = sum(len(there.ahead) for there in others.values()), sum(there.size for there in others.values())
+        if records > _AHEAD or size > MOST_BYTES:
+            for partition, there in others.items():
+                if there.ahead:
+                    self._drop(partition)
 
     def _drop(self, partition: int) -> None:
         del self._partitions[partition]
         if self._consumer is not None:
-            self._consumer.incremental_unassign([TopicPartition(self.topic, partition)])
+            with self._translated():
+                self._consumer.incremental_unassign([TopicPartition(self.topic, partition)])
 
-    def _buffered(self) -> int:
-        return sum(len(there.ahead) for there in self._partitions.values())
+    def _full(self, most: int) -> bool:
+        return self.buffered >= most or self.buffered_bytes >= MOST_BYTES
 
     def _all_heard(self) -> bool:
         return all(there.heard for there in self._partitions.values())
 
     def _open(self) -> KafkaConsumer:
         if self._consumer is None:
-            self._consumer = self.connect(consumer_config(self.config, self._failures))
+            with self._translated():
+                self._consumer = self.connect(consumer_config(self.config, self._failures))
         return self._consumer
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as error:
+            raise self._failed(error.args[0]) from error
 
 
 def consumer_config(config: Mapping[str, Any], failures: Failures) -> dict[str, Any]:

@@ -83,11 +83,15 @@ def recompute(
         if low is None or span.start < low:
             return each("unproved", f"topic {span.topic} no longer holds what the rows were made from")
     frames = {}
-    for parameter, topic in stream.sources.items():
-        source = KafkaSource(parameter, topic, client_file(settings, bootstrap), topic.delay)
-        frames[parameter] = _read(source, spark, [s for s in spans if s.topic == topic.name], readers[topic.name])
-    outputs = stream.outputs(**frames)
-    return [_table(settings, stream, name, frame, verdict, written) for name, frame in outputs.items()]
+    client = client_file(settings, bootstrap)
+    try:
+        for parameter, topic in stream.sources.items():
+            source = KafkaSource(parameter, topic, client, topic.delay)
+            frames[parameter] = _read(source, spark, [s for s in spans if s.topic == topic.name], readers[topic.name])
+        outputs = stream.outputs(**frames)
+        return [_table(settings, stream, name, frame, verdict, written) for name, frame in outputs.items()]
+    finally:
+        client.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

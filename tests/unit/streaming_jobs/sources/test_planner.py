@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import cast
 
 import pytest
 
-from streaming_jobs.errors import OffsetsLost
+from streaming_jobs.errors import OffsetsLost, UsageError
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.batch_size import FIRST
 from streaming_jobs.sources.planner import SMALL, Limits, Planner
 from streaming_jobs.sources.range_reader import RangeReader
@@ -24,6 +26,8 @@ class Topic:
     partitions: int = 1
     looks: int = 0
     now: float = 0.0
+    size: float | None = None
+    slept: list[float] = field(default_factory=list)
     consumer: MemoryConsumer = field(default_factory=lambda: MemoryConsumer({}))
 
     def __post_init__(self) -> None:
@@ -42,9 +46,13 @@ class Topic:
         self.looks += 1
         return {p: self.consumer.end(p) for p in self.log}
 
+    def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
+        return self.size
+
     def planner(self, limits: Limits = LIMITS) -> Planner:
         reader = RangeReader(TOPIC, {"bootstrap.servers": "x:1"}, timedelta(0), connect=lambda _: self.consumer)
-        return Planner(self, reader, limits, monotonic=lambda: self.now)
+        topics = cast("TopicReader", self)
+        return Planner(topics, reader, limits, monotonic=lambda: self.now, sleep=self.slept.append)
 
 
 def taken(planner: Planner, start: Mapping[int, int], end: Mapping[int, int]) -> list[int] | None:
@@ -120,6 +128,68 @@ def test_a_topic_that_was_made_anew_is_not_read_on(partitions: dict[int, dict[in
     topic.now += 6
     with pytest.raises(OffsetsLost, match="partition 0 (ends at offset 0|is gone), and the stream is at 50"):
         planner.next_end(end)
+    assert topic.slept == [1.0], "it looks twice"
+
+
+def test_a_topic_that_is_gone_is_lost_and_one_that_was_never_there_a_wrong_name() -> None:
+    class Deleted(Topic):
+        def latest(self, name: str) -> dict[int, int]:
+            raise UsageError(f"there is no topic {name}")
+
+    with pytest.raises(OffsetsLost, match=f"topic {TOPIC} is gone"):
+        Deleted().planner().next_end({0: 5})
+    with pytest.raises(UsageError, match="there is no topic"):
+        Deleted().planner().next_end({0: 0})
+
+
+def test_a_broker_that_knows_less_for_a_moment_is_asked_again() -> None:
+    topic = Topic()
+    topic.grow(p0=50)
+    planner = topic.planner()
+    end = planner.next_end({0: 0})
+    whole = topic.log[0]
+    topic.log[0] = {}
+    planner.sleep = lambda _: topic.log.update({0: whole})
+    topic.now += 6
+    assert planner.next_end(end) == end
+
+
+def test_available_now_notices_a_topic_that_shrank() -> None:
+    topic = Topic()
+    topic.grow(p0=5)
+    planner = topic.planner()
+    planner.stop_at_present_end()
+    with pytest.raises(OffsetsLost, match="ends at offset 5, and the stream is at 50"):
+        planner.next_end({0: 50})
+
+
+def test_a_stream_with_batches_far_apart_reads_all_that_it_may_in_each() -> None:
+    topic = Topic()
+    topic.grow(p0=60_000)
+    planner = topic.planner(Limits(600.0, 25_000, 10**9, 0.1, first=25_000))
+    start, sizes = {0: 0}, []
+    for _ in range(2):
+        end = planner.next_end(start)
+        sizes.append(end[0] - start[0])
+        topic.now += 600
+        start = end
+    assert sizes == [25_000, 25_000]
+
+
+def test_the_size_of_records_is_known_before_a_large_batch() -> None:
+    topic = Topic(size=1000.0)
+    topic.grow(p0=100_000)
+    planner = topic.planner(Limits(2.0, 50_000, 10**6, 0.1, first=50_000))
+    planner._backlog = True  # as after a large batch
+    assert planner.next_end({0: 0}) == {0: 1000}
+
+
+def test_few_records_of_many_bytes_are_not_for_the_planner() -> None:
+    topic = Topic(size=1e6)
+    topic.grow(p0=10_000)
+    planner = topic.planner()
+    assert planner.take({0: (0, 10_000)}, 1000) is None
+    assert taken(planner, {0: 0}, {0: 10}) == [10]
 
 
 def test_available_now_ends_where_the_topic_ended() -> None:

@@ -123,6 +123,88 @@ def test_a_broker_that_says_nothing_is_an_error_after_the_deadline() -> None:
         read(reading, {0: (0, 5)})
 
 
+@dataclass
+class Outage(MemoryConsumer):
+    """A consumer that gets nothing any more, once it is `away`."""
+
+    away: bool = False
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+        return [] if self.away else super().consume(num_messages, timeout)
+
+
+@pytest.mark.parametrize("grown", [0, 1])
+def test_an_outage_after_the_end_of_a_partition_is_no_lost_record(grown: int) -> None:
+    consumer = Outage({0: log(0, *range(5))})
+    reading = reader(consumer)
+    read(reading, {0: (0, 5)})  # the end of the partition was heard
+    consumer.log = {0: log(0, *range(5 + grown))}
+    if grown:
+        reading.follow({0: 5}, 0, 100)
+    consumer.away = True
+    with pytest.raises(BrokerUnreachable):
+        read(reading, {0: (5, 9)})
+
+
+def test_a_partition_that_nobody_waits_for_does_not_prolong_the_deadline() -> None:
+    now = 0.0
+
+    @dataclass
+    class Dripping(MemoryConsumer):
+        def consume(self, num_messages: int, timeout: float) -> list[Message]:
+            """A record of partition 1 each second, none of partition 0."""
+            nonlocal now
+            now += 1.0
+            return [record(1, int(now))]
+
+    reading = reader(Dripping({0: {}, 1: {}}), 15)
+    reading.monotonic = lambda: now
+    reading._position({1: 0})
+    with pytest.raises(BrokerUnreachable, match="partition 0 from offset 0 to 5"):
+        read(reading, {0: (0, 5)})
+    assert now < 20
+
+
+def test_partitions_of_earlier_ranges_hold_few_records_all_together() -> None:
+    many = MemoryConsumer({p: log(p, *range(5000)) for p in range(10)}, most=1000)
+    reading = reader(many, 60)
+    read(reading, dict.fromkeys(range(10), (0, 1)))
+    many.log = {**many.log, 10: log(10, *range(50_000))}
+    read(reading, {10: (0, 50_000)})
+    assert reading.buffered <= 20_000 + 10_000
+
+
+def test_large_records_come_in_parts_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_jobs.sources.range_reader.MOST_BYTES", 3000)
+    records = {offset: record(0, offset, b"x" * 1000) for offset in range(10)}
+    consumer = MemoryConsumer({0: records}, most=1)
+    assert [len(part) for part in reader(consumer, 60).read({0: (0, 10)}, 1000)] == [3, 3, 3, 1]
+    reading = reader(MemoryConsumer({0: records}, most=1), 60)
+    assert reading.follow({0: 0}, 0.1, 1000) == {0: 3}
+    assert (reading.buffered, reading.buffered_bytes) == (3, 3000)
+
+
+def test_an_idle_topic_is_followed_through_a_short_restart_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_jobs.sources.connection._GRACE", -1.0)
+    reading = reader(MemoryConsumer({0: {}}))
+    reading.follow({0: 0}, 0.1, 100)
+    reading._failures(KafkaError(KafkaError._SSL, "SSL handshake failed: connection closed by peer"))
+    assert reading.follow({0: 0}, 0.1, 100) == {0: 0}
+
+
+def test_an_offset_that_is_gone_matters_only_in_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = MemoryConsumer({0: log(0, *range(5)), 1: log(1, *range(5))})
+    reading = reader(consumer, 60)
+    read(reading, {0: (0, 2), 1: (0, 2)})
+    consumer.failures = [failure(KafkaError._AUTO_OFFSET_RESET, 1, 2)]
+    assert read(reading, {0: (2, 5)}) == places(0, 2, 3, 4)
+
+
+def test_no_group_is_needed() -> None:
+    consumer = MemoryConsumer({0: log(0, 0)}, failures=[failure(KafkaError.GROUP_AUTHORIZATION_FAILED)])
+    assert read(reader(consumer, 5), {0: (0, 1)}) == places(0, 0)
+
+
 def test_forbidden_reading_is_permanent_and_other_errors_pass() -> None:
     consumer = MemoryConsumer({0: log(0, 0, 1)}, failures=[failure(KafkaError.LEADER_NOT_AVAILABLE)])
     assert read(reader(consumer, 5), {0: (0, 2)}) == places(0, 0, 1)
@@ -192,7 +274,7 @@ def test_batches_over_any_gaps_and_borders_take_each_record_once(
     offsets: list[set[int]], borders: list[int], most: int, again: bool
 ) -> None:
     consumer = MemoryConsumer({p: log(p, *each) for p, each in enumerate(offsets)}, dict.fromkeys(range(3), 70), most)
-    reading = reader(consumer)
+    reading = reader(consumer, 60)
     taken: list[tuple[int, int]] = []
     start = 0
     for end in [*sorted(borders), 70]:
