@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SMALL = 20_000
 """Records that the planner holds for a batch, at most; a batch of more is read by workers."""
 
+_FETCH_AHEAD = 10_000
 _SURE_AFTER = 1.0
 _LOOK_EVERY = 5.0
 """Seconds between two looks at the topic, for new partitions, and for a topic that was made anew."""
@@ -68,7 +69,7 @@ class Planner:
         """A planner with clients of its own."""
         from streaming_jobs.sources.topics import Topics
 
-        return cls(Topics(config, timeout), RangeReader(topic, config, timeout), limits)
+        return cls(Topics(config, timeout), RangeReader(topic, config, timeout, _FETCH_AHEAD), limits)
 
     @property
     def topic(self) -> str:

@@ -90,12 +90,14 @@ class RangeReader:
     """Reads ranges of one topic, one after the other. Not safe for several threads.
 
     Raises OffsetsLost for offsets that the topic does not hold, BrokerUnreachable if nothing arrives for `timeout`,
-    ConfigurationError if the log-in is refused, PermanentError if reading is forbidden.
+    ConfigurationError if the log-in is refused, PermanentError if reading is forbidden. `fetch_ahead`: records that
+    librdkafka holds ready, about.
     """
 
     topic: str
     config: Mapping[str, Any]
     timeout: timedelta
+    fetch_ahead: int = 100_000
     connect: Callable[[Mapping[str, Any]], KafkaConsumer] = lambda config: Consumer(dict(config))
     monotonic: Callable[[], float] = time.monotonic
     _consumer: KafkaConsumer | None = field(default=None, init=False)
@@ -310,7 +312,7 @@ class RangeReader:
     def _open(self) -> KafkaConsumer:
         if self._consumer is None:
             with self._translated():
-                self._consumer = self.connect(consumer_config(self.config, self._failures))
+                self._consumer = self.connect(consumer_config(self.config, self._failures, self.fetch_ahead))
         return self._consumer
 
     @contextmanager
@@ -321,7 +323,7 @@ class RangeReader:
             raise self._failed(error.args[0]) from error
 
 
-def consumer_config(config: Mapping[str, Any], failures: Failures) -> dict[str, Any]:
+def consumer_config(config: Mapping[str, Any], failures: Failures, fetch_ahead: int) -> dict[str, Any]:
     """The properties of a consumer that reads committed records only, and reports an offset that is gone."""
     return {
         **config,
@@ -334,10 +336,9 @@ def consumer_config(config: Mapping[str, Any], failures: Failures) -> dict[str, 
         "isolation.level": "read_committed",
         "check.crcs": True,
         "fetch.wait.max.ms": 500,
-        # Fetched ahead: of a live stream a batch, of a backlog what a worker decodes while the batch before is written.
         "fetch.message.max.bytes": 1 << 20,
         "queued.max.messages.kbytes": 16 << 10,
-        "queued.min.messages": 100_000,
+        "queued.min.messages": fetch_ahead,
         # By default, librdkafka fetches nothing for a second after its queue was full.
         "fetch.queue.backoff.ms": 2,
     }

@@ -287,6 +287,6 @@ def test_batches_over_any_gaps_and_borders_take_each_record_once(
 
 
 def test_only_committed_records_are_read_and_no_reset_is_silent() -> None:
-    config = consumer_config({**CONFIG, "isolation.level": "read_uncommitted"}, Failures("nowhere:1"))
+    config = consumer_config({**CONFIG, "isolation.level": "read_uncommitted"}, Failures("nowhere:1"), 1)
     assert (config["isolation.level"], config["auto.offset.reset"]) == ("read_committed", "error")
     assert config["enable.auto.commit"] is False
