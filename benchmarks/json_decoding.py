@@ -1,20 +1,20 @@
-"""What the verdicts on JSON records cost: `Json.decode` beside a plain `from_json`, in turns, in one Spark session.
+"""CPU time of decoding JSON records into Arrow columns, per record, in one process and without Spark.
 
-    python benchmarks/json_decoding.py [rows] [rounds]
+    python benchmarks/json_decoding.py [rows per block] [rounds]
 
-Prints, for each kind of record, the CPU time that Spark's tasks took per record (which other programs on the
-machine disturb little), records a second on the wall clock, and the ratio of the CPU times, best rounds each.
+Prints a table: each kind of record, good ones with all columns and with one, with one bad record in a hundred, and
+with bad records only. Of the rounds the best one counts, which other programs on the machine disturb least.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -28,8 +28,7 @@ from pyspark.sql.types import (
 
 from streaming_jobs.examples.flights.streams import FLIGHT
 from streaming_jobs.formats import Json
-from streaming_jobs.platform.spark import start
-from streaming_jobs.settings import Settings
+from streaming_jobs.formats.json_reader import JsonReader
 
 ORDER = StructType(
     [
@@ -39,6 +38,7 @@ ORDER = StructType(
         StructField("at", TimestampType(), nullable=False),
         StructField("paid", BooleanType()),
         StructField("city", StringType()),
+        StructField("quantity", LongType()),
     ]
 )
 PLACED = StructType(
@@ -50,121 +50,98 @@ PLACED = StructType(
 )
 
 
-def order(city: str = "Springfield") -> list[Column]:
-    """Fields of a small flat record, 120 bytes as JSON."""
-    number = F.col("id")
-    return [
-        number,
-        F.concat(F.lit("customer-"), (number % 100_000).cast("string")).alias("customer"),
-        (number * 0.25).alias("amount"),
-        time_text(number).alias("at"),
-        (number % 2 == 0).alias("paid"),
-        F.lit(city).alias("city"),
-    ]
+def order(number: int) -> dict[str, Any]:
+    """A small flat record."""
+    return {
+        "id": number,
+        "customer": f"customer-{number % 100_000}",
+        "amount": number * 0.25,
+        "at": time_text(number),
+        "paid": number % 2 == 0,
+        "city": "Springfield",
+        "quantity": number % 7,
+    }
 
 
-def placed() -> list[Column]:
-    """The same with an inner object, an array, and text that looks like a number."""
-    place = F.struct((10_000 + F.col("id") % 90_000).cast("string").alias("zip"), (F.col("id") * 0.001).alias("lat"))
-    return [*order(), place.alias("place"), F.array(F.lit("a"), F.lit("b")).alias("tags")]
+def placed(number: int) -> dict[str, Any]:
+    """The same with an inner object and an array."""
+    place = {"zip": str(10_000 + number % 90_000), "lat": number * 0.001}
+    return {**order(number), "place": place, "tags": ["a", "b"]}
 
 
-def flight() -> list[Column]:
+def flight(number: int) -> dict[str, Any]:
     """A record of the topic `flights`."""
-    number = F.col("id")
     made = {
-        "year": F.lit(2013),
+        "year": 2013,
         "month": number % 12 + 1,
         "day": number % 28 + 1,
         "sched_dep": time_text(number * 60),
         "actual_dep": time_text(number * 60 + 300),
         "dep_delay": number % 60 - 10,
         "arr_delay": number % 80 - 20,
-        "carrier": F.element_at(F.array(*map(F.lit, ("UA", "B6", "9E", "AA"))), (number % 4 + 1).cast("int")),
+        "carrier": ("UA", "B6", "9E", "AA")[number % 4],
         "flight": number % 5000,
-        "tailnum": F.concat(F.lit("N"), (number % 90_000).cast("string")),
-        "origin": F.lit("EWR"),
-        "dest": F.lit("IAH"),
+        "tailnum": f"N{number % 90_000}",
+        "origin": "EWR",
+        "dest": "IAH",
         "air_time": number % 300,
         "distance": number % 3000,
         "cancelled": number % 40 == 0,
     }
-    return [made[name].alias(name) for name in FLIGHT.fieldNames()]
+    return {name: made[name] for name in FLIGHT.fieldNames()}
 
 
-def time_text(seconds: Column) -> Column:
+def time_text(seconds: int) -> str:
     """A time of 2013 as text."""
-    return F.date_format(F.timestamp_seconds(seconds % 31_000_000 + 1_357_000_000), "yyyy-MM-dd'T'HH:mm:ss'Z'")
+    moment = datetime(2013, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds % 31_000_000)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def plain(frame: DataFrame, schema: StructType) -> DataFrame:
-    """What one writes without verdicts."""
-    return frame.select(F.from_json(F.col("value").cast("string"), schema).alias("_record")).select("_record.*")
-
-
-def decoded(frame: DataFrame, schema: StructType) -> DataFrame:
-    """What a source does."""
-    return Json(schema).decode(frame, "value").where("not _bad").select("_record.*")
-
-
-def measured(spark: SparkSession, frame: DataFrame, name: str) -> tuple[float, float]:
-    """CPU seconds of the tasks, and wall seconds, of running a frame to nowhere."""
-    context = spark.sparkContext
-    context.setJobGroup(name, name)
-    started = time.perf_counter()
-    frame.write.format("noop").mode("overwrite").save()
-    wall = time.perf_counter() - started
-    tracker, store = context.statusTracker(), spark._jsc.sc().statusStore()
-    job = tracker.getJobInfo(max(tracker.getJobIdsForGroup(name)))
-    assert job is not None
-    # The store learns of a task's end a little later than the caller.
-    deadline = time.monotonic() + 10
-    while any(store.lastStageAttempt(stage).status().name() != "COMPLETE" for stage in job.stageIds):
-        if time.monotonic() > deadline:
-            raise SystemExit("Spark does not say that the stage is complete")
-    return sum(store.lastStageAttempt(stage).executorCpuTime() for stage in job.stageIds) / 1e9, wall
-
-
-def compare(spark: SparkSession, rows: int, rounds: int, schema: StructType, fields: list[Column]) -> str:
-    """One line of the result."""
-    value = F.to_json(F.struct(*fields)).cast("binary").alias("value")
-    frame = spark.range(rows).select(value).cache()
-    size = frame.select(F.avg(F.octet_length("value"))).first()
-    assert size is not None
-    ways: dict[str, Callable[[DataFrame, StructType], DataFrame]] = {"plain": plain, "decoded": decoded}
-    if decoded(frame, schema).count() != rows:
-        raise SystemExit("the made records are not all good")
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            times[name].append(measured(spark, way(frame, schema), name))
-    frame.unpersist()
-    cpu = {name: min(cpu for cpu, _ in times[name]) for name in ways}
-    rate = {name: rows / min(wall for _, wall in times[name]) for name in ways}
+def spoiled(value: bytes, number: int) -> bytes:
+    """The record with one of six faults."""
     return (
-        f"{size[0]:.0f} bytes, {len(schema.fields)} fields: "
-        f"plain {cpu['plain'] / rows * 1e6:.2f} us, {rate['plain'] / 1e3:.0f}k/s; "
-        f"decoded {cpu['decoded'] / rows * 1e6:.2f} us, {rate['decoded'] / 1e3:.0f}k/s; "
-        f"ratio {cpu['decoded'] / cpu['plain']:.2f}"
-    )
+        value[: len(value) // 2],
+        value + b"}",
+        value.replace(b"T", b" "),
+        value.replace(b'{"', b'{"\xff":1,"', 1),
+        value.replace(b":", b":{},", 1),
+        b"",
+    )[number % 6]
+
+
+def cost(reader: JsonReader, values: Sequence[bytes], rounds: int) -> float:
+    """CPU microseconds per record of reading a block, in the best round."""
+    best = float("inf")
+    for _ in range(rounds):
+        began = time.process_time()
+        reader.read(values)
+        best = min(best, time.process_time() - began)
+    return best / len(values) * 1e6
+
+
+def line(name: str, schema: StructType, make: Callable[[int], dict[str, Any]], rows: int, rounds: int) -> str:
+    """One line of the result."""
+    good = [json.dumps(make(number), separators=(",", ":")).encode() for number in range(rows)]
+    some = [spoiled(value, number // 100) if number % 100 == 50 else value for number, value in enumerate(good)]
+    bad = [spoiled(value, number) for number, value in enumerate(good)]
+    every, one = Json(schema).reader(), Json(schema).reader(schema.fieldNames()[:1])
+    if [len(every.read(values).refused) for values in (good, some, bad)] != [0, rows // 100, rows]:
+        raise SystemExit("the made records are not good and bad as they should be")
+    size = sum(map(len, good)) / rows
+    figures = (cost(every, good, rounds), cost(one, good, rounds), cost(every, some, rounds), cost(every, bad, rounds))
+    cells = " | ".join(f"{figure:.2f}" for figure in figures)
+    return f"| {name}, {size:.0f} bytes, {len(schema.fields)} fields | {cells} |"
 
 
 def main() -> None:
-    """Compare three kinds of records."""
-    rows, rounds = (
-        (int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000),
-        (int(sys.argv[2]) if len(sys.argv) > 2 else 5),
-    )
-    with tempfile.TemporaryDirectory() as home:
-        flags = {"home": home, "spark.master": "local[2]", "spark.driver_memory_mb": 2048}
-        spark = start(Settings.load(flags), name="benchmark")
-        for name, schema, fields in (
-            ("order", ORDER, order()),
-            ("flight", FLIGHT, flight()),
-            ("placed", PLACED, placed()),
-        ):
-            print(f"{name}: {compare(spark, rows, rounds, schema, fields)}", flush=True)
-        spark.stop()
+    """Three kinds of records."""
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 50
+    print("| us per record | good | good, one column | 1 % bad | all bad |")
+    print("|---|---:|---:|---:|---:|")
+    print(line("order", ORDER, order, rows, rounds))
+    print(line("flight", FLIGHT, flight, rows, rounds))
+    print(line("nested", PLACED, placed, rows, rounds))
 
 
 if __name__ == "__main__":

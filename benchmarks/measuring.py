@@ -24,7 +24,8 @@ from streaming_jobs.runtime.query_builder import Connection
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.connection import client_config, spark_options
+from streaming_jobs.sources.client_file import client_file
+from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status
@@ -119,7 +120,7 @@ class Workshop:
         settings = settings or self.settings
         kafka = settings.kafka
         quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
-        connection = Connection(spark_options(kafka, self.bootstrap), Topics.of(kafka, self.bootstrap), quick)
+        connection = Connection(client_file(settings, self.bootstrap), Topics.of(kafka, self.bootstrap), quick)
         lease = acquire(settings, stream.name, purpose="benchmark", wait=5)
         queries = SparkQueries(settings, connection=connection)
         running = StreamRunner(stream, settings, queries, lease, Status(stream.name), "available-now")

@@ -12,7 +12,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from orchestration.bundle.fields import place
-from orchestration.bundle.job_yaml import Bundle, Continuous, Job
+from orchestration.bundle.job import Bundle, Continuous, Job
 from orchestration.sessions.reporting import table_key, topic_key
 from orchestration.sessions.supervisor import Command, SessionSpec, run_session
 from orchestration.sessions.tags import KIND_TAG

@@ -15,7 +15,7 @@ from typing import Any
 
 import dagster as dg
 
-from orchestration.bundle.job_yaml import Continuous
+from orchestration.bundle.job import Continuous
 from orchestration.bundle.last_good import Fault
 from orchestration.sessions.decisions import RunSeen, should_run
 from orchestration.sessions.events import NO_RUN, not_being_made

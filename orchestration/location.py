@@ -7,7 +7,7 @@ from collections.abc import Callable
 import dagster as dg
 
 from orchestration.assets import session_assets, session_job, sessions, topic_assets, unassigned_assets
-from orchestration.bundle.job_yaml import Bundle, Continuous, Schedule
+from orchestration.bundle.job import Bundle, Continuous, Schedule
 from orchestration.bundle.last_good import Fault
 from orchestration.checks import HealthChecks
 from orchestration.sensors import (

@@ -13,17 +13,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
-from streaming_jobs.stream import DeltaTable, Format, KafkaTopic, Stream, stream
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.truths import Record, Truth, truth
 
 if TYPE_CHECKING:
-    from streaming_jobs.formats import Json
+    from streaming_jobs.formats import Json, Raw, Text
+    from streaming_jobs.record_format import Format
     from streaming_jobs.settings import Settings
     from streaming_jobs.topology import Topology
 
 _LAZY = {
+    "Format": "streaming_jobs.record_format",
     "Json": "streaming_jobs.formats",
+    "Raw": "streaming_jobs.formats",
     "Settings": "streaming_jobs.settings",
+    "Text": "streaming_jobs.formats",
     "Topology": "streaming_jobs.topology",
 }
 
@@ -33,10 +37,12 @@ __all__ = [
     "Json",
     "KafkaTopic",
     "PermanentError",
+    "Raw",
     "Record",
     "RecourseError",
     "Settings",
     "Stream",
+    "Text",
     "Topology",
     "TransientError",
     "Truth",

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import TypedDict, TypeVar
 
+from streaming_jobs import errors
 from streaming_jobs.errors import (
     ConfigurationError,
     FunctionRaised,
@@ -35,6 +36,9 @@ _GONE = re.compile(
 )
 _WORKER = re.compile(
     r"Python worker(?s:.)*Traceback \(most recent call last\)|PythonException(?s:.)*Traceback \(most recent"
+)
+_OURS = re.compile(
+    r"^streaming_jobs\.errors\.(?P<kind>\w+): REC-\d{3} (?P<found>.*?)$(?:\n  next: (?P<next>.*?)$)?", re.MULTILINE
 )
 _PLACE = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _ELSEWHERE = re.compile(
@@ -78,6 +82,8 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
     """
     if isinstance(error, RecourseError):
         return error
+    if (ours := _from_a_worker(str(error))) is not None:
+        return _caused(ours, error)
     kind, text = type(error).__name__, str(error)
     summary = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
     summary += f" ({where})" if where else ""
@@ -115,6 +121,15 @@ def function_raised(function: Callable[..., object], error: Exception) -> Transi
     if _ELSEWHERE.search(type(error).__name__):
         return _caused(TransientError(words, "check the service that the function calls"), error)
     return _caused(FunctionRaised(words, "correct the function if the error repeats", origin), error)
+
+
+def _from_a_worker(text: str) -> RecourseError | None:
+    """The error that Recourse raised in a Python process of Spark's, of which only the traceback came back."""
+    match = _OURS.search(text)
+    kind = getattr(errors, match["kind"], None) if match else None
+    if match is None or not (isinstance(kind, type) and issubclass(kind, RecourseError)):
+        return None
+    return kind(match["found"].strip(), (match["next"] or "").strip())
 
 
 def _raised(text: str) -> tuple[str, str] | None:

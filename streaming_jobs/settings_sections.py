@@ -103,6 +103,10 @@ class StreamSettings(_Section):
     trigger: Trigger = Field("continuous", description="continuous, available-now, or 'every 10 seconds'")
     lateness: Duration | None = Field(None, description="replaces the watermark delay that the stream declares")
     max_offsets_per_trigger: int = Field(300_000, gt=0, description="records per batch, all partitions together")
+    max_batch_mb: int = Field(256, gt=0, description="keys and values per batch, MB, by the mean size of a record")
+    batch_seconds: Duration = Field(
+        timedelta(seconds=3), description="time that a batch of a backlog may take: it gets as many records as fit"
+    )
     pace: Pace = Field("live", description="live: batches follow each other; economy: two per second, half the cores")
     min_commit_interval: Duration | None = Field(None, description="at most one batch in this time; default by pace")
     min_upsert_interval: Duration | None = Field(None, description="the same for upserts, which rewrite files")
@@ -141,6 +145,8 @@ class StreamOverrides(_Section):
     trigger: Trigger | None = None
     lateness: Duration | None = None
     max_offsets_per_trigger: int | None = Field(None, gt=0)
+    max_batch_mb: int | None = Field(None, gt=0)
+    batch_seconds: Duration | None = None
     pace: Pace | None = None
     min_commit_interval: Duration | None = None
     min_upsert_interval: Duration | None = None

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from streaming_jobs.column_types import checked_types
 from streaming_jobs.columns import (
@@ -38,31 +38,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+    from streaming_jobs.record_format import Format
+
 MAX_AHEAD = "1 day"
 """The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""
 
 _DELETES = "_deletes"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-
-
-class Format(Protocol):
-    """A format of records: it decodes their bytes into columns, and refuses some.
-
-    `decode` keeps every column of the frame and adds two: `_record`, a struct of `schema`, and `_bad`,
-    a boolean that is never null. A bad record never reaches a stream's function; a good one never has
-    a null that its bytes did not state. `diagnose` gives the reason of a refusal for one record's bytes.
-    """
-
-    @property
-    def schema(self) -> StructType:
-        """Fields of a decoded record; `nullable=False` means required."""
-
-    def decode(self, frame: DataFrame, value: str) -> DataFrame:
-        """Add `_record` and `_bad`, decoded from the binary column named by `value`."""
-
-    def diagnose(self, value: bytes | None) -> tuple[str, str]:
-        """Reason (a stable word such as `wrong_type`) and detail of why these bytes are refused."""
 
 
 @dataclass(frozen=True)

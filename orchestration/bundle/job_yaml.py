@@ -10,12 +10,12 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from orchestration.bundle.fields import Section, read_yaml
+from orchestration.bundle.job import RUN_REFERENCE, Bundle, Continuous, Job, Parameter, Schedule, Task, parameter_of
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
@@ -31,85 +31,6 @@ _KEY = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
-_RUN_REFERENCE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A job parameter; values are text, as on Databricks."""
-
-    name: str
-    default: str
-
-
-@dataclass(frozen=True)
-class Continuous:
-    """The job shall always run: one session after the other."""
-
-    paused: bool
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The job runs at these times; `quartz` as written, `cron` the same for Dagster."""
-
-    quartz: str
-    cron: str
-    timezone: str
-    paused: bool
-
-
-@dataclass(frozen=True)
-class Task:
-    """The one task of a job: a session started with `parameters`."""
-
-    key: str
-    package_name: str
-    entry_point: str
-    parameters: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One job; `file` is where it was read from, `key` its name in Dagster."""
-
-    key: str
-    name: str
-    description: str
-    tags: Mapping[str, str]
-    parameters: tuple[Parameter, ...]
-    trigger: Continuous | Schedule | None
-    timeout_seconds: int
-    task: Task
-    file: Path
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """Names of the streams that the job's session runs."""
-        return tuple(name.strip() for name in _option(self.task.parameters, "--streams").split(",") if name.strip())
-
-    @property
-    def defaults(self) -> dict[str, str]:
-        """The parameters' values when a run sets none."""
-        return {parameter.name: parameter.default for parameter in self.parameters}
-
-    def arguments(self, values: Mapping[str, str] | None = None) -> list[str]:
-        """The session's arguments with every job parameter resolved; a scheduled job ends when it has caught up."""
-        chosen = {**self.defaults, **(values or {})}
-        arguments = [_RUN_REFERENCE.sub(lambda m: chosen[_parameter_of(m[1])], text) for text in self.task.parameters]
-        if isinstance(self.trigger, Schedule) and not _option(arguments, "--trigger"):
-            arguments += ["--trigger", "available-now"]
-        return arguments
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """All jobs of a bundle, resolved for one target."""
-
-    name: str
-    target: str
-    jobs: tuple[Job, ...]
-    file: Path
 
 
 def find(settings: Settings) -> Path:
@@ -192,8 +113,8 @@ def _job(key: str, entry: Section) -> Job:
     task = _task(entry, trigger)
     declared = {parameter.name for parameter in parameters}
     for text in task.parameters:
-        for reference in _RUN_REFERENCE.finditer(text):
-            if (used := _parameter_of(reference[1])) not in declared:
+        for reference in RUN_REFERENCE.finditer(text):
+            if (used := parameter_of(reference[1])) not in declared:
                 raise entry.error(
                     f"tasks: {{{{{reference[1]}}}}} names no parameter of the job",
                     f"declare '{used}' under parameters" if used else "write {{job.parameters.<name>}}",
@@ -336,17 +257,3 @@ def _resolve(text: str, references: Mapping[str, str], where: Section) -> str:
         return references[match[1]]
 
     return _REFERENCE.sub(value, text)
-
-
-def _parameter_of(reference: str) -> str:
-    return reference.removeprefix("job.parameters.") if reference.startswith("job.parameters.") else ""
-
-
-def _option(parameters: Any, option: str) -> str:
-    texts = list(parameters)
-    for position, text in enumerate(texts):
-        if text == option and position + 1 < len(texts):
-            return str(texts[position + 1])
-        if text.startswith(f"{option}="):
-            return str(text.partition("=")[2])
-    return ""

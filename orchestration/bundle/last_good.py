@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import structlog
 
 from orchestration.bundle import job_yaml
-from orchestration.bundle.job_yaml import Bundle, Continuous, Job, Parameter, Schedule, Task
+from orchestration.bundle.job import Bundle, Continuous, Job, Parameter, Schedule, Task
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings

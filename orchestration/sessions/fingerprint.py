@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from orchestration.bundle.job_yaml import Job
+from orchestration.bundle.job import Job
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings

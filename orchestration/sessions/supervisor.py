@@ -27,7 +27,7 @@ from functools import partial
 import dagster as dg
 import structlog
 
-from orchestration.bundle.job_yaml import Continuous, Job
+from orchestration.bundle.job import Continuous, Job
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.driver import Driver
 from orchestration.sessions.events import not_being_made, report_without_run

@@ -2,13 +2,14 @@
 
     Json(StructType([StructField("id", LongType(), nullable=False), StructField("note", StringType())]))
 
-Two halves give the same verdict. `json_columns` decides in Spark, in native expressions, for every record;
-`json_reading` decides in Python, for the refused ones, and says why. docs/json.md has the table of verdicts.
+One reading decides and words the refusal: `json_reader.py`. docs/json.md has the table of verdicts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import (
@@ -30,20 +31,25 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.json_reading import END_MARK, REASONS, Refused, read_record
+from streaming_jobs.formats.json_records import is_possible_name
+from streaming_jobs.record_format import Refused, read_one
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from streaming_jobs.formats.json_reader import JsonReader
 
-REQUIRED_CONF = {
-    # A time without a zone is UTC.
-    "spark.sql.session.timeZone": "UTC",
-    # Spark's default: a filter on a decoded field must not move below the decoding, which would then run twice.
-    "spark.sql.optimizer.avoidDoubleFilterEval": "true",
-    # Of two fields with one name the last one wins, inside a VARIANT too.
-    "spark.sql.variant.allowDuplicateKeys": "true",
-}
-"""Session properties that `Json.decode` relies on; it refuses a session that has others."""
+REASONS = frozenset(
+    {
+        "empty_value",
+        "invalid_utf8",
+        "malformed_json",
+        "missing_field",
+        "not_an_object",
+        "trailing_data",
+        "unreadable",
+        "wrong_type",
+    }
+)
+"""Every reason of a refusal."""
 
 _LEAVES = (
     BooleanType,
@@ -65,49 +71,58 @@ _NEXT = "use boolean, integer, float, double, decimal, date, timestamp or plain 
 class Json:
     """One JSON object per record, read by `schema`; `nullable=False` means required. Unknown fields are ignored.
 
-    Raises UsageError for a type that JSON has no strict reading for, and for names that differ only in case.
+    Raises UsageError for a type that JSON has no strict reading for, for names that differ only in case, and for
+    names with a quote, a backslash or a control character.
     """
 
     schema: StructType
 
     def __post_init__(self) -> None:
-        if END_MARK in self.schema.fieldNames():
-            raise UsageError(f"{END_MARK!r} is a reserved name", "name the field otherwise")
         _check(self.schema, "the record")
 
-    def decode(self, frame: DataFrame, value: str) -> DataFrame:
-        """Add `_record` and `_bad`. A null value is bad; `_record` means something only where `_bad` is false."""
-        from streaming_jobs.formats.json_columns import add_record
-
-        session = frame.sparkSession.conf
-        for name, wanted in REQUIRED_CONF.items():
-            current = str(session.get(name))
-            if current != wanted:
-                raise UsageError(f"{name} is '{current}', JSON is decoded with '{wanted}'", f"set {name}={wanted}")
-        return add_record(self.schema, frame, value)
+    def __reduce__(self) -> tuple[type[Json], tuple[StructType]]:
+        """The declaration travels to other processes, its reader does not."""
+        return type(self), (self.schema,)
 
     @property
     def reasons(self) -> frozenset[str]:
         """Every reason for which a record can be refused."""
         return REASONS
 
+    def reader(self, fields: Sequence[str] | None = None) -> JsonReader:
+        """A reader that validates every record whole, and builds the columns of these top-level fields; None: all.
+
+        Raises UsageError for a name that is not a field.
+        """
+        from streaming_jobs.formats.json_reader import JsonReader  # here: a declaration needs no Arrow
+
+        return JsonReader(self.schema, fields)
+
     def read(self, value: bytes | None) -> dict[str, Any]:
-        """The record in these bytes as Python values; raises an error with `reason` and `detail`. Needs no Spark."""
-        return read_record(self.schema, value)
+        """The record in these bytes as Python values, times in UTC; raises Refused, with `reason` and `detail`."""
+        return read_one(self._reader, value)
 
     def diagnose(self, value: bytes | None) -> tuple[str, str]:
-        """Reason and detail of the refusal of these bytes; never raises. Needs no Spark."""
+        """Reason and detail of the refusal of these bytes."""
         try:
-            read_record(self.schema, value)
+            self.read(value)
         except Refused as refused:
             return refused.reason, refused.detail
-        except Exception as error:  # noqa: BLE001 (a dead letter without words is better than a stopped stream)
-            return "unreadable", f"reading it again failed: {type(error).__name__}"
-        return "unreadable", "Spark refused it, but a strict reading finds nothing wrong"
+        return "unreadable", "it was refused, but the strict reading finds nothing wrong"
+
+    @cached_property
+    def _reader(self) -> JsonReader:
+        return self.reader()
 
 
 def _check(kind: DataType, where: str) -> None:
     if isinstance(kind, StructType):
+        impossible = [name for name in kind.fieldNames() if not is_possible_name(name)]
+        if impossible:
+            raise UsageError(
+                f"{where} has the field name {impossible[0]!a}",
+                "use names without quotes, backslashes and control characters",
+            )
         names = [name.lower() for name in kind.fieldNames()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

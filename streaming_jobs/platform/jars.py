@@ -29,7 +29,7 @@ from typing import Literal
 from streaming_jobs.errors import SetupError
 from streaming_jobs.settings import Settings
 
-JarSet = Literal["spark", "broker"]
+JarSet = Literal["spark", "broker", "peers"]
 Progress = Callable[[str, int, int], None]
 """Called as (file name, bytes done, bytes in all) each time a jar has arrived; only when something is fetched."""
 Fetch = Callable[["Jar", Path], Path]

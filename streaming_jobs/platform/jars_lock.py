@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 SPARK = (
     # Without their transitive jars: those would bring Hadoop and Parquet in a second time.
+    "io.delta:delta-spark_4.2_2.13:4.4.0",
+    "io.delta:delta-storage:4.4.0",
+)
+PEERS = (
+    # Spark's own Kafka source, for the benchmark beside it (benchmarks/speed/peers/plain_spark.py).
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",  # the newest stable one; tried with Spark 4.2.0
     "org.apache.kafka:kafka-clients:3.9.2",  # the version Spark 4.2.0 was built with
     "org.apache.commons:commons-pool2:2.12.1",
-    "io.delta:delta-spark_4.2_2.13:4.4.0",
-    "io.delta:delta-storage:4.4.0",
 )
 BROKER = (
     # `!`: take this version as it is. Without it jgo treats each root as a list of managed versions too, and
@@ -30,17 +33,18 @@ BROKER = (
     "org.apache.logging.log4j:log4j-core:2.25.3!",
 )
 _HEADER = """\
-# Every jar Recourse runs with: set, Maven coordinate, bytes, SHA-256.
+# Every jar Recourse runs with, and those of the benchmark's peers: set, Maven coordinate, bytes, SHA-256.
 # Written by `python -m streaming_jobs.platform.jars lock`; the roots are in jars_lock.py.
 """
 
 
 def write_lock(path: Path) -> None:
-    """Resolve both sets with jgo and replace the lock at `path`."""
+    """Resolve all sets with jgo and replace the lock at `path`."""
     from jgo.maven import MavenContext
 
     context = MavenContext(timeout=60)
     lines = [_line("spark", context.create_dependency(root)) for root in SPARK]
+    lines += [_line("peers", context.create_dependency(root)) for root in PEERS]
 
     roots = [context.create_dependency(root) for root in BROKER]
     inputs, transitive = context.resolver.resolve(roots)

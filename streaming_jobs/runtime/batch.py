@@ -24,6 +24,7 @@ from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
+from streaming_jobs.sources.batch_size import FIRST
 from streaming_jobs.state.checkpoint_sync import CheckpointSync
 from streaming_jobs.stream import Stream
 
@@ -160,9 +161,8 @@ class BatchPipeline:
             ranges = self._ranges(batch)
             share = self.settings.max_offsets_per_trigger // len(ranges)
             seconds = self.pace.after(sum(r.records for r in ranges), started)
-            # Spark divides the largest batch among the partitions and rounds each part down: a partition that was
-            # read up to its part has more records waiting, however small the batch is.
-            if not any(r.records >= max(share - len(r.end), 1) for r in ranges):
+            # A source that was read up to the bound has more records waiting.
+            if not any(r.records >= max(min(share, FIRST), 1) for r in ranges):
                 self.hooks.stop.wait(seconds)
 
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:

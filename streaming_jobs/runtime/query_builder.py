@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -34,7 +35,9 @@ from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import Observed, TopicReader
+from streaming_jobs.sources.batch_size import FIRST
 from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.sources.planner import Limits
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import PeriodicSavepoints
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -48,12 +51,17 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+_WAIT = 0.1
+"""Seconds that the planner of an idle stream waits for a record, before Spark asks again."""
+
 
 @dataclass
 class Connection:
-    """A session's connection to the cluster: Spark's options, and two clients (`quick` gives up after 2 s)."""
+    """A session's connection to the cluster: the file with the client's properties, for the processes that Spark
+    starts, and two clients (`quick` gives up after 2 s).
+    """
 
-    spark_options: Mapping[str, str]
+    client: Path
     topics: TopicReader
     quick: TopicReader
 
@@ -142,6 +150,21 @@ class QueryBuilder:
         """Offsets per source in one batch; at least 1, since Spark would take 0 for no limit or make no progress."""
         return max(1, self.own.max_offsets_per_trigger // len(self.stream.sources))
 
+    @property
+    def limits(self) -> Limits:
+        """The bounds on a batch of each source. With several sources none waits for records: another may have some."""
+        alone = len(self.stream.sources) == 1
+        apart, often = self._commit_interval, not self.trigger.startswith("every ")
+        if not often:
+            apart = max(apart, parse_duration(self.trigger.removeprefix("every ")))
+        return Limits(
+            seconds=max(self.own.batch_seconds, apart).total_seconds(),
+            records=self.share,
+            bytes=max(1, (self.own.max_batch_mb << 20) // len(self.stream.sources)),
+            wait=_WAIT if alone else 0.0,
+            first=FIRST if often else self.share,
+        )
+
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:
         """Bring everything together; writes stream.json and makes or widens the tables."""
         name = self.stream.name
@@ -150,7 +173,9 @@ class QueryBuilder:
             stream_record.save(self.settings, record)
         sources = self._sources()
         starts = self._starts(record, snapshot)
-        frames = {s.parameter: s.stream(spark, start=starts[s.topic.name], max_offsets=self.share) for s in sources}
+        frames = {
+            s.parameter: s.stream(spark, start=starts[s.topic.name], limits=self.limits, owner=name) for s in sources
+        }
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)
         record = self._bound(record, snapshot, starts, outputs)
@@ -165,6 +190,10 @@ class QueryBuilder:
         )
         handle = QueryHandle()
         pipeline = self._pipeline(record, sources, tables, plan_traits, handle)
+        if snapshot.checkpoint.planned is None:
+            pipeline.files.checkpoint.begin_at(
+                {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
+            )
         frame = next(iter(outputs.values())) if len(outputs) == 1 else next(iter(frames.values()))
         updates = plan_traits.stateful and self.stream.primary.mode == "upsert"
         writer: DataStreamWriter = (
@@ -201,9 +230,7 @@ class QueryBuilder:
     def _sources(self) -> list[KafkaSource]:
         lateness = self.own.lateness  # zero is a lateness too
         return [
-            KafkaSource(
-                parameter, topic, self.connection.spark_options, lateness if lateness is not None else topic.delay
-            )
+            KafkaSource(parameter, topic, self.connection.client, lateness if lateness is not None else topic.delay)
             for parameter, topic in self.stream.sources.items()
         ]
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -28,7 +29,8 @@ from streaming_jobs.runtime.lag import EndOffsets, Ends
 from streaming_jobs.runtime.query_builder import BuiltQuery, Connection, QueryBuilder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.connection import client_config, spark_options
+from streaming_jobs.sources.client_file import client_file
+from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -162,13 +164,15 @@ class SparkQueries:
     replan: Replan | None = None
     connection: Connection | None = None
     _ends: EndOffsets | None = field(default=None, init=False)
+    _client: Path | None = field(default=None, init=False)
 
     def open(self, streams: Iterable[Stream]) -> None:
         """Find the cluster, and look at the ends of the streams' topics from now on."""
         if self.connection is None:
             bootstrap, kafka = bootstrap_servers(self.settings), self.settings.kafka
+            self._client = client_file(self.settings, bootstrap)
             self.connection = Connection(
-                spark_options=spark_options(kafka, bootstrap),
+                client=self._client,
                 topics=Topics.of(kafka, bootstrap),
                 quick=Topics(client_config(kafka, bootstrap), _QUICK),
             )
@@ -205,9 +209,12 @@ class SparkQueries:
         return self._ends.newest(t.name for t in stream.sources.values()) if self._ends is not None else None
 
     def close(self) -> None:
-        """Stop the thread that looks at the topics."""
+        """Stop the thread that looks at the topics, and remove the file with the client's properties."""
         if self._ends is not None:
             self._ends.close()
+        if self._client is not None:
+            self._client.unlink(missing_ok=True)
+            self._client = self.connection = None
 
     @property
     def _reach(self) -> Connection:

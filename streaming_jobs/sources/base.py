@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from streaming_jobs.sources.topics import TopicInfo
 
-AHEAD = "_ahead"
-"""Column of a refused record: the text about an event time too far ahead; null if refused for another reason."""
-
 
 @dataclass(frozen=True)
 class Observed:
@@ -49,10 +46,7 @@ class Source(Protocol):
         """Good records of a range whose event time is at or behind a watermark (ms since 1970)."""
 
     def bad_records(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
-        """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, and AHEAD."""
-
-    def diagnose(self, value: bytes | None) -> tuple[str, str]:
-        """Reason and detail of why a record's value is refused."""
+        """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, reason, detail."""
 
 
 class TopicEnds(Protocol):

@@ -1,4 +1,4 @@
-"""Connections to the cluster: the settings `kafka` as options of librdkafka and of Spark, and the reasons of failures.
+"""Connections to the cluster: the settings `kafka` as properties of librdkafka, and the reasons of failures.
 
 A wrong password, or plain text sent to a TLS port, should be reported at once. librdkafka passes such reasons only to
 `error_cb`, so `Failures` collects them there and every wait checks it.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaError
@@ -18,17 +17,13 @@ from streaming_jobs.durations import format_duration, milliseconds
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
 from streaming_jobs.settings import KafkaSettings
 
-_SPARK_LOGIN = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-}
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
 _DISCONNECTED = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 _REFUSAL_HINTS = ("security.protocol", "handshake failed")
 _GRACE = 2.0
-_log = logging.getLogger("recourse.librdkafka")
-_log.addHandler(logging.NullHandler())
+LIBRDKAFKA = logging.getLogger("recourse.librdkafka")
+"""The logger of Kafka's client, which otherwise writes to stderr, into progress bars."""
+LIBRDKAFKA.addHandler(logging.NullHandler())
 
 
 def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
@@ -40,8 +35,7 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
         "socket.connection.setup.timeout.ms": max(1000, milliseconds(kafka.timeout)),
         "reconnect.backoff.ms": 10,
         "reconnect.backoff.max.ms": 500,
-        # Otherwise librdkafka writes to stderr, into progress bars.
-        "logger": _log,
+        "logger": LIBRDKAFKA,
     }
     if kafka.security_protocol.startswith("SASL_"):
         config["sasl.mechanism"] = kafka.sasl_mechanism
@@ -56,37 +50,6 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
             if path is not None:
                 config[key] = str(path)
     return config
-
-
-def spark_options(kafka: KafkaSettings, bootstrap: str) -> dict[str, str]:
-    """Options of Spark's Kafka source and sink that talk to `bootstrap`; holds secrets, never print it.
-
-    The two timeouts keep Spark from hanging for minutes on a port with another protocol.
-    """
-    timeout = str(max(1000, milliseconds(kafka.timeout)))
-    options = {
-        "kafka.bootstrap.servers": bootstrap,
-        "kafka.security.protocol": kafka.security_protocol,
-        "kafka.request.timeout.ms": timeout,
-        "kafka.default.api.timeout.ms": timeout,
-    }
-    if kafka.security_protocol.startswith("SASL_"):
-        options["kafka.sasl.mechanism"] = kafka.sasl_mechanism
-        options["kafka.sasl.jaas.config"] = (
-            f"{_SPARK_LOGIN[kafka.sasl_mechanism]} required username={_jaas(kafka.sasl_username)} "
-            f"password={_jaas(kafka.sasl_password.get_secret_value())};"
-        )
-    if kafka.security_protocol.endswith("SSL"):
-        if kafka.ssl_ca_location is not None:
-            options["kafka.ssl.truststore.type"] = "PEM"
-            options["kafka.ssl.truststore.certificates"] = _pem("ssl_ca_location", kafka.ssl_ca_location)
-        if kafka.ssl_certificate_location is not None and kafka.ssl_key_location is not None:
-            options["kafka.ssl.keystore.type"] = "PEM"
-            options["kafka.ssl.keystore.certificate.chain"] = _pem(
-                "ssl_certificate_location", kafka.ssl_certificate_location
-            )
-            options["kafka.ssl.keystore.key"] = _pem("ssl_key_location", kafka.ssl_key_location)
-    return options
 
 
 class Failures:
@@ -135,17 +98,3 @@ class Failures:
             f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
             "check that the broker runs and that kafka.bootstrap_servers is right (`recourse doctor`)",
         )
-
-
-def _jaas(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _pem(setting: str, path: Path) -> str:
-    try:
-        return str(path.expanduser().read_text())
-    except OSError as error:
-        raise ConfigurationError(
-            f"kafka.{setting}: {path} cannot be read: {error.strerror}", "correct the path"
-        ) from error

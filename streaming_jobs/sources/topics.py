@@ -22,9 +22,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, UsageError
 from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.settings import KafkaSettings
-from streaming_jobs.sources.connection import Failures, client_config, spark_options
+from streaming_jobs.sources.connection import Failures, client_config
 
-__all__ = ["KEEP_FOREVER", "TopicInfo", "Topics", "client_config", "spark_options"]
+__all__ = ["KEEP_FOREVER", "TopicInfo", "Topics", "client_config"]
 
 T = TypeVar("T")
 log = structlog.get_logger()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.files import write_atomic
 from streaming_jobs.positions import TopicOffsets, decode
 
 
@@ -71,7 +72,7 @@ class Checkpoint:
         for index, line in enumerate(self._lines(batch)):
             offsets = _offsets(line if line != "-" else self._initial(index), self.folder / "offsets" / str(batch))
             moved = {topic: {**each, **ends.get(topic, {})} for topic, each in offsets.items()}
-            lines.append(json.dumps(moved, separators=(",", ":")))
+            lines.append(written(moved))
         return "\n".join([*head, *lines])
 
     def metadata(self, batch: int) -> dict[str, Any]:
@@ -82,6 +83,13 @@ class Checkpoint:
         except (IndexError, ValueError) as error:
             raise _damaged(path) from error
         return dict(value)
+
+    def begin_at(self, starts: TopicOffsets) -> None:
+        """Note where the first batch starts, in the form of Spark's Kafka source, for a checkpoint without a batch."""
+        for index, (topic, each) in enumerate(starts.items()):
+            folder = self.folder / "sources" / str(index)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / "0", f"v1\n{written({topic: each})}")
 
     def check(self) -> None:
         """Raise PreflightRefused for entries that are missing or cannot be read where Spark needs them."""
@@ -126,6 +134,11 @@ class Checkpoint:
         if len(lines) < 2 or lines[0] != "v1":
             raise _damaged(path)
         return lines[1]
+
+
+def written(offsets: TopicOffsets) -> str:
+    """Offsets as a source writes them into a checkpoint. Spark compares the text: the same offsets, the same text."""
+    return json.dumps({topic: {str(p): each[p] for p in sorted(each)} for topic, each in offsets.items()})
 
 
 def _text(path: Path) -> str:

@@ -22,7 +22,6 @@ from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
 from streaming_jobs.sinks.stored import Commit, Content, Replaced, refuse_foreign
-from streaming_jobs.sources.base import AHEAD
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -231,10 +230,7 @@ class MemoryTable:
         """The refused records with their reasons, and the rows without a key as they are."""
         letters = []
         for source, offsets, _ in refused:
-            for record in source.bad_records(spark, offsets).toArrow().to_pylist():
-                ahead = record.pop(AHEAD, None)
-                reason, detail = ("event_time_ahead", ahead) if ahead else source.diagnose(record["value"])
-                letters.append({**record, "reason": reason, "detail": detail})
+            letters += source.bad_records(spark, offsets).toArrow().to_pylist()
         tables = [pa.Table.from_pylist(letters)] if letters else []
         return MemoryWrite(self, pa.concat_tables([*tables, *null_keys], promote_options="default"))
 

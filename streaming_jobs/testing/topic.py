@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.positions import OffsetBounds, OffsetRange
-from streaming_jobs.sources.base import AHEAD
 from streaming_jobs.sources.topics import KEEP_FOREVER, TopicInfo
 
 if TYPE_CHECKING:
@@ -31,7 +30,8 @@ _SCHEMA = pa.schema(
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        (AHEAD, pa.string()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
     ]
 )
 
@@ -95,18 +95,13 @@ class MemoryTopic:
                 "timestamp": datetime.fromtimestamp(record.timestamp_ms / 1000, UTC),
                 "key": record.key,
                 "value": record.value,
+                "reason": verdict[0],
+                "detail": verdict[1],
             }
             for partition, offset, record in self.records(offsets)
-            if self.refuse(record.value) is not None
+            if (verdict := self.refuse(record.value)) is not None
         ]
         return cast("DataFrame", ArrowFrame(pa.Table.from_pylist(rows, schema=_SCHEMA)))
-
-    def diagnose(self, value: bytes | None) -> tuple[str, str]:
-        """Reason and detail of why a value is refused; raises UsageError for a good one."""
-        verdict = self.refuse(value)
-        if verdict is None:
-            raise UsageError(f"topic {self.name} does not refuse {value!r}", "ask for refused values only")
-        return verdict
 
     def describe(self, name: str) -> TopicInfo | None:
         """The topic, under its own name."""

@@ -33,7 +33,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, prepare_write
-from streaming_jobs.sources.connection import spark_options
+from streaming_jobs.sources.client_file import client_file
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.spelling import counted
 from streaming_jobs.stream import Stream
@@ -83,11 +83,15 @@ def recompute(
         if low is None or span.start < low:
             return each("unproved", f"topic {span.topic} no longer holds what the rows were made from")
     frames = {}
-    for parameter, topic in stream.sources.items():
-        source = KafkaSource(parameter, topic, spark_options(settings.kafka, bootstrap), topic.delay)
-        frames[parameter] = _read(source, spark, [s for s in spans if s.topic == topic.name], readers[topic.name])
-    outputs = stream.outputs(**frames)
-    return [_table(settings, stream, name, frame, verdict, written) for name, frame in outputs.items()]
+    client = client_file(settings, bootstrap)
+    try:
+        for parameter, topic in stream.sources.items():
+            source = KafkaSource(parameter, topic, client, topic.delay)
+            frames[parameter] = _read(source, spark, [s for s in spans if s.topic == topic.name], readers[topic.name])
+        outputs = stream.outputs(**frames)
+        return [_table(settings, stream, name, frame, verdict, written) for name, frame in outputs.items()]
+    finally:
+        client.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -13,6 +14,7 @@ from streaming_jobs.runtime.batch_path import choose_path
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.sources.planner import Limits
 from streaming_jobs.stream import Stream
 from streaming_jobs.topology import Topology
 
@@ -80,10 +82,10 @@ def test_what_keeps_no_state_and_multiplies_no_rows_is_known(ticks: DataFrame, p
 
 
 @pytest.mark.parametrize("stream", [*Topology.load(SHIPPED).streams.values()], ids=lambda stream: stream.name)
-def test_the_shipped_streams_keep_the_drivers_path(spark: SparkSession, stream: Stream) -> None:
+def test_the_shipped_streams_keep_the_drivers_path(spark: SparkSession, stream: Stream, tmp_path: Path) -> None:
     frames = {
-        parameter: KafkaSource(parameter, topic, {"kafka.bootstrap.servers": "127.0.0.1:1"}, topic.delay).stream(
-            spark, start={0: 0}, max_offsets=10
+        parameter: KafkaSource(parameter, topic, tmp_path / "client.json", topic.delay).stream(
+            spark, start={0: 0}, limits=Limits(1.0, 10, 1000, 0.0), owner=stream.name
         )
         for parameter, topic in stream.sources.items()
     }

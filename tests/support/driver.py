@@ -25,7 +25,8 @@ from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.stored import entries
-from streaming_jobs.sources.connection import client_config, spark_options
+from streaming_jobs.sources.client_file import client_file
+from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status
@@ -113,7 +114,7 @@ class Bench:
         kafka = self.settings.kafka
         self.topics = Topics.of(kafka, self.bootstrap)
         quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
-        self.connection = Connection(spark_options(kafka, self.bootstrap), self.topics, quick)
+        self.connection = Connection(client_file(self.settings, self.bootstrap), self.topics, quick)
 
     def start(self, stream: Stream, trigger: str = "available-now") -> StreamRunner:
         """Start a stream; the caller ends it with `finish`."""

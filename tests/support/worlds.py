@@ -22,6 +22,7 @@ from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
+from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, Generation, StreamRecord
@@ -34,6 +35,8 @@ STREAM = "parity"
 TOPIC = "things"
 TOPIC_ID = "q2Fxt25LSjKInOzlgP-Hyw"
 PRIMARY, SECONDARY, DEAD_LETTERS = "evens", "odds", "parity_dead_letters"
+DELETES = "evens_deletes"
+"""Where the primary table's deletes are remembered, if they are."""
 CODE = CodeVersion("fd2f87f71956", "0.1.0")
 PER_BATCH = {0: 10, 1: 5}
 RECORDS = 1000
@@ -47,12 +50,10 @@ class NoBytes:
     """A format that is declared and never decodes."""
 
     schema: StructType = OUTPUT
+    reasons: frozenset[str] = frozenset()
 
-    def decode(self, frame: Any, value: str) -> Any:
+    def reader(self, fields: object = None) -> Any:
         raise AssertionError("nothing is decoded here")
-
-    def diagnose(self, value: bytes | None) -> tuple[str, str]:
-        return "refused", f"{value!r}"
 
 
 THINGS = KafkaTopic(TOPIC, value=NoBytes())
@@ -145,6 +146,42 @@ def with_table(snapshot: StreamSnapshot, name: str, **changes: Any) -> StreamSna
 def with_topic(snapshot: StreamSnapshot, **changes: Any) -> StreamSnapshot:
     """The snapshot with its topic changed."""
     return replace(snapshot, topics=tuple(replace(t, **changes) for t in snapshot.topics))
+
+
+def crashed(planned: int, *, secondary: int, primary: int) -> StreamSnapshot:
+    """Killed inside a batch that Spark has planned: the tables are at these batches."""
+    snapshot = replace(settled(planned - 1), checkpoint=checkpoint_world(planned, planned - 1))
+    snapshot = with_table(snapshot, SECONDARY, txn=Txn(1, secondary), entry=entry(secondary, SECONDARY))
+    return with_table(snapshot, PRIMARY, txn=Txn(1, primary), entry=entry(primary))
+
+
+def crashed_first(*, secondary: int, primary: int) -> StreamSnapshot:
+    """Killed inside the very first batch; -1: the table is made and has nothing."""
+    snapshot = replace(opened(), checkpoint=checkpoint_world(0, None))
+    for name, batch in ((SECONDARY, secondary), (PRIMARY, primary)):
+        snapshot = with_table(snapshot, name, txn=Txn(1, batch), entry=entry(batch, name) if batch >= 0 else None)
+    return snapshot
+
+
+def remembering(snapshot: StreamSnapshot, at: Txn | None, *, listed: bool, bound: bool) -> StreamSnapshot:
+    """The snapshot of a stream that remembers deletes, in a table at position `at`, which the record may know."""
+    primary = next(t for t in snapshot.tables if t.name == PRIMARY)
+    table = replace(primary, name=DELETES, role="deletes", table_id=at and "kept", txn=at, entry=None)
+    table = replace(table, owner=primary.owner if at else None)
+    if listed:
+        assert primary.entry is not None and at is not None
+        txns = {**primary.entry.txns, DELETES: at.version}
+        snapshot = with_table(snapshot, PRIMARY, entry=replace(primary.entry, txns=txns))
+    if bound:
+        assert snapshot.record is not None
+        bindings = (*snapshot.record.tables, BoundTable(DELETES, "kept", "deletes"))
+        snapshot = replace(snapshot, record=replace(snapshot.record, tables=bindings))
+    return replace(snapshot, tables=(*snapshot.tables, table))
+
+
+def foreign(version: int, operation: str) -> Commit:
+    """A commit of somebody else that changes rows."""
+    return Commit(version, 1_700_000_000_000, operation, changes_data=True, entry=None)
 
 
 @dataclass

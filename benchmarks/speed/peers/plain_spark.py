@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
-from streaming_jobs.platform.jars import spark_jars
+from streaming_jobs.platform.jars import ensure, locked, spark_jars
 from streaming_jobs.settings import Settings
 
 _PAYMENT = (
@@ -37,10 +37,12 @@ _BATCH = "300000"
 
 
 def session(properties: dict[str, str]) -> SparkSession:
-    """A session with Delta; the jars are on this machine already."""
+    """A session with Delta and Spark's Kafka source; jars that are missing are fetched."""
+    settings = Settings.load()
+    jars = [*spark_jars(settings), *ensure(settings, locked("peers"))]
     builder = (
         SparkSession.builder.master("local[*]")
-        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, spark_jars(Settings.load()))))
+        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.sql.session.timeZone", "UTC")

@@ -9,7 +9,7 @@ hold (`refused_rows.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,15 +22,14 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.time_range import without_outside
 from streaming_jobs.sinks.delta.writers import ArrowAppend, prepare_write
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
-from streaming_jobs.sources.base import AHEAD, Source
+from streaming_jobs.sources.base import Source
 from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_RECORD = [field.name for field in DEAD_LETTERS.fields[:7]]
-_TIME = _RECORD.index("timestamp")
+_TIME = DEAD_LETTERS.fieldNames().index("timestamp")
 _DRIVER_ROWS = 50_000
 
 
@@ -62,7 +61,7 @@ def _prepared(
 ) -> PendingWrite:
     """The refused rows for `sink`; many of them, and all if `batch.driver` is false, stay on the executors."""
     if not batch.driver or sum(count for _, _, count in refused) > _DRIVER_ROWS or not sink.direct:
-        frames = [source.bad_records(spark, r).mapInArrow(_judge(source), DEAD_LETTERS) for source, r, _ in refused]
+        frames = [source.bad_records(spark, r).mapInArrow(_storable, DEAD_LETTERS) for source, r, _ in refused]
         frames += [spark.createDataFrame(_from_rows(rows), DEAD_LETTERS) for rows in null_keys]
         whole = frames[0]
         for frame in frames[1:]:
@@ -73,26 +72,19 @@ def _prepared(
     tables = []
     for source, offsets, _ in refused:
         batches = source.bad_records(spark, offsets).toArrow().to_batches()
-        tables.append(pa.Table.from_batches([*_judge(source)(iter(batches))], schema))
+        tables.append(pa.Table.from_batches([*_storable(iter(batches))], schema))
     tables += [_from_rows(rows) for rows in null_keys]
     return ArrowAppend(sink, pa.concat_tables(tables))
 
 
-def _judge(source: Source) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    diagnose = source.diagnose
-
-    def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = _arrow_schema()
-        for batch in batches:
-            refused = zip(batch.column("value").to_pylist(), batch.column(AHEAD).to_pylist(), strict=True)
-            reasons = [diagnose(value) if ahead is None else ("event_time_ahead", ahead) for value, ahead in refused]
-            columns = [batch.column(name) for name in _RECORD]
-            columns[_TIME] = without_outside(columns[_TIME])
-            columns += [pa.array([reason for reason, _ in reasons]), pa.array([detail for _, detail in reasons])]
-            arrays = [array.cast(field.type) for array, field in zip(columns, schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    return judge
+def _storable(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the records in the table's types; a timestamp that no table can hold becomes null."""
+    schema = _arrow_schema()
+    for batch in batches:
+        columns = [batch.column(name) for name in schema.names]
+        columns[_TIME] = without_outside(columns[_TIME])
+        arrays = [array.cast(field.type) for array, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _from_rows(rows: pa.Table) -> pa.Table:

@@ -160,3 +160,23 @@ def test_the_batch_and_its_offsets_are_named_for_an_unknown_failure_too() -> Non
     assert classify(RuntimeError("it broke"), where="batch 7: orders partition 0 offsets 40 to 49").found == (
         "RuntimeError: it broke (batch 7: orders partition 0 offsets 40 to 49)"
     )
+
+
+TRACEBACK = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform it: \
+Traceback (most recent call last):
+  File "/there/pyspark/sql/streaming/python_streaming_source_runner.py", line 271, in main
+  File "/there/streaming_jobs/sources/planner.py", line 122, in _look
+    raise OffsetsLost(
+streaming_jobs.errors.OffsetsLost: REC-022 things partition 0 is gone
+  next: see `recourse streams status`
+ SQLSTATE: 38000"""
+
+
+def test_an_error_of_ours_from_a_process_of_sparks_keeps_its_class_and_its_words() -> None:
+    error = classify(RuntimeError(TRACEBACK))
+    assert type(error) is OffsetsLost
+    assert (error.found, error.next_step) == ("things partition 0 is gone", "see `recourse streams status`")
+    without_step = TRACEBACK.replace("\n  next: see `recourse streams status`", "")
+    assert classify(RuntimeError(without_step)).found == "things partition 0 is gone"
+    of_others = TRACEBACK.replace("errors.OffsetsLost: REC-022", "errors.ClassVar: REC-022")
+    assert type(classify(RuntimeError(of_others))) is TransientError

@@ -188,3 +188,13 @@ def test_settings_do_not_change_once_they_are_loaded() -> None:
         settings.target = "prod"
     with pytest.raises(ValidationError):
         settings.kafka.bootstrap_servers = "h:1"
+
+
+def test_the_commit_interval_goes_by_pace_unless_it_is_set_and_upserts_may_have_their_own() -> None:
+    live, economy = StreamSettings(), StreamSettings(pace="economy")
+    assert live.commit_interval(upsert=True) < timedelta(milliseconds=100) < economy.commit_interval(upsert=False)
+    explicit = StreamSettings(
+        pace="economy", min_commit_interval=timedelta(0), min_upsert_interval=timedelta(seconds=9)
+    )
+    assert explicit.commit_interval(upsert=False) == timedelta(0)
+    assert explicit.commit_interval(upsert=True) == timedelta(seconds=9)

@@ -10,7 +10,7 @@ import pytest
 from dagster._core.definitions.utils import DISALLOWED_NAMES
 
 from orchestration.bundle import job_yaml
-from orchestration.bundle.job_yaml import Continuous, Schedule
+from orchestration.bundle.job import Continuous, Schedule
 from orchestration.bundle.quartz import cron_of
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings

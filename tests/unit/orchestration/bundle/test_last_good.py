@@ -14,7 +14,7 @@ import pytest
 from orchestration.assets import sessions
 from orchestration.bundle import job_yaml, last_good
 from orchestration.bundle.fields import place
-from orchestration.bundle.job_yaml import Bundle, Continuous, Job, Parameter, Schedule, Task
+from orchestration.bundle.job import Bundle, Continuous, Job, Parameter, Schedule, Task
 from orchestration.checks import HealthChecks, check_key
 from orchestration.cli.doctor import check_jobs
 from orchestration.definitions import definitions

@@ -31,8 +31,8 @@ from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 
 class Words:
     schema = t.StructType([t.StructField("word", t.StringType(), False), t.StructField("at", t.TimestampType())])
-    def decode(self, frame, value): raise NotImplementedError
-    def diagnose(self, value): raise NotImplementedError
+    reasons = frozenset()
+    def reader(self, fields=None): raise NotImplementedError
 
 COUNTS = t.StructType([t.StructField("word", t.StringType(), False), t.StructField("n", t.LongType(), False)])
 

@@ -209,7 +209,7 @@ def test_a_cache_that_cannot_be_written_is_told(settings: Callable[..., Settings
 
 def test_the_lock_names_each_file_once_and_no_repository() -> None:
     text = Path(jars.__file__).with_name(jars.LOCK).read_text()
-    all_jars = [*locked("spark"), *locked("broker")]
+    all_jars = [*locked("spark"), *locked("peers"), *locked("broker")]
     assert len(list(parse(text))) == len(all_jars)
     assert len({item.file for item in all_jars}) == len(all_jars)
     assert all(len(item.sha256) == 64 and item.size > 0 for item in all_jars)
@@ -219,8 +219,8 @@ def test_the_lock_names_each_file_once_and_no_repository() -> None:
 def test_the_lock_holds_the_versions_that_were_tried_together() -> None:
     spark = {item.artifact: item.version for item in locked("spark")}
     broker = {item.artifact: item.version for item in locked("broker")}
-    assert spark["kafka-clients"] == "3.9.2"
-    assert len(spark) == 6
+    assert spark == {"delta-spark_4.2_2.13": "4.4.0", "delta-storage": "4.4.0"}, "no client of Kafka in Spark"
+    assert {item.artifact: item.version for item in locked("peers")}["spark-sql-kafka-0-10_2.13"] == "4.2.0"
     assert broker["kafka_2.13"] == broker["kafka-clients"] == "4.3.1"
     assert {"log4j-core", "log4j-slf4j-impl", "scala-library"} <= set(broker)
     assert not set(spark) & {"hadoop-client-api", "parquet-column", "scala-library"}

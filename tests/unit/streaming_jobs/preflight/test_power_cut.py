@@ -31,10 +31,10 @@ from streaming_jobs.sinks.delta.table_files import on_disk
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
+from tests.support.batch_driver import Driver
 from tests.support.life import STREAM, Life, Topics, plan_one, recovery
 from tests.support.power import Power
 from tests.support.worlds import PRIMARY, SECONDARY, Disk, lay_checkpoint, parity
-from tests.unit.streaming_jobs.runtime.test_batch import Driver
 from tests.unit.streaming_jobs.state.test_savepoints import rocksdb
 
 RIGHT = list(range(60))

@@ -1,35 +1,37 @@
-"""Preflight's verdicts, each on a world as it was after something happened to checkpoint, tables or topic.
+"""Preflight's verdicts, each on a snapshot taken after something happened to checkpoint, tables or topic.
 
-The tables below read: what had happened, the world it left, how severe the finding is, and what it says.
+The tables below read: what had happened, the snapshot after it, how severe the finding is, and what it says.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
-from streaming_jobs.preflight.rules import Finding, check_start, enforce
+from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot
-from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.state.stream_record import Accepted, BoundTable, Generation
 from tests.support.worlds import (
     DEAD_LETTERS,
+    DELETES,
     PRIMARY,
     RECORDS,
     SECONDARY,
     TOPIC,
     checkpoint_world,
+    crashed,
+    crashed_first,
     ends,
     entry,
+    foreign,
     fresh,
     opened,
     record,
+    remembering,
     settled,
     topic_world,
     with_table,
@@ -37,25 +39,7 @@ from tests.support.worlds import (
 )
 
 DAY_MS = 86_400_000
-
-
-def crashed(planned: int, *, secondary: int, primary: int) -> StreamSnapshot:
-    """Killed inside a batch that Spark has planned: the tables are at these batches."""
-    snapshot = replace(settled(planned - 1), checkpoint=checkpoint_world(planned, planned - 1))
-    snapshot = with_table(snapshot, SECONDARY, txn=Txn(1, secondary), entry=entry(secondary, SECONDARY))
-    return with_table(snapshot, PRIMARY, txn=Txn(1, primary), entry=entry(primary))
-
-
-def crashed_first(*, secondary: int, primary: int) -> StreamSnapshot:
-    """Killed inside the very first batch; -1: the table is made and has nothing."""
-    snapshot = replace(opened(), checkpoint=checkpoint_world(0, None))
-    for name, batch in ((SECONDARY, secondary), (PRIMARY, primary)):
-        snapshot = with_table(snapshot, name, txn=Txn(1, batch), entry=entry(batch, name) if batch >= 0 else None)
-    return snapshot
-
-
-def foreign(version: int, operation: str) -> Commit:
-    return Commit(version, 1_700_000_000_000, operation, changes_data=True, entry=None)
+Severity = Literal["refuse", "lost", "warn"]
 
 
 def fence(generation: int, plan: str) -> LedgerEntry:
@@ -121,24 +105,6 @@ SOUND = {
     ),
 }
 
-KEPT = "evens_deletes"
-
-
-def remembering(snapshot: StreamSnapshot, at: Txn | None, *, listed: bool, bound: bool) -> StreamSnapshot:
-    """The snapshot of a stream that remembers deletes, in a table at position `at`, which the record may know."""
-    primary = next(t for t in snapshot.tables if t.name == PRIMARY)
-    table = replace(primary, name=KEPT, role="deletes", table_id=at and "kept", txn=at, entry=None)
-    table = replace(table, owner=primary.owner if at else None)
-    if listed:
-        assert primary.entry is not None and at is not None
-        txns = {**primary.entry.txns, KEPT: at.version}
-        snapshot = with_table(snapshot, PRIMARY, entry=replace(primary.entry, txns=txns))
-    if bound:
-        assert snapshot.record is not None
-        bindings = (*snapshot.record.tables, BoundTable(KEPT, "kept", "deletes"))
-        snapshot = replace(snapshot, record=replace(snapshot.record, tables=bindings))
-    return replace(snapshot, tables=(*snapshot.tables, table))
-
 
 SOUND |= {
     "deletes are remembered from now on": remembering(settled(7), None, listed=False, bound=False),
@@ -160,7 +126,6 @@ def test_a_start_is_allowed_after(snapshot: StreamSnapshot) -> None:
     assert check_start(snapshot) == []
 
 
-Severity = Literal["refuse", "lost", "warn"]
 REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
     # checkpoint against tables
     "the checkpoint was deleted": (
@@ -349,21 +314,21 @@ REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
         "declare it as a sink of a new stream",
     ),
     "what is remembered of deletes was put back to an older version": (
-        with_table(remembering(settled(7), Txn(1, 6), listed=True, bound=True), KEPT, txn=Txn(1, 5)),
+        with_table(remembering(settled(7), Txn(1, 6), listed=True, bound=True), DELETES, txn=Txn(1, 5)),
         "refuse",
-        f"table {KEPT} is at",
-        f"put table {KEPT} back",
+        f"table {DELETES} is at",
+        f"put table {DELETES} back",
     ),
     "what is remembered of deletes is gone": (
         remembering(settled(7), None, listed=False, bound=True),
         "refuse",
-        f"table {KEPT} is gone",
+        f"table {DELETES} is gone",
         "put it back from a copy",
     ),
     "a table no longer says in which order its deletes count": (
-        replace(settled(7), record=record(tables=(*record().tables, BoundTable(KEPT, "kept", "deletes")))),
+        replace(settled(7), record=record(tables=(*record().tables, BoundTable(DELETES, "kept", "deletes")))),
         "refuse",
-        f"stream parity no longer writes table {KEPT}",
+        f"stream parity no longer writes table {DELETES}",
         "declare order_by and delete_when of its sink again",
     ),
     # generations
@@ -496,38 +461,6 @@ def test_each_finding_names_the_next_step(snapshot: StreamSnapshot) -> None:
     assert all(f.found and f.next_step for f in check_start(snapshot))
 
 
-def test_all_of_what_is_wrong_is_said_at_once() -> None:
-    snapshot = with_table(settled(7), PRIMARY, foreign=(foreign(12, "RESTORE"), foreign(13, "DELETE")))
-    snapshot = with_topic(with_table(snapshot, SECONDARY, table_id="another"), topic_id=None)
-    text = " ".join(f.found for f in check_start(snapshot))
-    assert all(part in text for part in ("(RESTORE)", "(DELETE)", "another table", "does not exist"))
-
-
-def test_a_renamed_stream_is_told_once_for_each_table_and_how_to_keep_its_name() -> None:
-    snapshot = with_table(
-        settled(7), PRIMARY, owner="evens_before", foreign=tuple(foreign(n, "WRITE") for n in range(9))
-    )
-    findings = [f for f in check_start(snapshot) if PRIMARY in f.found]
-    assert len(findings) == 1 and "belongs to stream evens_before" in findings[0].found
-    assert "@stream(name='evens_before', ...)" in findings[0].next_step
-    assert not any("accept" in f.next_step for f in check_start(snapshot))
-
-
-def test_starting_over_names_the_folders_and_what_it_costs() -> None:
-    snapshot = replace(
-        with_topic(settled(7), topic_id="new"), folders=(Path("/state/parity"), Path("/tables/my evens"))
-    )
-    (start_over,) = check_start(snapshot)
-    assert "move /state/parity '/tables/my evens' away (readers lose these rows" in start_over.next_step
-    assert start_over.next_step.endswith("run `recourse streams run parity`")
-
-
-def test_a_fence_names_both_ways_on() -> None:
-    fence = replace(entry(7), kind="fence", plan="parity-0001")
-    steps = " ".join(f.next_step for f in check_start(with_table(settled(7), PRIMARY, entry=fence)))
-    assert "recourse recover resume parity-0001" in steps and "recourse recover abort parity-0001" in steps
-
-
 def test_a_second_generation_counts_its_batches_anew() -> None:
     second = record(generations=(Generation(1, 1.0, "first start"), Generation(2, 2.0, "recovery r1")))
     snapshot = replace(with_topic(opened()), record=second)
@@ -536,42 +469,6 @@ def test_a_second_generation_counts_its_batches_anew() -> None:
         snapshot = with_table(snapshot, table.name, txn=Txn(2, -1), entry=newest)
     assert check_start(snapshot) == []
     assert check_start(replace(snapshot, checkpoint=checkpoint_world(0, 0))) != []
-
-
-def finding(severity: Severity, text: str, step: str = "do this") -> Finding:
-    return Finding(severity, text, step)
-
-
-def test_nothing_found_lets_the_stream_start() -> None:
-    assert enforce([]) == []
-
-
-def test_warnings_alone_let_the_stream_start_and_are_told() -> None:
-    assert enforce([finding("warn", "short retention", "set it")]) == ["short retention: set it"]
-
-
-def test_lost_records_alone_are_an_error_of_their_own() -> None:
-    with pytest.raises(OffsetsLost, match="offsets 1 to 2 are gone"):
-        enforce([finding("lost", "offsets 1 to 2 are gone"), finding("warn", "short retention")])
-
-
-def test_lost_records_with_something_else_are_a_refusal_that_says_both() -> None:
-    with pytest.raises(PreflightRefused) as refused:
-        enforce([finding("lost", "gone", "start over"), finding("refuse", "restored", "undo it"), finding("warn", "w")])
-    assert refused.value.found == "gone; restored"
-    assert refused.value.next_step == "start over; or undo it"
-
-
-def test_one_step_for_several_findings_is_said_once() -> None:
-    with pytest.raises(PreflightRefused) as refused:
-        enforce([finding("refuse", "a"), finding("refuse", "b")])
-    assert refused.value.next_step == "do this"
-
-
-def test_a_refusal_is_permanent_so_nothing_tries_again_by_itself() -> None:
-    with pytest.raises(PreflightRefused) as refused:
-        enforce([finding("refuse", "a")])
-    assert refused.value.exit_code == 78
 
 
 def test_the_fixture_topic_is_sound() -> None:

@@ -7,9 +7,11 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from streaming_jobs.columns import SOURCE_COLUMN
+from streaming_jobs.errors import UsageError
 from streaming_jobs.runtime.stream_tables import make_tables, sinks_of, upkeep_of
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.output import DeltaOutput
@@ -18,7 +20,7 @@ from streaming_jobs.sinks.tables import all_tables, begin_deletes, open_tables
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
 from tests.conftest import SettingsFactory
-from tests.support.worlds import THINGS
+from tests.support.worlds import OUTPUT, THINGS, parity
 
 PRICES = DeltaTable("prices", keys=["k"], order_by=["n"], delete_when="gone", deletes_kept="3 hours")
 SEEN = MemoryDeclaration("seen", MemoryStore())
@@ -69,3 +71,11 @@ def test_a_stream_that_begins_to_remember_deletes_gets_the_table_for_them_once(s
     begin_deletes(home, market, generation=3)
     again = open_tables(home, market)["prices_deletes"]
     assert (again.table_id, again.position) == (made.table_id, made.position)
+
+
+@pytest.mark.parametrize("name", ["a`b", "__delete"])
+def test_an_output_column_that_no_table_can_take_is_refused(settings: SettingsFactory, name: str) -> None:
+    schema = StructType([*OUTPUT.fields, StructField(name, LongType())])
+    output: Any = SimpleNamespace(schema=schema)
+    with pytest.raises(UsageError, match="table evens: "):
+        make_tables(settings(), parity, {"evens": output}, 1)

@@ -24,7 +24,7 @@ from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, Sink, SinkSet
 from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sources.base import AHEAD, Observed
+from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.testing import MemoryTable
 from tests.conftest import SettingsFactory
@@ -140,10 +140,8 @@ class Records:
         return 0
 
     def bad_records(self, spark: object, offsets: object) -> Any:
-        return Frame(pa.table({"offset": [3, 5], "value": [b"?", b"{}"], AHEAD: [None, "a year ahead"]}))
-
-    def diagnose(self, value: bytes | None) -> tuple[str, str]:
-        return "not_json", repr(value)
+        reasons = {"reason": ["not_json", "event_time_ahead"], "detail": [repr(b"?"), "a year ahead"]}
+        return Frame(pa.table({"offset": [3, 5], "value": [b"?", b"{}"], **reasons}))
 
 
 class CountsTwo:

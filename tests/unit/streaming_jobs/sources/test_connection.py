@@ -1,7 +1,8 @@
-"""One security section, spelt right for both clients; secrets stay out of texts."""
+"""One security section, spelt right for the client; secrets stay out of texts."""
 
 from __future__ import annotations
 
+import stat
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,66 +10,57 @@ import pytest
 from confluent_kafka import KafkaError
 from pydantic import SecretStr
 
-from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
 from streaming_jobs.positions import OffsetBounds
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources import connection
-from streaming_jobs.sources.connection import Failures, client_config, spark_options
+from streaming_jobs.sources.client_file import client_file, read_client_file
+from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import Topics
+from tests.conftest import SettingsFactory
 
 SCRAM = KafkaSettings(security_protocol="SASL_SSL", sasl_username="jo", sasl_password=SecretStr('p"a\\ss'))
 
 
 def test_plain_text_needs_no_security_keys() -> None:
-    keys = client_config(KafkaSettings(), "h:1").keys() | spark_options(KafkaSettings(), "h:1").keys()
-    assert not [key for key in keys if "sasl" in key or "ssl" in key]
+    assert not [key for key in client_config(KafkaSettings(), "h:1") if "sasl" in key or "ssl" in key]
 
 
-def test_scram_is_spelt_for_both_clients() -> None:
-    config, options = client_config(SCRAM, "h:1"), spark_options(SCRAM, "h:1")
-    assert config["security.protocol"] == options["kafka.security.protocol"] == "SASL_SSL"
-    assert config["sasl.mechanism"] == options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
+def test_a_log_in_is_spelt_as_librdkafka_wants_it() -> None:
+    config = client_config(SCRAM, "h:1")
+    assert (config["security.protocol"], config["sasl.mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
     assert (config["sasl.username"], config["sasl.password"]) == ("jo", 'p"a\\ss')
-    assert options["kafka.sasl.jaas.config"] == (
-        'org.apache.kafka.common.security.scram.ScramLoginModule required username="jo" password="p\\"a\\\\ss";'
-    )
 
 
-def test_plain_log_in_uses_its_own_module() -> None:
-    kafka = KafkaSettings(security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", sasl_username="jo")
-    assert ".plain.PlainLoginModule required" in spark_options(kafka, "h:1")["kafka.sasl.jaas.config"]
-
-
-def test_certificates_are_paths_for_one_and_text_for_the_other(tmp_path: Path) -> None:
+def test_certificates_are_paths(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
-    for name, path in files.items():
-        path.write_text(f"-----{name}-----")
     kafka = KafkaSettings(
         security_protocol="SSL",
         ssl_ca_location=files["ca"],
         ssl_certificate_location=files["cert"],
         ssl_key_location=files["key"],
     )
-    config, options = client_config(kafka, "h:1"), spark_options(kafka, "h:1")
-    assert config["ssl.ca.location"] == str(files["ca"])
-    assert config["ssl.key.location"] == str(files["key"])
-    assert options["kafka.ssl.truststore.certificates"] == "-----ca-----"
-    assert options["kafka.ssl.keystore.certificate.chain"] == "-----cert-----"
-    assert options["kafka.ssl.keystore.key"] == "-----key-----"
-    assert options["kafka.ssl.keystore.type"] == options["kafka.ssl.truststore.type"] == "PEM"
+    config = client_config(kafka, "h:1")
+    keys = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+    assert [config[key] for key in keys] == [str(files[name]) for name in ("ca", "cert", "key")]
 
 
-def test_a_certificate_that_is_not_there_names_the_setting(tmp_path: Path) -> None:
-    kafka = KafkaSettings(security_protocol="SSL", ssl_ca_location=tmp_path / "none.pem")
-    with pytest.raises(ConfigurationError, match=r"kafka\.ssl_ca_location"):
-        spark_options(kafka, "h:1")
+def test_a_certificate_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="ca"):
-        Topics.of(kafka, "h:1")
+        Topics.of(KafkaSettings(security_protocol="SSL", ssl_ca_location=tmp_path / "none.pem"), "h:1")
 
 
-def test_spark_does_not_wait_minutes_for_a_port_that_does_not_answer() -> None:
-    options = spark_options(KafkaSettings(timeout=timedelta(seconds=7)), "h:1")
-    assert options["kafka.request.timeout.ms"] == options["kafka.default.api.timeout.ms"] == "7000"
+def test_the_clients_properties_go_to_other_processes_in_a_file_of_the_owner_alone(settings: SettingsFactory) -> None:
+    made = settings({"kafka.timeout": "7 seconds", "kafka.security_protocol": "SASL_PLAINTEXT"})
+    made = made.model_copy(update={"kafka": SCRAM.model_copy(update={"timeout": timedelta(seconds=7)})})
+    path = client_file(made, "h:1")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    config, timeout = read_client_file(path)
+    assert timeout == timedelta(seconds=7)
+    assert config == client_config(made.kafka, "h:1")
+    path.unlink()
+    with pytest.raises(TransientError, match="properties are gone"):
+        read_client_file(path)
 
 
 def test_nobody_at_the_port_is_told_within_the_deadline() -> None:

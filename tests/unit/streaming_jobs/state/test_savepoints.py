@@ -394,3 +394,16 @@ def test_a_savepoint_outlives_the_declaration_of_its_tables(tmp_path: Path) -> N
         savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
     savepoints.drop(life.settings, STREAM, taken.id)
     assert not list(life.settings.tables.glob(f"*/_savepoints/*{taken.id}"))
+
+
+def test_a_savepoint_from_before_an_accepted_change_is_not_what_an_abort_goes_back_to(life: Life) -> None:
+    savepoint = savepoints.take(life.settings, STREAM, life.record, 5, "time")
+    savepoints.drop_outdated(life.settings, STREAM, life.record, 5)
+    assert savepoints.find(life.settings, STREAM.name, savepoint.id) == savepoint
+    DeltaTable(life.table).delete("id = 1")
+    savepoints.drop_outdated(life.settings, STREAM, life.record, 5)
+    assert savepoints.find(life.settings, STREAM.name, savepoint.id) is None
+    again = savepoints.take(life.settings, STREAM, life.record, 5, "time")
+    assert again.tables[0].version > savepoint.tables[0].version
+    savepoints.keep_for_recovery(life.settings, again)
+    assert savepoints.savepoints(life.settings, STREAM.name)[0].reason == "recovery"

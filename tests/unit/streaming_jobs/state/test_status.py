@@ -1,16 +1,21 @@
-"""The status file: new ones have the form of now, and old ones are still read."""
+"""The status file: what is taken from Spark's reports; new ones have the form of now, and old ones are still read."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.failures import report_of
-from streaming_jobs.state.status import Status, read_status, write_status
+from streaming_jobs.state.status import Status, late_rows, read_status, update, write_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.conftest import SettingsFactory
+from tests.support.runners import progress
+from tests.support.worlds import STREAM
 
 ERROR = {"code": "REC-020", "found": "a table is gone", "next": "put it back"}
 LAST = {**ERROR, "at": "2026-11-22T10:00:00+00:00"}
@@ -54,3 +59,61 @@ def test_a_status_without_an_error_has_none(settings: SettingsFactory) -> None:
     write_status(settings(), Status("orders"))
     status = read_status(settings(), "orders")
     assert status is not None and status.error is None and status.last_error is None
+
+
+def updated(**changes: Any) -> Status:
+    status = Status(STREAM)
+    update(status, progress(**changes))
+    return status
+
+
+def test_rates_state_and_watermark_are_taken_from_sparks_report() -> None:
+    status = updated()
+    assert status.input_rows_per_s == 2000.0
+    assert (status.state_rows, status.state_mb) == (5, 1.0)
+    assert status.watermark == "2013-01-01T05:00:00.000Z"
+
+
+def test_the_watermark_delay_is_counted_from_now_in_seconds() -> None:
+    an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    mark = an_hour_ago.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert updated(eventTime={"watermark": mark}).watermark_delay_s == pytest.approx(3600, abs=5)
+
+
+@pytest.mark.parametrize("event_time", [{}, None, {"watermark": "1970-01-01T00:00:00.000Z"}])
+def test_a_watermark_that_has_not_moved_yet_is_none(event_time: dict[str, str] | None) -> None:
+    status = updated(eventTime=event_time)
+    assert (status.watermark, status.watermark_delay_s) == (None, None)
+
+
+@pytest.mark.parametrize("rate", [None, float("nan"), float("inf"), "NaN", 1e300])
+def test_a_rate_that_is_no_number_is_none(rate: object) -> None:
+    assert updated(inputRowsPerSecond=rate).input_rows_per_s is None
+
+
+def test_a_stream_without_state_has_no_state_rows() -> None:
+    assert updated(stateOperators=[]).state_rows is None
+
+
+def test_late_rows_are_summed_over_the_operators_of_a_report() -> None:
+    operators = [{"numRowsDroppedByWatermark": 2}, {"numRowsDroppedByWatermark": 3}, {}]
+    assert late_rows(progress(stateOperators=operators)) == 5
+    assert late_rows({}) == 0
+
+
+def test_a_status_comes_back_from_its_file_and_unknown_fields_are_passed_over(settings: SettingsFactory) -> None:
+    status = replace(updated(), pid=17, warnings=["short retention"], error={"code": "REC-021"})
+    write_status(settings(), status)
+    assert read_status(settings(), STREAM) == status
+    path = settings().state / STREAM / "status.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text(json.dumps({**json.loads(path.read_text()), "of_a_newer_version": 1}))
+    assert read_status(settings(), STREAM) == status
+
+
+@pytest.mark.parametrize("text", [None, "", '{"stream": "par'])
+def test_a_status_that_is_not_there_or_cut_off_is_none(settings: SettingsFactory, text: str | None) -> None:
+    if text is not None:
+        (settings().state / STREAM).mkdir(parents=True)
+        (settings().state / STREAM / "status.json").write_text(text)
+    assert read_status(settings(), STREAM) is None

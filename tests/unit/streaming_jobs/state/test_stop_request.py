@@ -44,3 +44,25 @@ def test_a_file_that_is_no_json_names_who(home: Settings, text: str, who: str, p
     path.write_text(text)
     pending = stop_request.request(home, "count")
     assert pending is not None and (pending.who, pending.plan) == (who, plan)
+
+
+def test_a_request_is_ended_by_whoever_has_seen_it_and_no_other_one(home: Settings) -> None:
+    stop_request.ask(home, "plain", "somebody")
+    first = stop_request.request(home, "plain")
+    stop_request.ask(home, "plain", "somebody")
+    assert first is not None
+    stop_request.clear(home, "plain", first)
+    assert stop_request.asked(home, "plain")
+    stop_request.ask_for(home, "plain", "p-0001")
+    stop_request.clear_for(home, "plain", "p-0001")
+    second = stop_request.requests(home)["plain"]
+    assert second.who == "somebody" and second != first
+    stop_request.clear(home, "plain", second)
+    assert stop_request.requests(home) == {}
+
+
+def test_a_stop_file_that_cannot_be_read_stops_its_stream_and_no_other_one(home: Settings) -> None:
+    (home.state / "plain" / "stop").mkdir(parents=True)
+    with pytest.raises(OSError):
+        stop_request.request(home, "plain")
+    assert stop_request.asked(home, "plain") and not stop_request.for_recovery(home, "plain")

@@ -42,16 +42,12 @@ def test_it_is_read_by_ranges(topic: MemoryTopic) -> None:
     whole = OffsetRange(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 10, 1: 5})
     bad = source.bad_records(cast("Any", None), whole).toArrow()
     assert list(zip(bad["partition"].to_pylist(), bad["offset"].to_pylist(), strict=True)) == [(0, 2), (0, 7)]
-    assert [source.diagnose(value) for value in bad["value"].to_pylist()] == [
-        ("not_json", "b'{'"),
-        ("not_json", "b'?'"),
-    ]
+    verdicts = zip(bad["reason"].to_pylist(), bad["detail"].to_pylist(), strict=True)
+    assert list(verdicts) == [("not_json", "b'{'"), ("not_json", "b'?'")]
     part = OffsetRange(TOPIC, TOPIC_ID, {0: 3, 1: 4}, {0: 7, 1: 5})
     assert source.bad_records(cast("Any", None), part).toArrow().num_rows == 0
     assert source.late_records(cast("Any", None), part, 4000) == 3, "at or behind it"
     assert source.late_records(cast("Any", None), whole, 2000) == 3, "a bad record is not late"
-    with pytest.raises(UsageError, match="does not refuse"):
-        source.diagnose(b"{}")
 
 
 def test_its_ends_are_told(topic: MemoryTopic) -> None:

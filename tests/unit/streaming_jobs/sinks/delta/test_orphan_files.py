@@ -24,7 +24,7 @@ from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
-from tests.unit.streaming_jobs.sinks.delta.test_sink import AWKWARD
+from tests.support.delta_table import AWKWARD
 
 SCHEMA = StructType([StructField("k", StringType()), StructField("n", LongType())])
 NOW = 1_000_000.0

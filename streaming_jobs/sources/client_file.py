@@ -1,0 +1,42 @@
+"""The properties of Kafka's client in a file, for the Python processes that Spark starts.
+
+Credentials are neither in options nor in plans nor in what is pickled: those name the file only. It can be read by its
+owner alone, and lies in a folder that is removed when its session ends, or when the next one starts after a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from streaming_jobs.errors import TransientError
+from streaming_jobs.files import private_folder
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.connection import LIBRDKAFKA, client_config
+
+_TIMEOUT = "recourse.timeout.seconds"
+
+
+def client_file(settings: Settings, bootstrap: str) -> Path:
+    """A new file for the cluster at `bootstrap`, in the folder of this process's scratch files."""
+    values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
+    values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
+    folder = private_folder(settings.home.absolute() / "scratch" / f"{os.getpid()}-kafka")
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix="client-", suffix=".json")  # for its owner alone
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(values, file)
+    return Path(name)
+
+
+def read_client_file(path: Path) -> tuple[dict[str, Any], timedelta]:
+    """The properties, and the deadline of a read; raises TransientError if the session that wrote them has ended."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TransientError(f"the Kafka client's properties are gone: {path}", "the session has ended") from error
+    timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
+    return {**values, "logger": LIBRDKAFKA}, timeout

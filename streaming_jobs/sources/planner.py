@@ -1,0 +1,165 @@
+"""The planner of a topic's batches: decides where the next batch ends, and holds the records of small ones.
+
+    live       few records wait: they have been received already, and the batch ends where they end
+    backlog    many wait: the broker says where the topic ends, and `BatchSize` how many fit
+
+In a backlog the planner receives nothing, since the workers read those ranges.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from streaming_jobs.errors import ConfigurationError, OffsetsLost, UsageError
+from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.sources.batch_size import FIRST, BatchSize, lag, share
+from streaming_jobs.sources.range_reader import MOST_BYTES, RangeReader, Span
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+SMALL = 20_000
+"""Records that the planner holds for a batch, at most; a batch of more is read by workers."""
+
+_FETCH_AHEAD = 10_000
+_SURE_AFTER = 1.0
+_LOOK_EVERY = 5.0
+"""Seconds between two looks at the topic, for new partitions, and for a topic that was made anew."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds on a batch of one source: seconds, records, bytes of values; seconds to wait for a first record.
+
+    `first`: records of the first batch. `seconds` is at least the time from one batch's start to the next one's.
+    """
+
+    seconds: float
+    records: int
+    bytes: int
+    wait: float
+    first: int = FIRST
+
+
+@dataclass
+class Planner:
+    """Plans the batches of one query from one topic."""
+
+    topics: TopicReader
+    reader: RangeReader
+    limits: Limits
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _size: BatchSize = field(init=False)
+    _stop_at: dict[int, int] | None = field(default=None, init=False)
+    _planned: tuple[int, float] | None = field(default=None, init=False)
+    _backlog: bool = field(default=False, init=False)
+    _new: dict[int, int] = field(default_factory=dict, init=False)
+    _looked: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._size = BatchSize(self.limits.seconds, self.limits.records, self.limits.bytes, self.limits.first)
+
+    @classmethod
+    def connected(cls, topic: str, config: Mapping[str, Any], timeout: timedelta, limits: Limits) -> Planner:
+        """A planner with clients of its own."""
+        from streaming_jobs.sources.topics import Topics
+
+        return cls(Topics(config, timeout), RangeReader(topic, config, timeout, _FETCH_AHEAD), limits)
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.reader.topic
+
+    def next_end(self, start: Mapping[int, int]) -> dict[int, int]:
+        """The end of the batch that begins at `start`; equal to it if nothing new is there."""
+        if self._planned is not None:
+            records, at = self._planned
+            self._size.took(records, self.monotonic() - at)
+        ends = self._ends(dict(start))
+        if lag(start, ends) > SMALL:
+            self._learn_size(start)
+        end = share(start, ends, self._size.limit)
+        records = lag(start, end)
+        self._backlog = lag(end, ends) > SMALL
+        if records > SMALL:
+            self.reader.release()
+        self._planned = (records, self.monotonic()) if records else None
+        return end
+
+    def take(self, spans: Mapping[int, Span], most: int) -> list[list[Message]] | None:
+        """The records of a small batch; None for a large one, and while the workers read."""
+        count = sum(end - start for start, end in spans.values())
+        if count > SMALL:
+            return None
+        self._learn_size({partition: start for partition, (start, _) in spans.items()})
+        if count * self._size.record_bytes > 2 * MOST_BYTES:
+            return None
+        return list(self.reader.read(spans, most))
+
+    def stop_at_present_end(self) -> None:
+        """Plan no batch beyond the present end of the topic."""
+        self._stop_at = self.topics.latest(self.topic)
+
+    def close(self) -> None:
+        """Close the clients."""
+        self.reader.close()
+
+    def _ends(self, start: dict[int, int]) -> Mapping[int, int]:
+        """The end of what can be read now: of the topic in a backlog, else of the records that were received."""
+        if self._stop_at is not None:
+            self._check(start, self._stop_at)
+            return self._stop_at
+        if self._backlog:
+            return self._look(start)
+        if self._looked is None or self.monotonic() - self._looked >= _LOOK_EVERY:
+            self._new = {p: 0 for p in self._look(start) if p not in start}
+        received = self.reader.follow({**self._new, **start}, self.limits.wait, SMALL)
+        if self.reader.buffered:
+            self._size.record_bytes = self.reader.buffered_bytes / self.reader.buffered
+        return self._look(start) if self.reader.buffered >= SMALL else received
+
+    def _learn_size(self, start: Mapping[int, int]) -> None:
+        """Measure the records from `start` on, if none was seen yet."""
+        if not self._size.record_bytes:
+            self._size.record_bytes = self.topics.mean_size(self.topic, start) or 1.0
+
+    def _look(self, start: Mapping[int, int]) -> Mapping[int, int]:
+        """The ends of the topic's partitions; raises OffsetsLost if one of them is before the stream's position."""
+        try:
+            ends: Mapping[int, int] = self.topics.latest(self.topic)
+            self._check(start, ends)
+        except (OffsetsLost, UsageError):
+            # A broker that has just become the leader, or has just started, may know less than is there.
+            self.sleep(_SURE_AFTER)
+            ends = self._ends_of_topic(start)
+            self._check(start, ends)
+        self._looked = self.monotonic()
+        return ends
+
+    def _ends_of_topic(self, start: Mapping[int, int]) -> Mapping[int, int]:
+        try:
+            return self.topics.latest(self.topic)
+        except ConfigurationError:
+            raise
+        except UsageError as error:
+            if not any(start.values()):
+                raise
+            raise OffsetsLost(
+                f"topic {self.topic} is gone, and the stream has read a part of it", "see `recourse streams status`"
+            ) from error
+
+    def _check(self, start: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        for partition, at in start.items():
+            if (end := ends.get(partition)) is None or end < at:
+                there = "is gone" if end is None else f"ends at offset {end}"
+                raise OffsetsLost(
+                    f"{self.topic} partition {partition} {there}, and the stream is at {at}: records that were there "
+                    "are gone",
+                    "see `recourse streams status`",
+                )

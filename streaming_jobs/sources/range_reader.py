@@ -1,0 +1,350 @@
+"""Ranges of offsets, read with one consumer; it fetches ahead what follows, for the next range.
+
+Offsets have gaps: transaction markers, records of aborted transactions, compacted records. So a range is complete when
+a record at or behind its end was seen, or when the broker reports that the partition ends there
+(`enable.partition.eof`), and never by counting records. A partition whose end is not reached within the deadline is an
+error, never a gap.
+
+The consumer belongs to no group that commits: the checkpoint holds the position of a stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
+from streaming_jobs.sources.connection import Failures
+
+Span = tuple[int, int]
+"""The first offset of a range, and the one after its last."""
+
+_SLICE = 0.1
+_FIRST = 1.0
+_AHEAD = 20_000
+MOST_BYTES = 64 << 20
+"""Bytes of values that are held at a time, about: of one part of a range, or of the records that were fetched ahead."""
+
+_GONE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+
+
+class KafkaConsumer(Protocol):
+    """The part of `confluent_kafka.Consumer` that is used here."""
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+        """Up to `num_messages` messages and errors; fewer after `timeout` seconds."""
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions from now on."""
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions too."""
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions no longer."""
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on from another offset."""
+
+    def close(self) -> None:
+        """Leave the cluster."""
+
+
+@dataclass
+class _Partition:
+    """An assigned partition: all records below `next` were received; `ahead` are those that no range took yet.
+
+    `end` is where the broker said that the partition ends, unless more came since, or another range began; `heard` is
+    true once anything came from it. `size`: bytes of the values ahead.
+    """
+
+    first: int
+    next: int
+    ahead: list[Message] = field(default_factory=list)
+    size: int = 0
+    end: int | None = None
+    heard: bool = False
+
+    def skip_to(self, start: int) -> bool:
+        """Drop what is before `start`; False if the records from there on were not received in order."""
+        if not self.first <= start <= self.next:
+            return False
+        self.keep([m for m in self.ahead if _offset(m) >= start])
+        self.first, self.end = start, None
+        return True
+
+    def keep(self, ahead: list[Message]) -> None:
+        """Hold these records only."""
+        if len(ahead) < len(self.ahead):
+            self.ahead, self.size = ahead, sum(map(len, ahead))
+
+
+@dataclass
+class RangeReader:
+    """Reads ranges of one topic, one after the other. Not safe for several threads.
+
+    Raises OffsetsLost for offsets that the topic does not hold, BrokerUnreachable if nothing arrives for `timeout`,
+    ConfigurationError if the log-in is refused, PermanentError if reading is forbidden. `fetch_ahead`: records that
+    librdkafka holds ready, about.
+    """
+
+    topic: str
+    config: Mapping[str, Any]
+    timeout: timedelta
+    fetch_ahead: int = 100_000
+    connect: Callable[[Mapping[str, Any]], KafkaConsumer] = lambda config: Consumer(dict(config))
+    monotonic: Callable[[], float] = time.monotonic
+    _consumer: KafkaConsumer | None = field(default=None, init=False)
+    _partitions: dict[int, _Partition] = field(default_factory=dict, init=False)
+    _failures: Failures = field(init=False)
+    _refusal: str = field(default="", init=False)
+    _wanted: Collection[int] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._failures = Failures(str(self.config["bootstrap.servers"]))
+
+    def read(self, spans: Mapping[int, Span], most: int) -> Iterator[list[Message]]:
+        """Yields the records of the ranges, about `most` at a time, those of a partition in order."""
+        self._position({p: start for p, (start, _) in spans.items()})
+        waiting = {p: span for p, span in spans.items() if span[1] > span[0]}
+        taken: list[Message] = []
+        heard = dict.fromkeys(waiting, self.monotonic())
+        self._failures.begin()
+        while True:
+            for partition, (_, end) in list(waiting.items()):
+                taken += self._take(partition, end)
+                if self._partitions[partition].next >= end:
+                    del waiting[partition]
+                    self._partitions[partition].first = max(end, self._partitions[partition].first)
+            if len(taken) >= most or (taken and (not waiting or sum(map(len, taken)) >= MOST_BYTES)):
+                yield taken
+                taken = []
+                heard = dict.fromkeys(waiting, self.monotonic())
+            if not waiting:
+                return
+            before = {partition: self._partitions[partition].next for partition in waiting}
+            if not self._receive(most, _SLICE):
+                self._failures.check()
+            now = self.monotonic()
+            for partition, at in before.items():
+                if self._partitions[partition].next > at:
+                    heard[partition] = now
+                elif now - heard[partition] >= self.timeout.total_seconds():
+                    raise self._stuck(partition, waiting[partition][1])
+            self._release_idle(waiting)
+
+    def follow(self, positions: Mapping[int, int], wait: float, most: int) -> dict[int, int]:
+        """The offsets up to which records were received from `positions` on; waits up to `wait` seconds for the first.
+
+        Partitions that are read for the first time are waited for a little longer, so that the first records of all are
+        together. Stops receiving at about `most` records, or MOST_BYTES; they stay for `read`. An idle topic and a
+        broker that is away look the same from here.
+        """
+        self._position(positions)
+        for partition in [p for p in self._partitions if p not in positions]:
+            self._drop(partition)
+        until = self.monotonic() + _FIRST
+        while not self._full(most) and not self._all_heard() and self.monotonic() < until:
+            self._receive(most, _SLICE / 10)
+        if not self.buffered:
+            self._receive(1, wait)
+        while not self._full(most) and self._receive(most, 0):
+            pass
+        return {partition: self._partitions[partition].next for partition in positions}
+
+    @property
+    def buffered(self) -> int:
+        """Records that were received and not read."""
+        return sum(len(there.ahead) for there in self._partitions.values())
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of their values."""
+        return sum(there.size for there in self._partitions.values())
+
+    def release(self) -> None:
+        """Stop fetching; the connection stays."""
+        for partition in list(self._partitions):
+            self._drop(partition)
+
+    def close(self) -> None:
+        """End the consumer."""
+        consumer, self._consumer = self._consumer, None
+        self._partitions.clear()
+        if consumer is not None:
+            consumer.close()
+
+    def _position(self, starts: Mapping[int, int]) -> None:
+        """Make every partition ready to be read from its start; what was fetched already is not fetched again."""
+        consumer = self._open()
+        self._wanted = starts.keys()
+        new = []
+        for partition, start in starts.items():
+            there = self._partitions.get(partition)
+            if there is not None and there.skip_to(start):
+                continue
+            if there is not None:
+                self._drop(partition)
+            self._partitions[partition] = _Partition(start, start)
+            new.append(TopicPartition(self.topic, partition, start))
+        if new:
+            with self._translated():
+                consumer.incremental_assign(new)
+
+    def _take(self, partition: int, end: int) -> list[Message]:
+        """Take the received records before `end`."""
+        there = self._partitions[partition]
+        ahead = there.ahead
+        if not ahead:
+            return []
+        count = len(ahead)
+        if _offset(ahead[-1]) >= end:
+            count = next(i for i, message in enumerate(ahead) if _offset(message) >= end)
+        there.keep(ahead[count:])
+        return ahead[:count]
+
+    def _receive(self, most: int, wait: float) -> bool:
+        """Receive messages; True if a partition got any further."""
+        consumer = self._open()
+        with self._translated():
+            messages = consumer.consume(most, wait)
+        partitions = self._partitions
+        progress = False
+        for message in messages:
+            if (failure := message.error()) is not None:
+                progress |= self._note(failure, message)
+                continue
+            there = partitions.get(message.partition())  # type: ignore[arg-type]
+            if there is None:
+                continue
+            there.heard = True
+            offset = _offset(message)
+            if offset >= there.next:
+                there.ahead.append(message)
+                there.size += len(message)
+                there.next, there.end = offset + 1, None
+                progress = True
+        if progress:
+            self._failures.succeeded()
+            self._refusal = ""
+        return progress
+
+    def _note(self, error: KafkaError, message: Message) -> bool:
+        """Take note of an error or of the end of a partition; True for an end that was not known."""
+        partition: Any = message.partition()
+        there = self._partitions.get(partition)
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._failures.succeeded()
+            if there is None:
+                return False
+            there.end, there.heard = _offset(message), True
+            moved = there.end > there.next
+            there.next = max(there.next, there.end)
+            return moved
+        if error.code() in _GONE:
+            if there is None or partition not in self._wanted:  # of an earlier range
+                if there is not None:
+                    self._drop(partition)
+                return False
+            raise OffsetsLost(
+                f"offset {there.next} of {self.topic} partition {partition} is not in the topic any more: "
+                f"{error.str()}",
+                "see `recourse streams status`",
+            )
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:  # no group is needed to read assigned partitions
+            return False
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED or error.fatal():
+            raise self._failed(error)
+        self._refusal = error.str()
+        self._failures(error)
+        return False
+
+    def _failed(self, error: KafkaError) -> RecourseError:
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return PermanentError(
+                f"topic {self.topic} may not be read: {error.str()}",
+                "give the user of the settings `kafka` the right to read it",
+            )
+        return TransientError(f"topic {self.topic} cannot be read: {error.str()}", "check the brokers")
+
+    def _stuck(self, partition: int, end: int) -> RecourseError:
+        """The error for a partition from which nothing came in time, although its range is not complete."""
+        there = self._partitions[partition]
+        at = there.next
+        if there.end is not None and there.end <= at:
+            return OffsetsLost(
+                f"{self.topic} partition {partition} ends at offset {there.end}, and the batch at {end}: records that "
+                "were there are gone",
+                "see `recourse streams status`",
+            )
+        reason = f" ({self._refusal})" if self._refusal else ""
+        return self._failures.unreachable(
+            f"read {self.topic} partition {partition} from offset {at} to {end}{reason}", self.timeout
+        )
+
+    def _release_idle(self, waiting: Mapping[int, Span]) -> None:
+        """Give back partitions that run far ahead while others are read; they are fetched again when they are due."""
+        others = {p: there for p, there in self._partitions.items() if p not in waiting}
+        records, size = sum(len(there.ahead) for there in others.values()), sum(there.size for there in others.values())
+        if records > _AHEAD or size > MOST_BYTES:
+            for partition, there in others.items():
+                if there.ahead:
+                    self._drop(partition)
+
+    def _drop(self, partition: int) -> None:
+        del self._partitions[partition]
+        if self._consumer is not None:
+            with self._translated():
+                self._consumer.incremental_unassign([TopicPartition(self.topic, partition)])
+
+    def _full(self, most: int) -> bool:
+        return self.buffered >= most or self.buffered_bytes >= MOST_BYTES
+
+    def _all_heard(self) -> bool:
+        return all(there.heard for there in self._partitions.values())
+
+    def _open(self) -> KafkaConsumer:
+        if self._consumer is None:
+            with self._translated():
+                self._consumer = self.connect(consumer_config(self.config, self._failures, self.fetch_ahead))
+        return self._consumer
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as error:
+            raise self._failed(error.args[0]) from error
+
+
+def consumer_config(config: Mapping[str, Any], failures: Failures, fetch_ahead: int) -> dict[str, Any]:
+    """The properties of a consumer that reads committed records only, and reports an offset that is gone."""
+    return {
+        **config,
+        "error_cb": failures,
+        "group.id": "recourse",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+        "check.crcs": True,
+        "fetch.wait.max.ms": 500,
+        "fetch.message.max.bytes": 1 << 20,
+        "queued.max.messages.kbytes": 16 << 10,
+        "queued.min.messages": fetch_ahead,
+        # By default, librdkafka fetches nothing for a second after its queue was full.
+        "fetch.queue.backoff.ms": 2,
+    }
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset

@@ -1,0 +1,203 @@
+"""Records of a topic as Arrow record batches: position, key and headers, the decoded value, and the verdict on it.
+
+The verdict is made here once, for every reader: a good record has its fields in `_record`; a refused one has a reason.
+The bound on an event time ahead is measured against the record's own timestamp, not against the clock: a replay a
+year later gives the same verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from streaming_jobs.errors import FunctionRaised
+from streaming_jobs.record_format import BlockReader, Format, Refusal
+from streaming_jobs.stream import KafkaTopic
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_HEADERS_ARROW = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIME = pa.timestamp("us", "UTC")
+_TOMBSTONE = Refusal("tombstone", "the value is null and the stream does not take tombstones")
+_LARGEST_MS = (2**63 - 1) // 1000
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The parts of a topic's declaration that decide on its records; travels to other processes."""
+
+    topic: str
+    format: Format
+    headers: bool
+    keep_tombstones: bool
+    event_time: str | None
+    ahead: timedelta | None
+    max_ahead: str | None
+
+    @classmethod
+    def of(cls, topic: KafkaTopic) -> Declared:
+        """The declaration of a topic."""
+        keep = topic.tombstones == "keep"
+        return cls(topic.name, topic.value, topic.headers, keep, topic.event_time, topic.ahead, topic.max_ahead)
+
+
+@dataclass(frozen=True)
+class RecordBlocks:
+    """Makes record batches. `rows`: "all" with the decoded values, or the "refused" ones with reason and detail."""
+
+    declared: Declared
+    rows: Literal["all", "refused"]
+
+    @cached_property
+    def spark_schema(self) -> StructType:
+        """The columns of each batch as Spark's types."""
+        position = [
+            StructField("topic", StringType()),
+            StructField("partition", IntegerType()),
+            StructField("offset", LongType()),
+            StructField("timestamp", TimestampType()),
+            StructField("key", BinaryType()),
+        ]
+        headers = StructField("headers", _HEADERS)
+        if self.rows == "refused":
+            reason = [StructField("reason", StringType()), StructField("detail", StringType())]
+            return StructType([*position, StructField("value", BinaryType()), headers, *reason])
+        return StructType(
+            [
+                *position,
+                *([headers] if self.declared.headers else []),
+                StructField("tombstone", BooleanType()),
+                StructField("_record", nullable(self.declared.format.schema)),
+                StructField("_bad", BooleanType()),
+            ]
+        )
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of each batch."""
+        return to_arrow_schema(self.spark_schema, timezone="UTC")
+
+    @cached_property
+    def _reader(self) -> BlockReader:
+        return self.declared.format.reader()
+
+    def batch(self, messages: Sequence[Message]) -> pa.RecordBatch:
+        """The records as one batch, in their order."""
+        values = [m.value() for m in messages]
+        times = np.clip([m.timestamp()[1] for m in messages], -_LARGEST_MS, _LARGEST_MS).astype(np.int64)
+        columns, refused = self._judged(values, times)
+        if self.rows == "refused":
+            return self._refused(messages, values, times, refused)
+        size = len(messages)
+        bad = np.zeros(size, dtype=bool)
+        bad[list(refused)] = True
+        arrays = [
+            *self._position(messages, times),
+            *([_headers(messages)] if self.declared.headers else []),
+            pa.array([value is None for value in values], pa.bool_()),
+            pa.StructArray.from_arrays(columns.columns, fields=list(self.schema.field("_record").type)),
+            pa.array(bad),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _judged(self, values: list[bytes | None], times: np.ndarray) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
+        """The decoded values, and by row why a record is refused."""
+        try:
+            block = self._reader.read(values)
+        except Exception as error:
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise FunctionRaised(
+                f"the format {type(self.declared.format).__name__} of topic {self.declared.topic} raised {words}",
+                "correct the format: it refuses a record, and never raises",
+            ) from error
+        refused = dict(block.refused)
+        for row in [row for row, value in enumerate(values) if value is None]:
+            refused[row] = _TOMBSTONE
+            if self.declared.keep_tombstones:
+                del refused[row]
+        if self.declared.event_time is not None and self.declared.ahead is not None:
+            refused.update(self._too_far_ahead(block.columns.column(self.declared.event_time), times, refused))
+        return block.columns, refused
+
+    def _too_far_ahead(self, events: pa.Array, times: np.ndarray, refused: Mapping[int, Refusal]) -> dict[int, Refusal]:
+        """The records whose event time is more than `ahead` after their own timestamp; a negative one is none."""
+        assert self.declared.ahead is not None
+        micros = pc.cast(pc.cast(events, pa.timestamp("us")), pa.int64())
+        event = np.asarray(pc.fill_null(micros, np.iinfo(np.int64).min))
+        ahead_ms = self.declared.ahead // timedelta(milliseconds=1)
+        latest = np.minimum(times, _LARGEST_MS - ahead_ms) + ahead_ms
+        late = np.flatnonzero((times >= 0) & (event > latest * 1000))
+        found = {}
+        for row in (int(row) for row in late if int(row) not in refused):
+            found[row] = Refusal(
+                "event_time_ahead",
+                f"field '{self.declared.event_time}' is {_shown(int(event[row]))}, more than {self.declared.max_ahead} "
+                f"after the record's own timestamp, {_shown(int(times[row]) * 1000)}",
+            )
+        return found
+
+    def _position(self, messages: Sequence[Message], times: np.ndarray) -> list[pa.Array]:
+        return [
+            pa.repeat(self.declared.topic, len(messages)),
+            pa.array([m.partition() for m in messages], pa.int32()),
+            pa.array([m.offset() for m in messages], pa.int64()),
+            pa.array(times * 1000).view(TIME),
+            pa.array([m.key() for m in messages], pa.binary()),
+        ]
+
+    def _refused(
+        self,
+        messages: Sequence[Message],
+        values: Sequence[bytes | None],
+        times: np.ndarray,
+        refused: Mapping[int, Refusal],
+    ) -> pa.RecordBatch:
+        rows = sorted(refused)
+        chosen = [messages[row] for row in rows]
+        arrays = [
+            *self._position(chosen, times[rows]),
+            pa.array([values[row] for row in rows], pa.binary()),
+            _headers(chosen),
+            pa.array([refused[row].reason for row in rows], pa.string()),
+            pa.array([refused[row].detail for row in rows], pa.string()),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def nullable(kind: DataType) -> Any:
+    """The type with nulls allowed at every depth: a refused record has none of its fields."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, nullable(field.dataType)) for field in kind.fields])
+    return ArrayType(nullable(kind.elementType)) if isinstance(kind, ArrayType) else kind
+
+
+def _headers(messages: Sequence[Message]) -> pa.Array:
+    """The headers of each record; null without any."""
+    each: list[Any] = [m.headers() for m in messages]
+    return pa.array([[{"key": k, "value": v} for k, v in h] if h else None for h in each], _HEADERS_ARROW)
+
+
+def _shown(micros: int) -> str:
+    return str(pc.strftime(pa.scalar(micros, TIME), "%Y-%m-%d %H:%M:%S").as_py()).removesuffix(".000000")

@@ -1,0 +1,155 @@
+"""The difference between published and rebuilt rows: counted, summed, dated, and its largest part shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from reprocessing.planning.conditions import bad_rows, broken
+from reprocessing.rebuild import audit
+from tests.support.life import Life
+
+
+def test_rules_and_differences_are_told(life: Life, tmp_path: Path) -> None:
+    staged = tmp_path / "staged"
+    rows = pa.table({"id": list(range(60)), "place": ["plain"] * 60})
+    write_deltalake(staged, rows)
+    by_rule = broken(DeltaTable(life.table), ["id >= 0", "place IS NOT NULL"])
+    assert {rule: (each.rows, each.null) for rule, each in by_rule.items()} == {
+        "id >= 0": (30, 0),
+        "place IS NOT NULL": (0, 0),
+    }
+    never_null = "(id < 0) IS NOT TRUE"  # as a plan before the first bad row asks of what it has rebuilt
+    assert (
+        broken(DeltaTable(life.table), [never_null])[never_null].rows
+        == 30
+        == bad_rows(DeltaTable(life.table), never_null)
+    )
+    by_row = audit.compare("things", DeltaTable(life.table), DeltaTable(life.table), ())
+    assert (by_row.only_old, by_row.only_new, by_row.changed, by_row.share) == (0, 0, 0, 0.0)
+    by_key = audit.compare("things", DeltaTable(life.table), DeltaTable(staged), ("id",))
+    assert (by_key.old_rows, by_key.new_rows, by_key.only_old, by_key.only_new) == (60, 60, 30, 30)
+    assert by_key.changed == 30 - 6, "one place in five is the same"
+    by_row = audit.compare("things", DeltaTable(life.table), DeltaTable(staged), ())
+    assert (by_row.only_old, by_row.only_new) == (54, 54)
+    assert by_row.totals["id"] == (sum(range(30)) - sum(range(30, 60)), sum(range(60)))
+    assert len(by_row.sample) == len(by_key.sample) == 5
+
+
+def test_what_differs_is_counted_by_time(tmp_path: Path) -> None:
+    def table(name: str, quantity: int) -> Path:
+        at = [datetime(2026, 3, 2 + n, 6, tzinfo=UTC) for n in range(4)]
+        rows = pa.table(
+            {"id": [0, 1, 2, 3], "n": [1, quantity, quantity, 1], "at": pa.array(at, pa.timestamp("us", "UTC"))}
+        )
+        write_deltalake(tmp_path / name, rows.slice(0, 3 if quantity == 1 else 4))
+        return tmp_path / name
+
+    old, new = table("old", 1), table("new", 2)
+    by_key = audit.compare("t", DeltaTable(old), DeltaTable(new), ("id",))
+    assert by_key.time_column == "at" and (by_key.changed, by_key.only_new) == (2, 1)
+    assert list(by_key.by_time) == [
+        ("2026-03-03 06:00", 0, 0, 1),
+        ("2026-03-04 06:00", 0, 0, 1),
+        ("2026-03-05 06:00", 0, 1, 0),
+    ]
+    by_row = audit.compare("t", DeltaTable(old), DeltaTable(new), ())
+    assert list(by_row.by_time) == [
+        ("2026-03-03 06:00", 1, 1, 0),
+        ("2026-03-04 06:00", 1, 1, 0),
+        ("2026-03-05 06:00", 0, 1, 0),
+    ]
+    assert audit.compare("t", DeltaTable(old), DeltaTable(old), ("id",)).by_time == ()
+
+
+def test_times_before_1970_and_columns_of_any_type_are_compared(tmp_path: Path) -> None:
+    at = pa.array([datetime(1960, 1, 1, 6, 5, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    for name, n in (("old", 1), ("new", 2)):
+        rows = pa.table({"inside": [{"a": n}], "list": [[n]], "at": at})
+        write_deltalake(tmp_path / name, rows)
+    difference = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
+    assert list(difference.by_time) == [("1960-01-01 06:05", 1, 1, 0)]
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")], ids=str)
+@pytest.mark.parametrize("year", [1, 1677, 2263, 9999])
+def test_dates_beyond_what_nanoseconds_can_hold_are_compared(tmp_path: Path, kind: pa.DataType, year: int) -> None:
+    zone = UTC if getattr(kind, "tz", None) else None
+    far = datetime(year, 12, 31, 23, 59, 59, 999_999, tzinfo=zone)
+    near = datetime(2026, 1, 1, tzinfo=zone)
+    days = [far.date(), near.date()] if pa.types.is_date(kind) else [far, near]
+    for name, n in (("old", 1), ("new", 2)):
+        write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "n": [n, n], "at": pa.array(days, kind)}))
+    for keys in (("id",), ()):
+        difference = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), keys)
+        assert len(difference.by_time) == 2
+        assert sum(gone + came + changed for _, gone, came, changed in difference.by_time) == (2 if keys else 4)
+        assert all(period[4] == "-" for period, *_ in difference.by_time)
+
+
+def tables(tmp_path: Path, old: pa.Table, new: pa.Table) -> tuple[DeltaTable, DeltaTable]:
+    """Two versions of a table `t`."""
+    for name, rows in (("old", old), ("new", new)):
+        write_deltalake(tmp_path / name / "t", rows)
+    return DeltaTable(tmp_path / "old" / "t"), DeltaTable(tmp_path / "new" / "t")
+
+
+def test_the_largest_differences_are_shown_first(tmp_path: Path) -> None:
+    """Sixteen totals went on a little; one is wrong by a thousand, and it is the last by name."""
+    keys = [f"k{n:02d}" for n in range(16)]
+    old = pa.table({"k": keys, "total": pa.array([100 + n for n in range(15)] + [1_115], pa.int64())})
+    new = pa.table({"k": keys, "total": pa.array([101 + n for n in range(16)], pa.int64())})
+    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert difference.changed == 16 and difference.sample[0]["k"] == "k15"
+    assert (difference.sample[0]["total published"], difference.sample[0]["total rebuilt"]) == (1_115, 116)
+
+
+def test_a_difference_of_unknown_size_and_rows_that_come_or_go_hide_no_large_one(tmp_path: Path) -> None:
+    old = pa.table({"k": ["a", "b", "c", "d"], "x": pa.array([None, 5.0, float("nan"), 1.0]), "s": ["p"] * 4})
+    new = pa.table({"k": ["a", "b", "c", "e"], "x": pa.array([1.0, 900.0, 2.0, 1.0]), "s": ["q"] * 4})
+    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert (difference.changed, difference.only_old, difference.only_new) == (3, 1, 1)
+    assert difference.sample[0]["k"] == "b" and len(difference.sample) == 5
+
+
+def test_of_rows_without_a_key_the_largest_are_shown_first(tmp_path: Path) -> None:
+    old = pa.table({"name": [f"r{n}" for n in range(9)], "amount": pa.array([1] * 8 + [70_000], pa.int64())})
+    new = pa.table({"name": [f"s{n}" for n in range(9)], "amount": pa.array([1] * 9, pa.int64())})
+    difference = audit.compare("t", *tables(tmp_path, old, new), [])
+    assert difference.sample[0] == {"published": {"name": "r8", "amount": 70_000}}
+
+
+def test_sums_of_money_are_told(tmp_path: Path) -> None:
+    kind = pa.decimal128(38, 4)
+    old = pa.table({"k": ["a", "b"], "amount": pa.array([Decimal("99999999999999999999.9999"), Decimal("1.5")], kind)})
+    new = pa.table({"k": ["a", "b"], "amount": pa.array([Decimal("99999999999999999999.9999"), Decimal("2.5")], kind)})
+    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert difference.totals["amount"] == ("100000000000000000001.4999", "100000000000000000002.4999")
+
+
+def test_a_sum_that_does_not_fit_its_type_ends_no_audit(tmp_path: Path) -> None:
+    kind = pa.decimal128(38, 0)
+    large = Decimal(9 * 10**37)
+    old = pa.table({"k": ["a", "b"], "amount": pa.array([large, large], kind), "n": pa.array([2**63 - 1] * 2)})
+    new = pa.table({"k": ["a", "b"], "amount": pa.array([large, Decimal(1)], kind), "n": pa.array([2**63 - 1, 1])})
+    difference = audit.compare("t", *tables(tmp_path, old, new), ["k"])
+    assert difference.changed == 1
+    assert [str(x) for x in difference.totals["n"]] == [str(2**64 - 2), str(2**63)]
+    assert float(difference.totals["amount"][0]) == pytest.approx(1.8e38)
+
+
+def test_a_position_that_only_new_code_writes_is_no_difference(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [("id", pa.int64()), pa.field("_position", pa.int64(), metadata={"recourse.column": "position"})]
+    )
+    for name, positions in (("old", [None, None]), ("new", [7, 8])):
+        write_deltalake(tmp_path / name, pa.table({"id": [1, 2], "_position": positions}, schema=schema))
+    difference = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ("id",))
+    assert (difference.changed, difference.only_old, difference.only_new, dict(difference.totals)) == (0, 0, 0, {})
+    by_row = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
+    assert by_row.only_old == by_row.only_new == 0

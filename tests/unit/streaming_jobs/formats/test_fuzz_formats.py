@@ -1,0 +1,31 @@
+"""The program that looks for faults of the JSON reader: it finds none here, and it would find each kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.fuzz_formats import fuzz, main
+from tests.support.readers import ending, failing, lenient
+
+
+def test_no_random_record_is_read_differently_from_the_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--minutes", "0.05", "--seed", "20131231"]) == 0
+    text = capsys.readouterr().out
+    assert "no difference, no error, no crash" in text
+    for verdict in ("good", "malformed_json", "wrong_type", "invalid_utf8", "missing_field", "trailing_data"):
+        assert verdict in text
+
+
+def test_a_wrong_verdict_is_found() -> None:
+    (problem, *_) = fuzz(60, 1, lenient).problems
+    assert "value=None" in problem and "empty_value" in problem
+
+
+def test_an_error_is_found_with_the_values_of_its_block() -> None:
+    (problem,) = fuzz(60, 1, failing).problems
+    assert "KeyError: 'a null'" in problem and "None" in problem.partition("values: ")[2]
+
+
+def test_a_crash_is_found_with_the_record_that_makes_it() -> None:
+    (problem,) = fuzz(60, 1, ending).problems
+    assert problem.startswith("the interpreter ended on None\nschema: {")

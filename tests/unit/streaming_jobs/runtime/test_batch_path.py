@@ -1,0 +1,136 @@
+"""The path of a batch: through the driver when it surely fits, otherwise through the executors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streaming_jobs.errors import TransientError
+from streaming_jobs.ledger import Txn
+from streaming_jobs.runtime.batch_path import DriverPathAttempts, choose_path
+from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.settings import StreamSettings
+from streaming_jobs.sinks.base import PendingWrite
+from tests.support.batch_driver import PLAIN, STATE, UNKNOWN, Driver, Start
+from tests.support.worlds import PRIMARY, plain
+
+MULTIPLYING = PlanTraits(stateful=False, multiplies=True)
+
+
+@pytest.mark.parametrize(
+    ("traits", "records", "bytes_per_record", "died", "way"),
+    [
+        (PLAIN, 300_000, 512, False, "driver"),
+        (PLAIN, 524_288, 512, False, "driver"),  # 256 MB to the byte
+        (PLAIN, 524_289, 512, False, "executor"),
+        (PLAIN, 300_000, 4096, False, "executor"),
+        (PLAIN, 10, 512, True, "executor"),
+        (STATE, 10_000_000, 512, False, "driver"),  # what state emits does not follow the records that come in
+        (STATE, 10, 512, True, "executor"),
+        (MULTIPLYING, 10_000, 512, False, "driver"),
+        (MULTIPLYING, 10_001, 1, False, "executor"),
+        (UNKNOWN, 1, 1, False, "executor"),
+    ],
+)
+def test_a_batch_goes_through_the_driver_when_it_surely_fits(
+    traits: PlanTraits, records: int, bytes_per_record: float, died: bool, way: str
+) -> None:
+    chosen = choose_path(StreamSettings(), traits, records=records, bytes_per_record=bytes_per_record, died_before=died)
+    assert chosen == way
+
+
+@pytest.mark.parametrize("path", ["driver", "executor"])
+def test_a_path_that_was_set_holds_whatever_the_batch_is(path: Any) -> None:
+    settings = StreamSettings(path=path)
+    for traits in (PLAIN, STATE, MULTIPLYING, UNKNOWN):
+        for died in (True, False):
+            assert choose_path(settings, traits, records=10**9, bytes_per_record=1e6, died_before=died) == path
+
+
+def test_a_batch_that_died_in_the_driver_is_remembered_and_no_other_one(tmp_path: Path) -> None:
+    attempts = DriverPathAttempts(tmp_path / "attempt")
+    assert not attempts.died(Txn(1, 7))
+    attempts.begin(Txn(1, 7))
+    again = DriverPathAttempts(tmp_path / "attempt")  # as the next driver finds it
+    assert again.died(Txn(1, 7))
+    assert not again.died(Txn(1, 8))
+    assert not again.died(Txn(2, 7))
+
+
+@pytest.fixture
+def large(start: Start) -> Driver:
+    """A driver whose first batch will not fit."""
+    return start()
+
+
+def test_a_large_batch_that_does_not_fit_the_driver_is_repeated_through_the_executors(
+    large: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> PendingWrite:
+        raise RuntimeError("Total size of serialized results is bigger than spark.driver.maxResultSize (768.0 MiB)")
+
+    large.prepare = too_large
+    with pytest.raises(TransientError, match="batch 0 did not fit the driver"):
+        large.run(0)
+    large.prepare = large.in_memory
+    large.run(0)
+    assert large.ways == [(False, False)] * 2
+    assert large.reports[-1].path == "executor"
+    large.run(1)
+    assert large.reports[-1].path == "driver"
+    large.run(1)
+    assert large.reports[-1].path == "driver"
+
+
+@pytest.mark.parametrize("traits", [STATE, UNKNOWN])
+def test_the_state_of_a_batch_on_the_executors_is_computed_once(start: Start, traits: PlanTraits) -> None:
+    driver = start()
+    driver.pipeline.stream, driver.pipeline.sinks = plain, driver.sink_set(secondary=())
+    driver.pipeline.settings = StreamSettings(path="executor")
+    driver.run(0)
+    assert "persist" not in driver.log
+    driver.pipeline.traits = traits
+    driver.run(1)
+    assert driver.log.index("persist") < driver.log.index(f"stage {PRIMARY}", driver.log.index("persist"))
+    assert driver.log.count("persist") == driver.log.count("unpersist") == 1
+
+
+def test_any_other_failure_of_staging_goes_up_as_it_is(large: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> PendingWrite:
+        raise ZeroDivisionError("in the stream's function")
+
+    large.prepare = broken
+    with pytest.raises(ZeroDivisionError):
+        large.run(0)
+    assert large.log[-2:] == ["persist", "unpersist"]
+
+
+def test_a_table_outside_the_profile_or_a_setting_sends_commits_through_spark(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = start()
+    driver.pipeline.settings = StreamSettings(committer="spark")
+    driver.run(0)
+    assert driver.ways == [(True, True)] * 2
+    driver.pipeline.settings = StreamSettings()
+    driver.sinks[PRIMARY].handle.alter.add_constraint({"positive": "n > 0"})
+    driver.ways.clear()
+    driver.run(1)
+    assert driver.ways == [(True, True), (True, False)]
+
+
+def test_the_size_of_records_is_learnt_from_batches_that_are_large_enough(large: Driver) -> None:
+    before = large.pipeline._bytes_per_record
+    wide = {"k": ["x" * 1000] * 2000, "n": list(range(2000))}
+    staged: Mapping[str, Any] = {"table": pa.table(wide)}
+    large.pipeline._learn(type("Staged", (), staged)(), 999)
+    assert large.pipeline._bytes_per_record == before
+    large.pipeline._learn(type("Staged", (), staged)(), 2000)
+    assert large.pipeline._bytes_per_record == pytest.approx(1012, rel=0.02)
+    large.pipeline.traits = STATE
+    large.pipeline._learn(type("Staged", (), staged)(), 1000)
+    assert large.pipeline._bytes_per_record == pytest.approx(1012, rel=0.02)

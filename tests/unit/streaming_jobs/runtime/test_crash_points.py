@@ -1,0 +1,23 @@
+"""Crash points: a test can kill a driver at one of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from streaming_jobs.runtime import crash_points
+
+
+def test_a_test_can_kill_at_one_point_of_one_batch_and_nothing_else_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(crash_points.os, "kill", lambda pid, number: killed.append(number))
+    crash_points.crash_point("staged", "s", 3)
+    monkeypatch.setenv("RECOURSE_CRASH", "s:staged:3")
+    for name, stream, number in (
+        ("staged", "s", 2),
+        ("staged", "s", 33),
+        ("staged", "other", 3),
+        ("primary_committed", "s", 3),
+        ("staged", "s", 3),
+    ):
+        crash_points.crash_point(name, stream, number)
+    assert killed == [9]

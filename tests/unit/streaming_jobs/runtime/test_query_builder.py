@@ -1,0 +1,176 @@
+"""The query of a stream: where it begins, its function's frames, its share of a batch, and its trigger."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from streaming_jobs.errors import ConfigurationError, FunctionRaised, UsageError
+from streaming_jobs.preflight.snapshot import StreamSnapshot
+from streaming_jobs.runtime.query_builder import QueryBuilder, QueryHandle, next_batch, resolve_start, triggered
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.base import Observed
+from streaming_jobs.stream import DeltaTable, Stream
+from tests.conftest import SettingsFactory
+from tests.support.worlds import THINGS, TOPIC, FakeTopics, checkpoint_world, opened, parity, settled
+
+
+def test_a_start_position_is_the_topics_first_or_next_offsets() -> None:
+    topics: Any = FakeTopics()
+    assert resolve_start("earliest", topics, TOPIC) == {0: 0, 1: 0}
+    assert resolve_start("latest", topics, TOPIC) == {0: 1000, 1: 1000}
+
+
+def test_a_start_time_is_asked_for_in_milliseconds_of_utc() -> None:
+    topics = FakeTopics()
+    assert resolve_start("2026-11-21T10:00:00+02:00", topics, TOPIC) == {0: 70, 1: 35}
+    assert resolve_start("2026-11-21T08:00:00Z", topics, TOPIC) == {0: 70, 1: 35}
+    assert topics.asked_ms == [1_795_248_000_000] * 2
+
+
+@pytest.mark.parametrize("start", ["", "first", "2026-11-21", "2026-11-21T10:00:00", "offsets", "1795248000000"])
+def test_any_other_start_position_is_refused_and_a_time_without_zone_too(start: str) -> None:
+    with pytest.raises(ConfigurationError, match="not earliest, latest or a time with zone"):
+        resolve_start(start, FakeTopics(), TOPIC)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "batch"),
+    [
+        (opened(), 0),
+        (replace(opened(), checkpoint=checkpoint_world(0, None)), 0),
+        (settled(0), 1),
+        (replace(settled(6), checkpoint=checkpoint_world(7, 6)), 7),
+        (settled(7), 8),
+        (replace(settled(7), checkpoint=checkpoint_world(7, 6)), 8),
+    ],
+    ids=["nothing", "first planned", "first done", "planned", "done", "in the primary table, not yet in commits/7"],
+)
+def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(snapshot: StreamSnapshot, batch: int) -> None:
+    assert next_batch(snapshot) == batch
+
+
+def assembly(settings: Settings, stream: Stream = parity) -> QueryBuilder:
+    nothing: Any = SimpleNamespace(client=None)
+    return QueryBuilder(stream, settings, nothing, "continuous", threading.Event(), nothing, nothing)
+
+
+@pytest.mark.parametrize(
+    ("path", "route"), [("auto", "batches take the executors"), ("driver", "`path` keeps batches on the driver")]
+)
+def test_a_warning_for_unknown_operators_names_the_path_that_batches_take(
+    settings: SettingsFactory, path: str, route: str
+) -> None:
+    plan = SimpleNamespace(toString=lambda: "~RememberThings [k#1]\n+- ~StreamingRelationV2 kafka")
+    execution = SimpleNamespace(analyzed=lambda: plan)
+    conf = SimpleNamespace(get=lambda _: "25", set=lambda *_: None)
+    frame: Any = SimpleNamespace(
+        sparkSession=SimpleNamespace(conf=conf), _jdf=SimpleNamespace(queryExecution=lambda: execution)
+    )
+    with capture_logs() as logs:
+        assembly(settings({"stream.path": path}))._checked_traits({"evens": frame})
+    (warning,) = logs
+    assert warning["operators"] == "RememberThings" and warning["event"].endswith(f": {route}")
+
+
+@pytest.mark.parametrize(("lateness", "delay"), [(None, 21600), ("0 seconds", 0), ("1 hour", 3600)])
+def test_a_lateness_in_the_settings_goes_before_the_declared_one_also_when_it_is_zero(
+    settings: SettingsFactory, lateness: str | None, delay: int
+) -> None:
+    late = replace(parity, sources={"things": replace(THINGS, event_time="n", lateness="6 hours")})
+    loaded = settings({"stream.lateness": lateness} if lateness else {})
+    assert [source.lateness for source in assembly(loaded, late)._sources()] == [timedelta(seconds=delay)]
+
+
+def test_each_source_gets_a_share_of_a_batch_and_never_none(settings: SettingsFactory) -> None:
+    both = Stream("both", lambda a, b: a, {"a": THINGS, "b": replace(THINGS, name="b")}, {"t": DeltaTable("t")})
+    assert assembly(settings({"stream.max_offsets_per_trigger": 9}), both).share == 4
+    assert assembly(settings({"stream.max_offsets_per_trigger": 1}), both).share == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, r"the function of stream crooked returned None \(.*test_query_builder.py:\d+\)"),
+        (
+            "a text",
+            r"the function of stream crooked returned str for t, not a DataFrame \(.*test_query_builder.py:\d+\)",
+        ),
+        ({"t": None}, "returned NoneType for t, not a DataFrame"),
+    ],
+)
+def test_a_function_that_returns_no_frame_is_refused_with_its_name_and_place(
+    settings: SettingsFactory, returned: Any, words: str
+) -> None:
+    crooked = Stream("crooked", lambda things: returned, {"things": THINGS}, {"t": DeltaTable("t")})
+    with pytest.raises(UsageError, match=words):
+        assembly(settings(), crooked)._outputs({"things": None})  # type: ignore[dict-item]
+
+
+def test_a_function_that_raises_when_it_is_called_is_told_with_its_line(settings: SettingsFactory) -> None:
+    crooked = Stream("crooked", lambda things: {}["no such"], {"things": THINGS}, {"t": DeltaTable("t")})
+    with pytest.raises(
+        FunctionRaised, match=r"the stream's function raised KeyError: 'no such' \(.*test_query_builder.py:\d+\)"
+    ):
+        assembly(settings(), crooked)._outputs({"things": None})  # type: ignore[dict-item]
+
+
+class Writer:
+    """A writer that returns the options of its trigger."""
+
+    def trigger(self, **options: object) -> dict[str, object]:
+        return options
+
+
+@pytest.mark.parametrize(
+    ("trigger", "options"),
+    [
+        ("continuous", {"processingTime": "500 milliseconds"}),
+        ("available-now", {"availableNow": True}),
+        ("every 10 seconds", {"processingTime": "10000 milliseconds"}),
+        ("every 100 ms", {"processingTime": "500 milliseconds"}),  # never below the commit interval
+    ],
+)
+def test_a_trigger_is_told_to_spark(trigger: str, options: dict[str, object]) -> None:
+    assert triggered(Writer(), trigger, timedelta(milliseconds=500)) == options  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_without_a_commit_interval_batches_follow_each_other() -> None:
+    assert triggered(Writer(), "continuous", timedelta(0)) == {"processingTime": "1 milliseconds"}  # type: ignore[arg-type, comparison-overlap]
+
+
+@pytest.mark.parametrize("trigger", ["", "once", "every", "every now and then", "every -5 seconds", "10 seconds"])
+def test_any_other_trigger_is_refused(trigger: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is not a (trigger|duration)"):
+        triggered(Writer(), trigger, timedelta(0))  # type: ignore[arg-type]
+
+
+def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
+    class Metrics:
+        def __init__(self, count: int | None) -> None:
+            self.count = count
+
+        def isDefined(self) -> bool:
+            return self.count is not None
+
+        def get(self, name: str | None = None) -> Any:
+            if name is not None:
+                return Metrics({"recourse_things": 4}.get(name))
+            return SimpleNamespace(mkString=lambda _: f"{self.count},7")
+
+    execution = SimpleNamespace(observedMetrics=lambda: Metrics(0))
+    java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
+    handle, counts = QueryHandle(), []
+    asking = threading.Thread(target=lambda: counts.append(handle.observed("recourse_things")))
+    asking.start()
+    assert not counts
+    handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
+    asking.join(5)
+    assert counts == [Observed(4, 7)]
+    assert handle.observed("recourse_others") == Observed()

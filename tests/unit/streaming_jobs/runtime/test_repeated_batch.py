@@ -1,0 +1,194 @@
+"""A batch that was begun before, by a driver that died or by another: each row is there once, or the stream stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from streaming_jobs.errors import Fenced, LedgerConflict, TransientError
+from streaming_jobs.ledger import CodeVersion
+from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.sinks.base import BatchOfRows
+from streaming_jobs.sinks.delta import writers as staged
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.writers import ParquetAppend, _parquet
+from tests.support.batch_driver import STATE, UNKNOWN, Driver, Output, Start, commits_of, newest_entry, numbers
+from tests.support.worlds import DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, Disk, append, entry, offsets
+
+KILLED = {
+    "batch_started": ([], []),
+    "staged": ([], []),
+    "secondary_committed": ([], [1, 3]),
+    "primary_committed": ([2, 4], [1, 3]),
+}
+
+
+@pytest.mark.parametrize("point", KILLED)
+def test_a_batch_killed_anywhere_is_repeated_and_every_row_is_there_once(
+    disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(name: str, stream: str, number: int) -> None:
+        if (name, stream, number) == (point, STREAM, 0):
+            raise Killed
+
+    driver = start()
+    driver.bad = 2
+    driver.at = kill
+    with pytest.raises(Killed):
+        driver.run(0)
+    assert (numbers(disk, PRIMARY), numbers(disk, SECONDARY)) == KILLED[point]
+    assert disk.findings() == []
+    again = start()
+    again.bad = 2
+    again.run(0)
+    assert (numbers(disk, PRIMARY), numbers(disk, SECONDARY)) == ([2, 4], [1, 3])
+    assert [commits_of(disk, table) for table in (PRIMARY, SECONDARY, DEAD_LETTERS)] == [1, 1, 1]
+    assert newest_entry(disk, PRIMARY).rows == {SECONDARY: 2, "dead_letters": 2, "written": 2}
+    assert again.reports[-1].skipped == (point == "primary_committed")
+    assert disk.findings() == []
+
+
+def write_as_executors(sink: DeltaSink, rows: pa.Table, target: Path) -> None:
+    """Stands for Spark's writer."""
+    target.mkdir(parents=True)
+    pq.write_table(rows, target / "part-0.parquet")
+
+
+def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_committed(
+    disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_executors(driver: Driver) -> Driver:
+        def staged_files(output: Output, refused: Any, null_keys: Any, rows: BatchOfRows) -> ParquetAppend:
+            table = driver.letters_in_memory(output, refused, null_keys, rows).table
+            return _parquet(output.sink, table, (rows.generation, rows.batch))
+
+        driver.prepare_letters = staged_files
+        driver.bad = 2
+        return driver
+
+    monkeypatch.setattr(staged, "_write_parquet", write_as_executors)
+    first = on_executors(start())
+    monkeypatch.setattr(first.pipeline, "_late", lambda *_: (_ for _ in ()).throw(TransientError("Kafka is away")))
+    with pytest.raises(TransientError):
+        first.run(0)
+    on_executors(start()).run(0)
+    assert DeltaTable(disk.table(DEAD_LETTERS)).to_pyarrow_table().num_rows == 2
+    assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 2
+    assert disk.findings() == []
+
+
+def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = disk.sinks[PRIMARY]
+    rows = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
+
+    monkeypatch.setattr(staged, "_write_parquet", write_as_executors)
+    _parquet(sink, rows, (1, 0))
+    (died,) = (sink.path / "g0001").iterdir()
+    _parquet(sink, rows, (1, 0)).commit(entry(0))
+    assert not died.exists()
+    _parquet(sink, rows, (1, 0))
+    assert numbers(disk, PRIMARY) == [1]
+
+
+def test_a_batch_that_is_in_the_tables_computes_nothing(start: Start) -> None:
+    start().run(0)
+    again = start()
+    again.run(0)
+    assert not [line for line in again.log if line.startswith(("stage", "commit ", "persist", "upkeep"))]
+    assert [(r.batch, r.skipped, r.rows) for r in again.reports] == [(0, True, 2)]
+
+
+@pytest.mark.parametrize("traits", [STATE, UNKNOWN])
+def test_a_batch_that_is_in_the_tables_computes_its_state_again_since_the_checkpoint_may_lack_it(
+    start: Start, traits: PlanTraits
+) -> None:
+    start().run(0)
+    again = start()
+    again.pipeline.traits = traits
+    again.run(0)
+    assert "write noop" in again.log
+    assert not [line for line in again.log if line.startswith(("stage", "commit "))]
+
+
+def test_dead_letters_written_by_earlier_code_are_kept_counted_and_told(disk: Disk, start: Start) -> None:
+    earlier = CodeVersion("000000000000", "0.0.9")
+    letter = pa.table({"topic": [TOPIC], "offset": pa.array([1], pa.int64()), "reason": ["not_json"]})
+    append(disk.sinks[DEAD_LETTERS], entry(0, DEAD_LETTERS, code=earlier, rows={"written": 1}), letter)
+    driver = start()
+    driver.run(0)  # the code of now refuses nothing
+    made = newest_entry(disk, PRIMARY)
+    assert made.rows["dead_letters"] == 1
+    assert made.note == f"mixed batch: {DEAD_LETTERS} was written by an earlier version of the code"
+
+
+def test_a_batch_in_the_primary_with_other_offsets_stops_the_stream(disk: Disk, start: Start) -> None:
+    driver = start()
+    wider = replace(offsets(0), end={0: 99, 1: 5})
+    append(driver.sinks[PRIMARY], entry(0, offsets=(wider,)), pa.table({"k": ["x"], "n": [2]}))
+    with pytest.raises(LedgerConflict, match=r"is in table evens with offsets things .*99.* the checkpoint has things"):
+        driver.run(0)
+    assert driver.commits == []
+
+
+def test_a_batch_in_a_secondary_table_with_other_offsets_stops_the_stream_before_the_primary(
+    disk: Disk, start: Start
+) -> None:
+    driver = start()
+    narrower = replace(offsets(0), end={0: 9, 1: 5})
+    append(driver.sinks[SECONDARY], entry(0, SECONDARY, offsets=(narrower,)), pa.table({"k": ["x"], "n": [1]}))
+    with pytest.raises(LedgerConflict, match=f"table {SECONDARY}"):
+        driver.run(0)
+    assert numbers(disk, PRIMARY) == []
+    assert driver.pipeline.failure is not None
+
+
+def test_a_table_that_is_ahead_of_the_checkpoint_stops_the_stream(start: Start) -> None:
+    driver = start()
+    append(driver.sinks[PRIMARY], entry(5), pa.table({"k": ["x"], "n": [2]}))
+    with pytest.raises(LedgerConflict, match="its log does not show what g0001 batch 0 read"):
+        driver.run(0)
+
+
+def test_a_driver_of_an_older_generation_writes_nothing(disk: Disk, start: Start) -> None:
+    driver = start()
+    fence = entry(-1, kind="fence", generation=2, plan="r1")
+    for sink in driver.sinks.values():
+        sink.commit(replace(fence, table=sink.name), lambda *_: None)
+    with pytest.raises(Fenced):
+        driver.run(0)
+    assert (numbers(disk, PRIMARY), numbers(disk, SECONDARY)) == ([], [])
+
+
+def test_a_batch_half_written_by_earlier_code_is_finished_and_told(disk: Disk, start: Start) -> None:
+    earlier = CodeVersion("000000000000", "0.0.9")
+    append(disk.sinks[SECONDARY], entry(0, SECONDARY, code=earlier), pa.table({"k": ["x"], "n": [1]}))
+    driver = start()
+    driver.run(0)
+    note = f"mixed batch: {SECONDARY} was written by an earlier version of the code"
+    assert newest_entry(disk, PRIMARY).note == note
+    assert driver.reports[-1].entry.note == note
+    assert numbers(disk, SECONDARY) == [1]
+
+
+def test_a_second_driver_that_writes_the_same_batch_meanwhile_is_told(
+    disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = start()
+    other = Disk(disk.settings).open().sinks[PRIMARY]
+    rows = pa.table({"k": ["x"], "n": [2]})
+    driver.before_commit = lambda: append(other, entry(0), rows)
+    with pytest.raises(LedgerConflict, match="appeared in table evens while this driver was writing it"):
+        driver.run(0)
+    assert numbers(disk, PRIMARY) == [2]
+    assert driver.reports == []

@@ -1,0 +1,217 @@
+"""A session beside recoveries of its streams, and beside other code: it starts a stream again, or makes way."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from streaming_jobs.runtime import session_options
+from streaming_jobs.runtime.handover import Handover
+from streaming_jobs.session import Session
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.lease import acquire, holder, take
+from streaming_jobs.stream import Stream
+from streaming_jobs.testing import MemoryLease, MemoryLeases
+from tests.support.sessions import Queries, marker, session_of
+from tests.support.worlds import parity, plain
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_session_makes_way_after_the_recovery_of_one_of_its_streams(home: Settings, supervised: bool) -> None:
+    """If it can be started again in its place: the code in this process is the code that was wrong."""
+    session = session_of(home, [plain, parity], handover=Handover(home) if supervised else None)
+    session.run()
+    session.running[0].status.state, session.running[0].status.error = "failed", {"permanent": True}
+    stop = marker(home)
+    for text, ends in (
+        ("by hand", False),
+        (None, False),
+        ("stopped for recovery plan plain-0001", False),
+        (None, True),
+    ):
+        if text is None:
+            stop.unlink()
+        else:
+            stop.write_text(text)
+        session._look_at_recoveries()
+        assert session.superseded == (ends and supervised)
+    assert not session.stop_all.is_set(), "nobody has asked it to end"
+    assert session._exit_code() == (0 if supervised else 78), "what failed before is for the next session to find out"
+
+
+@dataclass
+class Watch:
+    """Code on disk: other code for the streams among `changed`."""
+
+    changed: set[str] = field(default_factory=set)
+    same: bool = True
+    closed: bool = False
+
+    def untouched(self) -> bool:
+        return self.same
+
+    def newer(self, streams: Iterable[str]) -> bool:
+        return not self.changed.isdisjoint(streams)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(home: Settings) -> None:
+    """The others run on, untouched; and whoever takes the stream first keeps it."""
+    watch, queries = Watch(), Queries(home)
+    session = session_of(home, [plain, parity], handover=Handover(home, watch=watch), queries=queries)
+    session.run()
+    queries.launched.clear()
+    before, other = session.running
+    for running in (before, other):
+        running.lease = acquire(home, running.stream.name, purpose="session")
+        running.lease.record_jvm(os.getpid())
+    session._detach(before)
+    stop_request.ask_for(home, "plain", "plain-0001")
+    session._look_at_recoveries()
+    with take(home, "plain", purpose="recovery plan plain-0001"):
+        stop_request.clear_for(home, "plain", "plain-0001")
+        session._look_at_recoveries()
+        assert not queries.launched and not session.superseded, "the recovery lets go in a moment"
+    session._look_at_recoveries()
+    assert queries.launched == ["plain"]
+    again = session.running[0]
+    assert session.running == [again, other] and again is not before and again.stream is plain
+    assert not session.superseded and not again.detached
+    owner = holder(home, "plain")
+    assert owner is not None and owner.pid == os.getpid(), "it is this session's again"
+    session._look_at_recoveries()
+    assert len(queries.launched) == 1
+
+    session._detach(again)
+    stop_request.ask_for(home, "plain", "plain-0002")
+    session._look_at_recoveries()
+    stop_request.clear_for(home, "plain", "plain-0002")
+    watch.same = False
+    session._look_at_recoveries()
+    assert session.superseded and len(queries.launched) == 1, "corrected code needs a new process"
+    for running in session.running:
+        running.lease.release()
+
+
+class OnAFullDisk(MemoryLease):
+    """A lease whose owner cannot be written."""
+
+    def lock_again(self) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("fault", ["moved away", "unwritable"])
+def test_a_recovered_stream_whose_folder_is_another_one_makes_the_session_start_again(
+    home: Settings, fault: str
+) -> None:
+    """The lock of a file that was moved away excludes nobody; and a fault of one stream ends no other one."""
+    queries = Queries(home)
+    session = session_of(home, [plain, parity], handover=Handover(home, watch=Watch()), queries=queries)
+    session.run()
+    queries.launched.clear()
+    before, other = session.running
+    for running in (before, other):
+        running.lease = acquire(home, running.stream.name, purpose="session")
+    if fault == "unwritable":
+        owner = before.lease.owner
+        before.lease.release()
+        before.lease = OnAFullDisk("plain", owner, MemoryLeases())
+    session._detach(before)
+    stop_request.ask_for(home, "plain", "plain-0001")
+    session._look_at_recoveries()
+    stop_request.clear_for(home, "plain", "plain-0001")
+    if fault == "moved away":
+        (home.state / "plain").rename(home.state / "before")
+    session._look_at_recoveries()
+    assert session.superseded and session.running == [before, other]
+    assert not queries.launched, "it is not this session's to start"
+    if fault == "moved away":
+        acquire(home, "plain", purpose="session", wait=0).release()
+    for running in session.running:
+        running.lease.release()
+
+
+def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_started_when_it_is_over(
+    home: Settings,
+) -> None:
+    """Unless somebody else runs it by then, or wants it to stay stopped."""
+    stop = marker(home)
+    stop.write_text("stopped for recovery plan plain-0001")
+    session = session_of(home, [parity], handover=Handover(home, left_out=["plain"]))
+    session.run()
+
+    def makes_way() -> bool:
+        session._look_at_recoveries()
+        return session.superseded
+
+    assert not makes_way()
+    stop.unlink()
+    with take(home, "plain", purpose="session"):
+        assert not makes_way(), "another session runs it"
+    assert makes_way()
+    session.superseded = False
+    stop.write_text("by hand")
+    assert not makes_way()
+    stop.unlink()
+    assert not makes_way(), "whoever stopped it starts it"
+
+
+@pytest.mark.parametrize("option", ["--respect-stop", "--again"])
+def test_a_session_is_told_which_of_its_streams_a_recovery_has_stopped(
+    home: Settings, start: Callable[..., int], option: str
+) -> None:
+    made: list[list[str]] = []
+
+    def make(settings: Settings, streams: Sequence[Stream], **options: Any) -> Session:
+        made.append([s.name for s in streams])
+        assert options["answers"] == {}
+        return session_of(settings, streams, **options)
+
+    def left_out() -> Sequence[str]:
+        options = session_options.parse(["--streams", "plain,parity", option])
+        return session_options.select(options, home, [plain, parity], stop_request.requests(home)).left_out
+
+    stop_request.ask_for(home, "plain", "plain-0001")
+    assert start("--streams", "plain,parity", option, make=make) == 0
+    assert (made[0], left_out()) == (["parity"], ["plain"])
+    stop_request.clear_for(home, "plain", "plain-0001")
+    stop_request.ask(home, "plain", "by hand")
+    assert start("--streams", "plain,parity", option, make=make) == 0
+    assert (made[1], left_out()) == (["parity"], [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "makes_way"),
+    [("plain", "failed", True), ("parity", "failed", False), ("plain", "stopped", False), ("plain", "running", False)],
+)
+def test_a_session_makes_way_for_other_code_of_a_stream_that_failed_and_of_no_other(
+    home: Settings, changed: str, state: Any, makes_way: bool
+) -> None:
+    watch = Watch({changed})
+    session = session_of(home, [plain, parity], handover=Handover(home, watch=watch))
+    session.run()
+    session.running[0].status.state = state
+    session._look_at_code()
+    assert (session.superseded, watch.closed) == (makes_way, True)
+
+
+def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to_start_again(home: Settings) -> None:
+    session = session_of(home, [plain, parity], handover=Handover(home, watch=Watch({"plain"})))
+    session.run()
+    session.running[0].status.state, session.running[0].detached = "failed", True
+    with take(home, "plain", purpose="session"):
+        session._look_at_code()
+    path = marker(home)
+    session._look_at_code()
+    assert not session.superseded
+    path.unlink()
+    session._look_at_code()
+    assert session.superseded

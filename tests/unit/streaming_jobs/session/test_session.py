@@ -1,0 +1,138 @@
+"""The session around its streams: whatever goes wrong with one thing, leases are released and the others continue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
+
+from streaming_jobs.errors import PermanentError, TransientError
+from streaming_jobs.runtime.lag import Ends
+from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.lease import holder
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.stream import Stream
+from streaming_jobs.testing import MemoryQuery, MemoryRuntime
+from tests.support.sessions import Queries, session_of, state
+from tests.support.worlds import parity, plain
+
+
+def unwritable(home: Settings, stream: str) -> None:
+    """From now on the stream's status cannot be written."""
+    path = StreamFolder.of(home, stream).status
+    if path.is_file():
+        path.unlink()
+        path.mkdir()
+
+
+def writable(home: Settings, stream: str) -> None:
+    StreamFolder.of(home, stream).status.rmdir()
+
+
+def test_a_table_that_cannot_be_read_fails_its_stream_alone(home: Settings) -> None:
+    def preflight(stream: Stream) -> None:
+        if stream is plain:
+            raise RuntimeError("the log is garbled")
+
+    home = home.model_copy(update={"stream": home.stream.model_copy(update={"max_restarts": 0})})
+    assert session_of(home, [plain, parity], queries=Queries(home, at_preflight=preflight)).run() == 1
+    assert (state(home, "plain"), state(home, "parity")) == ("failed", "stopped")
+
+
+def test_a_full_disk_stops_no_stream_and_is_told_once(home: Settings) -> None:
+    runtime = MemoryRuntime()
+    queries = Queries(home, at_preflight=lambda stream: unwritable(home, stream.name))
+    with capture_logs() as logs:
+        assert session_of(home, [plain, parity], runtime=runtime, queries=queries).run() == 0
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == ["the status could not be written"]
+    assert runtime.ends == ["stop"]
+    assert holder(home, "plain") is None
+
+
+def test_whatever_fails_at_the_end_spark_is_ended_and_the_leases_are_released(home: Settings) -> None:
+    class Gone(Queries):
+        def ends(self, stream: Stream) -> Ends | None:
+            raise ConnectionError("the JVM is gone")
+
+    class EndsBadly(MemoryRuntime):
+        def stop(self) -> None:
+            super().stop()
+            raise ConnectionError("the JVM is gone")
+
+    runtime = EndsBadly()
+    with pytest.raises(ConnectionError):
+        session_of(home, [plain, parity], runtime=runtime, queries=Gone(home)).run()
+    assert runtime.ends == ["stop"]
+    assert (holder(home, "plain"), holder(home, "parity")) == (None, None)
+
+
+def test_an_error_of_the_session_itself_is_told_by_each_stream(home: Settings) -> None:
+    class NoJava(MemoryRuntime):
+        def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
+            raise TransientError("no Java")
+
+    with pytest.raises(TransientError):
+        session_of(home, [plain], runtime=NoJava()).run()
+    assert state(home, "plain") == "failed"
+
+
+def test_a_stream_that_is_over_is_left_while_others_go_on_once_that_is_written(home: Settings) -> None:
+    looks: list[int] = []
+
+    def fails(query: MemoryQuery) -> None:
+        unwritable(home, "plain")
+        query.active, query.failure = False, PermanentError("a table is gone", "put it back")
+
+    def goes_on(query: MemoryQuery) -> None:
+        looks.append(1)
+        if len(looks) == 4:
+            assert holder(home, "plain") is not None, "its end is not written yet"
+            writable(home, "plain")
+        if len(looks) == 6:
+            assert holder(home, "plain") is None and holder(home, "parity") is not None
+            assert state(home, "plain") == "failed"
+            query.active = False
+
+    queries = Queries(home, look={"plain": fails, "parity": goes_on})
+    session = session_of(home, [plain, parity], queries=queries)
+    assert session.run() == 78 and len(looks) == 6
+    assert [running.detached for running in session.running] == [True, False], "the last one keeps its lease to the end"
+
+
+def test_a_replan_that_given_queries_would_not_get_is_refused(home: Settings) -> None:
+    with pytest.raises(ValueError, match="give replan to the queries"):
+        session_of(home, [plain], replan=lambda *_: None)
+
+
+def test_a_stream_that_used_up_its_tries_is_tried_again_as_long_as_another_one_runs(home: Settings) -> None:
+    looks: list[int] = []
+
+    def fails(_: MemoryQuery) -> None:
+        running: StreamRunner = session.running[0]
+        for _try in range(home.for_stream("plain").max_restarts + 1):
+            running.fail(TransientError("away"))
+        running.query = None
+
+    def runs(query: MemoryQuery) -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            assert holder(home, "plain") is not None, "it is this session that tries again"
+            query.active = False
+
+    queries = Queries(home, look={"plain": fails, "parity": runs})
+    session = session_of(home, [plain, parity], queries=queries)
+    assert session.run() == 1
+    assert len(looks) == 3, "nothing else runs: who keeps sessions running starts the next one sooner"
+    assert (state(home, "plain"), state(home, "parity")) == ("failed", "stopped")
+
+
+def test_a_wrong_trigger_is_one_line_before_anything_is_started(
+    start: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = start("--streams", "plain", "--trigger", "sometimes", make=lambda *_, **__: pytest.fail("it was started"))
+    assert code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "session failed" in line and "--trigger: 'sometimes' is not a trigger" in line

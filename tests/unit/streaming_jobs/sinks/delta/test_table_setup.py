@@ -1,0 +1,162 @@
+"""A stream's table at each start: made once, within the profile, and widened by columns only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from streaming_jobs.errors import OutputMismatch
+from streaming_jobs.ledger import Txn
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta import sink as delta
+from streaming_jobs.sinks.delta.log import newest, walk
+from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.stream import DeltaTable as Declared
+from tests.conftest import SettingsFactory
+from tests.support.delta_table import ROWS, TABLE, Make, rows_in
+from tests.support.worlds import OUTPUT, STREAM, append, entry
+
+
+def fields(**types: Any) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+def test_a_new_table_is_opened_in_its_generation_and_holds_nothing(make: Make) -> None:
+    sink = make(generation=3)
+    assert sink.position == Txn(3, -1)
+    assert rows_in(sink) == []
+    assert [(c.entry and c.entry.kind, c.changes_data) for c in walk(sink.path)] == [("schema", False)]
+
+
+def test_a_new_table_carries_its_owner_and_its_upkeep(make: Make, home: Settings) -> None:
+    configuration = make(description="Rows").handle.metadata().configuration
+    assert configuration[delta.STREAM_PROPERTY] == STREAM
+    assert configuration["delta.logRetentionDuration"] == "interval 3600 seconds"
+    assert configuration["delta.checkpointInterval"] == str(home.table.checkpoint_interval)
+    assert configuration["delta.enableExpiredLogCleanup"] == "false"  # Upkeep does it
+
+
+def test_a_new_table_stays_within_the_profile_that_both_writers_know(make: Make) -> None:
+    sink = make(StructType([StructField("k", StringType(), nullable=False)]))
+    protocol = sink.handle.protocol()
+    assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+    assert sink.direct
+
+
+def test_every_column_of_a_table_may_be_null_also_inside_and_comments_stay(make: Make) -> None:
+    inner = StructType([StructField("a", LongType(), nullable=False)])
+    made = make(
+        StructType(
+            [
+                StructField("k", StringType(), False, {"comment": "the key"}),
+                StructField("s", inner, False),
+                StructField("l", ArrayType(inner, False), False),
+                StructField("m", MapType(StringType(), LongType(), False), False),
+            ]
+        )
+    ).schema
+    assert made["k"].metadata == {"comment": "the key"}
+    assert all(field.nullable for field in made.fields)
+    assert made["s"].dataType.fields[0].nullable  # type: ignore[attr-defined]
+    assert made["l"].dataType.containsNull  # type: ignore[attr-defined]
+    assert made["m"].dataType.valueContainsNull  # type: ignore[attr-defined]
+
+
+def test_a_watermark_of_the_stream_is_no_property_of_the_table(make: Make) -> None:
+    output = StructType(
+        [StructField("t", TimestampType(), True, {"spark.watermarkDelayMs": 10_000, "comment": "when"})]
+    )
+    assert make(output).schema["t"].metadata == {"comment": "when"}
+
+
+def test_a_second_start_finds_the_table_and_commits_nothing(make: Make) -> None:
+    first, second = make(), make()
+    assert second.table_id == first.table_id
+    assert second.handle.version() == 0
+
+
+def test_a_column_that_is_new_in_the_output_is_added_and_null_in_old_rows(make: Make) -> None:
+    append(make(), entry(0), ROWS)
+    sink = make(fields(k=StringType(), n=LongType(), delay=DoubleType()))
+    assert sink.schema.fieldNames() == ["k", "n", "delay"]
+    append(sink, entry(1), pa.table({"k": ["z"], "n": [3], "delay": [1.5]}))
+    assert {row["k"]: row["delay"] for row in rows_in(sink)} == {"x": None, "y": None, "z": 1.5}
+    note = next(c.entry.note for c in walk(sink.path) if c.entry and c.entry.kind == "schema")
+    assert note == "added delay"
+
+
+def test_adding_a_column_changes_no_rows_and_keeps_the_position(make: Make) -> None:
+    append(make(), entry(0), ROWS)
+    sink = make(fields(k=StringType(), n=LongType(), delay=DoubleType()))
+    assert sink.position == Txn(1, 0)
+    assert newest(sink.path, STREAM)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("output", "named"),
+    [
+        (fields(k=StringType()), "column n is gone"),
+        (fields(k=StringType(), n=StringType()), "column n would change from bigint to string"),
+        (fields(k=StringType(), n=IntegerType()), "column n would change from bigint to int"),
+        (fields(k=StringType(), m=LongType()), "column n is gone"),
+    ],
+)
+def test_any_other_change_of_columns_is_refused_and_named(make: Make, output: StructType, named: str) -> None:
+    make()
+    with pytest.raises(OutputMismatch, match=named) as refused:
+        make(output)
+    assert "a table gains columns only" in refused.value.next_step
+    assert make().handle.version() == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "named"),
+    [
+        (fields(k=StringType()), "column n is missing"),
+        (fields(k=StringType(), n=LongType(), o=LongType()), "column o is not declared"),
+        (fields(k=StringType(), n=DoubleType()), "column n is double, declared bigint"),
+    ],
+)
+def test_an_output_that_is_not_what_the_table_declares_is_refused(make: Make, output: StructType, named: str) -> None:
+    with pytest.raises(OutputMismatch, match=named):
+        make(output, schema=OUTPUT)
+
+
+def test_no_table_is_left_behind_by_a_refused_output(make: Make, home: Settings) -> None:
+    with pytest.raises(OutputMismatch, match="no column 'month'"):
+        make(partition_by=["month"])
+    with pytest.raises(OutputMismatch, match="no column 'id'"):
+        make(keys=["id"])
+    assert open_sink(home, Declared(TABLE), STREAM) is None
+
+
+def test_another_partitioning_is_refused(make: Make) -> None:
+    make(partition_by=["k"])
+    with pytest.raises(OutputMismatch, match=r"partitioned by \['k'\], the sink declares \[\]"):
+        make()
+
+
+def test_changed_upkeep_settings_reach_the_table_at_the_next_start(make: Make, settings: SettingsFactory) -> None:
+    append(make(), entry(0), ROWS)
+    changed = settings({"table.checkpoint_interval": 7, "table.log_retention": "2 hours"})
+    sink = ensure_sink(changed, Declared(TABLE), STREAM, OUTPUT, generation=1)
+    configuration = DeltaTable(sink.path).metadata().configuration
+    assert configuration["delta.checkpointInterval"] == "7"
+    assert configuration["delta.logRetentionDuration"] == "interval 7200 seconds"
+    assert newest(sink.path, STREAM)[1] == []
+    assert sink.position == Txn(1, 0)

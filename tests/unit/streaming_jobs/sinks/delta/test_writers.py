@@ -1,0 +1,131 @@
+"""The ways rows travel into a table: appended or merged by the driver, or in files that executors wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from streaming_jobs.ledger import Txn
+from streaming_jobs.sinks.delta.log import newest
+from streaming_jobs.sinks.delta.parquet import add_actions
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
+from streaming_jobs.sinks.delta.upsert_rows import last_per_key
+from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, ParquetAppend
+from tests.support.delta_table import AWKWARD, ROWS, Make, rows_in
+from tests.support.worlds import STREAM, entry
+
+
+def test_an_append_without_rows_still_records_the_batch(make: Make) -> None:
+    sink = make()
+    assert ArrowAppend(sink, ROWS.slice(0, 0)).commit(entry(0)) == 1
+    commit, foreign = newest(sink.path, STREAM)
+    assert commit is not None and commit.entry is not None
+    assert (commit.entry.txn, commit.changes_data) == (Txn(1, 0), False)
+    assert foreign == []
+
+
+def upsert(sink: DeltaSink, batch: int, rows: pa.Table) -> int | None:
+    return ArrowMerge(sink, last_per_key(rows, sink.declared.keys, []), None).commit(entry(batch))
+
+
+def test_an_upsert_has_one_row_a_key(make: Make) -> None:
+    sink = make(keys=["k"])
+    upsert(sink, 0, ROWS)
+    upsert(sink, 1, pa.table({"k": ["y", "z"], "n": [20, 30]}))
+    assert rows_in(sink) == [{"k": "x", "n": 1}, {"k": "y", "n": 20}, {"k": "z", "n": 30}]
+
+
+def test_an_upsert_that_is_repeated_changes_nothing(make: Make) -> None:
+    sink = make(keys=["k"])
+    upsert(sink, 0, ROWS)
+    upsert(sink, 1, pa.table({"k": ["x"], "n": [100]}))
+    assert upsert(sink, 0, ROWS) is None
+    assert rows_in(sink)[0] == {"k": "x", "n": 100}
+
+
+def test_an_upsert_deletes_the_keys_that_are_marked_and_inserts_none_of_them(make: Make) -> None:
+    sink = make(keys=["k"], delete_when="n IS NULL")
+    upsert(sink, 0, ROWS)
+    marked = pa.table({"k": ["x", "q", "y"], "n": [None, None, 5], DELETE_COLUMN: [True, True, False]})
+    upsert(sink, 1, marked)
+    assert rows_in(sink) == [{"k": "y", "n": 5}]
+
+
+def test_a_merge_without_effect_still_records_the_batch(make: Make) -> None:
+    sink = make(keys=["k"])
+    upsert(sink, 0, ROWS)
+    marked = pa.table({"k": ["nobody"], "n": [0], DELETE_COLUMN: [True]})
+    assert upsert(sink, 1, marked) is not None
+    assert sink.position == Txn(1, 1)
+    commit, _ = newest(sink.path, STREAM)
+    assert commit is not None and commit.entry is not None and commit.entry.batch == 1
+    assert rows_in(sink) == ROWS.to_pylist()
+
+
+def test_a_merge_of_no_rows_still_records_the_batch(make: Make) -> None:
+    sink = make(keys=["k"])
+    assert ArrowMerge(sink, ROWS.slice(0, 0), None).commit(entry(0)) == 1
+    assert sink.position == Txn(1, 0)
+
+
+@pytest.mark.parametrize("key", ["k", "a b", "Käse", "order", "a.b"])
+def test_any_column_name_can_be_the_key_of_an_upsert(make: Make, key: str) -> None:
+    sink = make(StructType([StructField(key, StringType()), StructField("n", LongType())]), keys=[key])
+    for batch, number in enumerate((1, 2)):
+        upsert(sink, batch, pa.table({key: ["x"], "n": [number]}))
+    assert rows_in(sink) == [{key: "x", "n": 2}]
+
+
+def spark_escaped(value: str) -> str:
+    """A partition value in the name of a folder as Spark writes it (`ExternalCatalogUtils.escapePathName`)."""
+    return "".join(f"%{ord(c):02X}" if c in "\"#%'*/:=?\\{[]^\x7f" or ord(c) < 32 else c for c in value)
+
+
+def staged_files(sink: DeltaSink, values: Mapping[str | None, int]) -> Path:
+    """Files below the table as Spark's executors leave them, one per value of `k`."""
+    folder = sink.path / "g0001" / "b000000000-1a2b3c4d"
+    for value, number in values.items():
+        name = "__HIVE_DEFAULT_PARTITION__" if value is None else spark_escaped(value)
+        (folder / f"k={name}").mkdir(parents=True)
+        pq.write_table(pa.table({"n": [number]}), folder / f"k={name}" / "part-00000-7d.c000.snappy.parquet")
+    return folder
+
+
+def test_partition_values_of_any_kind_come_back_from_files_that_executors_wrote(make: Make) -> None:
+    sink = make(partition_by=["k"])
+    values = {value: number for number, value in enumerate((*AWKWARD, None))}
+    actions, count = add_actions(sink.path, staged_files(sink, values), ["k"], sink.bounded)
+    assert ParquetAppend(sink, actions, count).commit(entry(0)) == 1
+    assert {row["k"]: row["n"] for row in rows_in(sink)} == values
+
+
+def test_partition_values_of_any_kind_come_back_from_the_driver(make: Make) -> None:
+    sink = make(partition_by=["k"])
+    values = {value: number for number, value in enumerate((*AWKWARD, None))}
+    table = pa.table({"k": pa.array(list(values), pa.string()), "n": list(values.values())})
+    assert ArrowAppend(sink, table).commit(entry(0)) == 1
+    assert {row["k"]: row["n"] for row in rows_in(sink)} == values
+
+
+def test_a_reader_skips_files_by_the_statistics_of_executors_and_misses_nothing(make: Make) -> None:
+    sink = make(partition_by=["k"])
+    actions, _ = add_actions(sink.path, staged_files(sink, {"a": 1, "b": 2, "c": 3}), ["k"], sink.bounded)
+    sink.commit(entry(0), lambda _, properties: sink.commit_actions(list(actions), properties))
+    rows = DeltaTable(sink.path).to_pyarrow_table(filters=[("n", "=", 2)])
+    assert rows.to_pylist() == [{"k": "b", "n": 2}]
+
+
+def test_files_that_executors_wrote_are_committed_once(make: Make) -> None:
+    sink = make(partition_by=["k"])
+    actions, count = add_actions(sink.path, staged_files(sink, {"a": 1}), ["k"], sink.bounded)
+    staged = ParquetAppend(sink, actions, count)
+    assert staged.commit(entry(0)) == 1
+    assert staged.commit(entry(0)) is None
+    assert len(rows_in(sink)) == 1

@@ -1,0 +1,225 @@
+"""Where a batch ends: with the records that were received while few wait, else by the broker's word and a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import cast
+
+import pytest
+
+from streaming_jobs.errors import OffsetsLost, UsageError
+from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.sources.batch_size import FIRST
+from streaming_jobs.sources.planner import SMALL, Limits, Planner
+from streaming_jobs.sources.range_reader import RangeReader
+from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
+
+LIMITS = Limits(seconds=2.0, records=300_000, bytes=10**9, wait=0.1)
+
+
+@dataclass
+class Topic:
+    """A topic that grows, its ends, and a clock."""
+
+    partitions: int = 1
+    looks: int = 0
+    now: float = 0.0
+    size: float | None = None
+    slept: list[float] = field(default_factory=list)
+    consumer: MemoryConsumer = field(default_factory=lambda: MemoryConsumer({}))
+
+    def __post_init__(self) -> None:
+        self.consumer.most = 10**6
+        self.log: dict[int, dict[int, object]] = {p: {} for p in range(self.partitions)}
+        self.consumer.log = self.log  # type: ignore[assignment]
+
+    def grow(self, **counts: int) -> None:
+        for name, count in counts.items():
+            log = self.log.setdefault(partition := int(name[1:]), {})
+            first = max(log, default=-1) + 1
+            log.update({offset: record(partition, offset) for offset in range(first, first + count)})
+
+    def latest(self, name: str) -> dict[int, int]:
+        assert name == TOPIC
+        self.looks += 1
+        return {p: self.consumer.end(p) for p in self.log}
+
+    def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
+        return self.size
+
+    def planner(self, limits: Limits = LIMITS) -> Planner:
+        reader = RangeReader(TOPIC, {"bootstrap.servers": "x:1"}, timedelta(0), connect=lambda _: self.consumer)
+        topics = cast("TopicReader", self)
+        return Planner(topics, reader, limits, monotonic=lambda: self.now, sleep=self.slept.append)
+
+
+def taken(planner: Planner, start: Mapping[int, int], end: Mapping[int, int]) -> list[int] | None:
+    """How many records the planner itself has for the batch; None if workers read it."""
+    spans = {p: (start.get(p, 0), last) for p, last in end.items() if last > start.get(p, 0)}
+    parts = planner.take(spans, 10**6)
+    return None if parts is None else [len(part) for part in parts]
+
+
+def test_a_live_batch_is_what_was_received_and_the_broker_is_not_asked() -> None:
+    topic = Topic()
+    planner = topic.planner()
+    assert planner.next_end({0: 0}) == {0: 0}
+    looks = topic.looks
+    start = {0: 0}
+    for _ in range(5):
+        topic.grow(p0=50)
+        end = planner.next_end(start)
+        assert (end, taken(planner, start, end)) == ({0: start[0] + 50}, [50])
+        start = end
+    assert topic.looks == looks
+    assert planner.next_end(start) == start
+
+
+def test_a_backlog_begins_small_and_grows_and_the_end_of_it_is_live_again() -> None:
+    topic = Topic()
+    topic.grow(p0=400_000)
+    planner = topic.planner()
+    start, sizes, by_planner = {0: 0}, [], []
+    while (end := planner.next_end(start)) != start:
+        sizes.append(end[0] - start[0])
+        by_planner.append(taken(planner, start, end) is not None)
+        topic.now += 0.5
+        start = end
+    assert sizes == [FIRST, 40_000, 160_000, 190_000]
+    assert by_planner == [True, False, False, False]
+    topic.grow(p0=10)
+    end = planner.next_end(start)
+    assert (end, taken(planner, start, end)) == ({0: 400_010}, [10])
+
+
+def test_the_bound_of_the_settings_holds_for_live_batches_too() -> None:
+    topic = Topic(partitions=2)
+    topic.grow(p0=1000, p1=500)
+    planner = topic.planner(Limits(2.0, 30, 10**9, 0.1))
+    start: dict[int, int] = {0: 0, 1: 0}
+    for _ in range(3):
+        end = planner.next_end(start)
+        assert sum(end.values()) - sum(start.values()) == 30
+        assert sum(taken(planner, start, end) or []) == 30
+        start = end
+
+
+def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
+    topic = Topic()
+    topic.grow(p0=5)
+    planner = topic.planner()
+    end = planner.next_end({0: 0})
+    assert end == {0: 5}
+    topic.grow(p1=3)
+    topic.now += 6
+    assert planner.next_end(end) == {0: 5, 1: 3}
+
+
+@pytest.mark.parametrize("partitions", [{0: {}}, {}])
+def test_a_topic_that_was_made_anew_is_not_read_on(partitions: dict[int, dict[int, object]]) -> None:
+    topic = Topic()
+    topic.grow(p0=50)
+    planner = topic.planner()
+    end = planner.next_end({0: 0})
+    topic.log.clear()
+    topic.log.update(partitions)
+    topic.now += 6
+    with pytest.raises(OffsetsLost, match="partition 0 (ends at offset 0|is gone), and the stream is at 50"):
+        planner.next_end(end)
+    assert topic.slept == [1.0], "it looks twice"
+
+
+def test_a_topic_that_is_gone_is_lost_and_one_that_was_never_there_a_wrong_name() -> None:
+    class Deleted(Topic):
+        def latest(self, name: str) -> dict[int, int]:
+            raise UsageError(f"there is no topic {name}")
+
+    with pytest.raises(OffsetsLost, match=f"topic {TOPIC} is gone"):
+        Deleted().planner().next_end({0: 5})
+    with pytest.raises(UsageError, match="there is no topic"):
+        Deleted().planner().next_end({0: 0})
+
+
+def test_a_broker_that_knows_less_for_a_moment_is_asked_again() -> None:
+    topic = Topic()
+    topic.grow(p0=50)
+    planner = topic.planner()
+    end = planner.next_end({0: 0})
+    whole = topic.log[0]
+    topic.log[0] = {}
+    planner.sleep = lambda _: topic.log.update({0: whole})
+    topic.now += 6
+    assert planner.next_end(end) == end
+
+
+def test_available_now_notices_a_topic_that_shrank() -> None:
+    topic = Topic()
+    topic.grow(p0=5)
+    planner = topic.planner()
+    planner.stop_at_present_end()
+    with pytest.raises(OffsetsLost, match="ends at offset 5, and the stream is at 50"):
+        planner.next_end({0: 50})
+
+
+def test_a_stream_with_batches_far_apart_reads_all_that_it_may_in_each() -> None:
+    topic = Topic()
+    topic.grow(p0=60_000)
+    planner = topic.planner(Limits(600.0, 25_000, 10**9, 0.1, first=25_000))
+    start, sizes = {0: 0}, []
+    for _ in range(2):
+        end = planner.next_end(start)
+        sizes.append(end[0] - start[0])
+        topic.now += 600
+        start = end
+    assert sizes == [25_000, 25_000]
+
+
+def test_the_size_of_records_is_known_before_a_large_batch() -> None:
+    topic = Topic(size=1000.0)
+    topic.grow(p0=100_000)
+    planner = topic.planner(Limits(2.0, 50_000, 10**6, 0.1, first=50_000))
+    planner._backlog = True  # as after a large batch
+    assert planner.next_end({0: 0}) == {0: 1000}
+
+
+def test_few_records_of_many_bytes_are_not_for_the_planner() -> None:
+    topic = Topic(size=1e6)
+    topic.grow(p0=10_000)
+    planner = topic.planner()
+    assert planner.take({0: (0, 10_000)}, 1000) is None
+    assert taken(planner, {0: 0}, {0: 10}) == [10]
+
+
+def test_available_now_ends_where_the_topic_ended() -> None:
+    topic = Topic()
+    topic.grow(p0=25_000)
+    planner = topic.planner()
+    planner.stop_at_present_end()
+    topic.grow(p0=100)
+    start, ends = {0: 0}, []
+    while (end := planner.next_end(start)) != start:
+        taken(planner, start, end)
+        ends.append(end[0])
+        start = end
+    assert ends[-1] == 25_000 and len(ends) > 1
+
+
+def test_a_large_batch_is_not_for_the_planner() -> None:
+    topic = Topic()
+    topic.grow(p0=SMALL + 1)
+    planner = topic.planner()
+    assert planner.take({0: (0, SMALL + 1)}, 1000) is None
+    assert planner.take({0: (0, SMALL)}, 10**6) is not None
+    planner.close()
+    assert topic.consumer.calls[-1] == ("close",)
+
+
+def test_large_records_make_batches_of_fewer() -> None:
+    topic = Topic()
+    topic.log[0] = {offset: record(0, offset, b"x" * 1000) for offset in range(20_000)}
+    planner = topic.planner(Limits(2.0, 10**6, 10**6, 0.1))
+    end = planner.next_end({0: 0})
+    assert taken(planner, {0: 0}, end) is not None
+    assert planner.next_end(end) == {0: end[0] + 1000}

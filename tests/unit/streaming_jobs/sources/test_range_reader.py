@@ -1,0 +1,292 @@
+"""Ranges of offsets are read whole, over gaps and changes of place, or it is an error; never in part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, OffsetsLost, PermanentError, TransientError
+from streaming_jobs.sources.connection import Failures
+from streaming_jobs.sources.range_reader import RangeReader, Span, consumer_config
+from tests.support.memory_consumer import TOPIC, MemoryConsumer, failure, record
+
+CONFIG = {"bootstrap.servers": "nowhere:1"}
+
+
+def log(partition: int, *offsets: int) -> dict[int, Message]:
+    return {offset: record(partition, offset) for offset in offsets}
+
+
+def reader(consumer: MemoryConsumer, seconds: float = 0.0) -> RangeReader:
+    return RangeReader(TOPIC, CONFIG, timedelta(seconds=seconds), connect=lambda _: consumer)
+
+
+def read(reader: RangeReader, spans: Mapping[int, Span], most: int = 1000) -> list[tuple[int, int]]:
+    """Partition and offset of what a range gives, those of a partition in order."""
+    places = [(m.partition(), m.offset()) for messages in reader.read(spans, most) for m in messages]
+    assert sorted(places) == sorted(places, key=lambda place: place[0]), "those of a partition are in order"
+    return sorted(places)  # type: ignore[arg-type]
+
+
+def places(partition: int, *offsets: int) -> list[tuple[int, int]]:
+    return [(partition, offset) for offset in offsets]
+
+
+def test_a_range_is_read_and_what_follows_it_is_kept_for_the_next_one() -> None:
+    consumer = MemoryConsumer({0: log(0, *range(10)), 1: log(1, *range(10))})
+    reading = reader(consumer)
+    assert read(reading, {0: (2, 5), 1: (0, 4)}) == [*places(0, 2, 3, 4), *places(1, 0, 1, 2, 3)]
+    assert read(reading, {0: (5, 10), 1: (4, 5)}) == [*places(0, 5, 6, 7, 8, 9), *places(1, 4)]
+    assert [call for call in consumer.calls if call[0] != "consume"] == [("assign", {0: 2, 1: 0})], "nothing came twice"
+
+
+@pytest.mark.parametrize("end", [4, 5, 6, 9])
+def test_a_gap_at_the_end_of_a_range_is_no_missing_record(end: int) -> None:
+    consumer = MemoryConsumer({0: log(0, 0, 1, 3)}, ends={0: 9})
+    assert read(reader(consumer), {0: (0, end)}) == places(0, 0, 1, 3)
+
+
+def test_a_range_of_transaction_markers_only_is_empty_and_at_its_end() -> None:
+    consumer = MemoryConsumer({0: log(0, 0, 7)}, ends={0: 8})
+    reading = reader(consumer)
+    assert read(reading, {0: (1, 5)}) == [] == read(reading, {0: (5, 7)})
+    assert read(reading, {0: (7, 8)}) == places(0, 7)
+
+
+def test_a_range_that_is_asked_for_again_is_read_again() -> None:
+    consumer = MemoryConsumer({0: log(0, *range(10))})
+    reading = reader(consumer)
+    for _ in range(3):
+        assert read(reading, {0: (3, 8)}) == places(0, 3, 4, 5, 6, 7)
+
+
+def test_a_range_further_on_skips_what_lies_between() -> None:
+    consumer = MemoryConsumer({0: log(0, *range(30))}, most=4)
+    reading = reader(consumer)
+    assert read(reading, {0: (0, 2)}) == places(0, 0, 1)
+    assert read(reading, {0: (20, 22)}) == places(0, 20, 21)
+
+
+def test_partitions_that_swap_readers_are_read_whole_by_both() -> None:
+    consumers = [MemoryConsumer({p: log(p, *range(100)) for p in (0, 1)}, most=7) for _ in range(2)]
+    readers = [reader(consumer) for consumer in consumers]
+    taken: list[tuple[int, int]] = []
+    for turn, start in enumerate(range(0, 100, 10)):
+        for partition in (0, 1):
+            taken += read(readers[(turn + partition) % 2], {partition: (start, start + 10)})
+    assert sorted(taken) == [*places(0, *range(100)), *places(1, *range(100))]
+
+
+def test_a_large_range_comes_in_parts() -> None:
+    consumer = MemoryConsumer({0: log(0, *range(100))}, most=10)
+    parts = [len(messages) for messages in reader(consumer).read({0: (0, 95)}, 30)]
+    assert parts == [30, 30, 30, 5]
+
+
+def test_a_partition_that_runs_far_ahead_of_another_is_given_back() -> None:
+    many = 50_000
+    consumer = MemoryConsumer({0: log(0, *range(many)), 1: log(1, *range(many))}, most=many)
+    consumer.log = {0: log(0, *range(many)), 1: log(1, many)}
+    consumer.ends = {1: many + 1}
+    consumer.most = 25_000
+    reading = reader(consumer)
+    assert read(reading, {0: (0, 5), 1: (0, many + 1)}, 10**6) == [*places(0, 0, 1, 2, 3, 4), (1, many)]
+    assert reading.buffered < many
+    assert read(reading, {0: (5, 8)}) == places(0, 5, 6, 7)
+
+
+def test_offsets_that_retention_took_are_lost_and_not_skipped() -> None:
+    consumer = MemoryConsumer({0: log(0, 50, 51)}, first={0: 50})
+    with pytest.raises(OffsetsLost, match=f"offset 10 of {TOPIC} partition 0 is not in the topic any more"):
+        read(reader(consumer), {0: (10, 51)})
+
+
+def test_a_topic_that_ends_before_the_range_has_lost_records() -> None:
+    consumer = MemoryConsumer({0: log(0, 0, 1)})
+    with pytest.raises(OffsetsLost, match="partition 0 ends at offset 2, and the batch at 9"):
+        read(reader(consumer), {0: (0, 9)})
+
+
+def test_a_broker_that_says_nothing_is_an_error_after_the_deadline() -> None:
+    consumer = MemoryConsumer({0: log(0, 0)}, ends={0: 5}, reported={(0, 5)})
+    reading = reader(consumer)
+    consumer.reported.add((0, 5))
+    with pytest.raises(BrokerUnreachable, match=rf"read {TOPIC} partition 0 from offset 1 to 5: no answer"):
+        reading._position({0: 0})
+        consumer.reported.add((0, 5))
+        read(reading, {0: (0, 5)})
+
+
+@dataclass
+class Outage(MemoryConsumer):
+    """A consumer that gets nothing any more, once it is `away`."""
+
+    away: bool = False
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+        return [] if self.away else super().consume(num_messages, timeout)
+
+
+@pytest.mark.parametrize("grown", [0, 1])
+def test_an_outage_after_the_end_of_a_partition_is_no_lost_record(grown: int) -> None:
+    consumer = Outage({0: log(0, *range(5))})
+    reading = reader(consumer)
+    read(reading, {0: (0, 5)})  # the end of the partition was heard
+    consumer.log = {0: log(0, *range(5 + grown))}
+    if grown:
+        reading.follow({0: 5}, 0, 100)
+    consumer.away = True
+    with pytest.raises(BrokerUnreachable):
+        read(reading, {0: (5, 9)})
+
+
+def test_a_partition_that_nobody_waits_for_does_not_prolong_the_deadline() -> None:
+    now = 0.0
+
+    @dataclass
+    class Dripping(MemoryConsumer):
+        def consume(self, num_messages: int, timeout: float) -> list[Message]:
+            """A record of partition 1 each second, none of partition 0."""
+            nonlocal now
+            now += 1.0
+            return [record(1, int(now))]
+
+    reading = reader(Dripping({0: {}, 1: {}}), 15)
+    reading.monotonic = lambda: now
+    reading._position({1: 0})
+    with pytest.raises(BrokerUnreachable, match="partition 0 from offset 0 to 5"):
+        read(reading, {0: (0, 5)})
+    assert now < 20
+
+
+def test_partitions_of_earlier_ranges_hold_few_records_all_together() -> None:
+    many = MemoryConsumer({p: log(p, *range(5000)) for p in range(10)}, most=1000)
+    reading = reader(many, 60)
+    read(reading, dict.fromkeys(range(10), (0, 1)))
+    many.log = {**many.log, 10: log(10, *range(50_000))}
+    read(reading, {10: (0, 50_000)})
+    assert reading.buffered <= 20_000 + 10_000
+
+
+def test_large_records_come_in_parts_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_jobs.sources.range_reader.MOST_BYTES", 3000)
+    records = {offset: record(0, offset, b"x" * 1000) for offset in range(10)}
+    consumer = MemoryConsumer({0: records}, most=1)
+    assert [len(part) for part in reader(consumer, 60).read({0: (0, 10)}, 1000)] == [3, 3, 3, 1]
+    reading = reader(MemoryConsumer({0: records}, most=1), 60)
+    assert reading.follow({0: 0}, 0.1, 1000) == {0: 3}
+    assert (reading.buffered, reading.buffered_bytes) == (3, 3000)
+
+
+def test_an_idle_topic_is_followed_through_a_short_restart_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_jobs.sources.connection._GRACE", -1.0)
+    reading = reader(MemoryConsumer({0: {}}))
+    reading.follow({0: 0}, 0.1, 100)
+    reading._failures(KafkaError(KafkaError._SSL, "SSL handshake failed: connection closed by peer"))
+    assert reading.follow({0: 0}, 0.1, 100) == {0: 0}
+
+
+def test_an_offset_that_is_gone_matters_only_in_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = MemoryConsumer({0: log(0, *range(5)), 1: log(1, *range(5))})
+    reading = reader(consumer, 60)
+    read(reading, {0: (0, 2), 1: (0, 2)})
+    consumer.failures = [failure(KafkaError._AUTO_OFFSET_RESET, 1, 2)]
+    assert read(reading, {0: (2, 5)}) == places(0, 2, 3, 4)
+
+
+def test_no_group_is_needed() -> None:
+    consumer = MemoryConsumer({0: log(0, 0)}, failures=[failure(KafkaError.GROUP_AUTHORIZATION_FAILED)])
+    assert read(reader(consumer, 5), {0: (0, 1)}) == places(0, 0)
+
+
+def test_forbidden_reading_is_permanent_and_other_errors_pass() -> None:
+    consumer = MemoryConsumer({0: log(0, 0, 1)}, failures=[failure(KafkaError.LEADER_NOT_AVAILABLE)])
+    assert read(reader(consumer, 5), {0: (0, 2)}) == places(0, 0, 1)
+    consumer = MemoryConsumer({0: log(0, 0)}, failures=[failure(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    with pytest.raises(PermanentError, match="may not be read"):
+        read(reader(consumer, 5), {0: (0, 1)})
+
+
+def test_a_refused_log_in_is_reported_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_jobs.sources.connection._GRACE", -1.0)
+    consumer = MemoryConsumer({0: {}}, ends={0: 5})
+    consumer.reported.add((0, 5))
+    reading = reader(consumer, 60)
+    reading._position({0: 0})
+    consumer.reported.add((0, 5))
+    reading._failures(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
+    with pytest.raises(ConfigurationError, match="wrong password"):
+        read(reading, {0: (0, 5)})
+
+
+def test_a_failing_client_is_an_error_of_its_own() -> None:
+    @dataclass
+    class Failing(MemoryConsumer):
+        code: int = KafkaError._FATAL
+
+        def consume(self, num_messages: int, timeout: float) -> list[Message]:
+            raise KafkaException(KafkaError(self.code))
+
+    with pytest.raises(PermanentError, match="may not be read"):
+        read(reader(Failing({0: {}}, code=KafkaError.TOPIC_AUTHORIZATION_FAILED)), {0: (0, 1)})
+    with pytest.raises(TransientError, match="cannot be read"):
+        read(reader(Failing({0: {}})), {0: (0, 1)})
+
+
+def test_following_waits_once_and_keeps_the_records_for_the_range() -> None:
+    consumer = MemoryConsumer({0: log(0, 0, 1, 4), 1: {}}, ends={0: 6})
+    reading = reader(consumer)
+    assert reading.follow({0: 0, 1: 0}, 0.1, 100) == {0: 6, 1: 0}
+    assert reading.buffered == 3
+    assert read(reading, {0: (0, 6)}) == places(0, 0, 1, 4)
+    consumer.calls.clear()
+    assert reading.follow({0: 6, 1: 0}, 0.1, 100) == {0: 6, 1: 0}
+    assert [call[2] for call in consumer.calls] == [0.1, 0], "it waits for the first record only"
+    reading.release()
+    reading.close()
+    assert consumer.positions == {} and consumer.calls[-1] == ("close",)
+
+
+def test_the_first_records_of_all_partitions_are_followed_together() -> None:
+    class Slow(MemoryConsumer):
+        def consume(self, num_messages: int, timeout: float) -> list[Message]:
+            """One message at a time."""
+            return super().consume(1, timeout)
+
+    reading = reader(Slow({p: log(p, 0, 1) for p in range(4)}))
+    ends = reading.follow(dict.fromkeys(range(4), 0), 0.1, 100)
+    assert ends == dict.fromkeys(range(4), 2)
+
+
+@given(
+    offsets=st.lists(st.sets(st.integers(0, 60)), min_size=1, max_size=3),
+    borders=st.lists(st.integers(0, 70), max_size=6),
+    most=st.integers(1, 9),
+    again=st.booleans(),
+)
+def test_batches_over_any_gaps_and_borders_take_each_record_once(
+    offsets: list[set[int]], borders: list[int], most: int, again: bool
+) -> None:
+    consumer = MemoryConsumer({p: log(p, *each) for p, each in enumerate(offsets)}, dict.fromkeys(range(3), 70), most)
+    reading = reader(consumer, 60)
+    taken: list[tuple[int, int]] = []
+    start = 0
+    for end in [*sorted(borders), 70]:
+        spans = {p: (start, end) for p in range(len(offsets)) if end > start}
+        if again:
+            read(reading, spans, most)
+        taken += read(reading, spans, most)
+        start = end
+    assert sorted(taken) == sorted((p, o) for p, each in enumerate(offsets) for o in each)
+
+
+def test_only_committed_records_are_read_and_no_reset_is_silent() -> None:
+    config = consumer_config({**CONFIG, "isolation.level": "read_uncommitted"}, Failures("nowhere:1"), 1)
+    assert (config["isolation.level"], config["auto.offset.reset"]) == ("read_committed", "error")
+    assert config["enable.auto.commit"] is False

@@ -1,0 +1,149 @@
+"""A record of a topic is in the good rows with its values, or among the refused ones with a reason; never in both."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import pyarrow.compute as pc
+import pytest
+from confluent_kafka import Message
+from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType, TimestampType
+
+from streaming_jobs.errors import FunctionRaised
+from streaming_jobs.formats import Json
+from streaming_jobs.sources.record_blocks import Declared, RecordBlocks
+from streaming_jobs.stream import KafkaTopic
+from tests.support.memory_consumer import record
+
+SCHEMA = StructType(
+    [
+        StructField("n", LongType(), nullable=False),
+        StructField("name", StringType()),
+        StructField("at", TimestampType()),
+        StructField("day", DateType()),
+    ]
+)
+MS = 1_700_000_000_000
+
+
+def rows(
+    *messages: Message, what: Literal["all", "refused"] = "all", topic: KafkaTopic | None = None
+) -> list[dict[str, Any]]:
+    declared = Declared.of(topic or KafkaTopic("things", value=Json(SCHEMA)))
+    blocks = pickle.loads(pickle.dumps(RecordBlocks(declared, what)))
+    batch = blocks.batch(messages)
+    assert batch.schema.equals(blocks.schema)
+    made = [dict(row) for row in batch.drop_columns("timestamp").to_pylist()]
+    for row, micros in zip(made, pc.cast(batch["timestamp"], "int64").to_pylist(), strict=True):
+        row["timestamp_ms"] = micros // 1000
+    return made
+
+
+def timed(**values: Any) -> KafkaTopic:
+    return KafkaTopic("things", value=Json(SCHEMA), event_time="at", lateness="1 minute", **values)
+
+
+def test_a_good_record_has_its_values_and_its_place() -> None:
+    (row,) = rows(record(3, 9, b'{"n":5,"at":"2024-01-02T03:04:05Z"}', key=b"\xff", timestamp=(1, MS)))
+    assert row["_record"] == {"n": 5, "name": None, "at": datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC), "day": None}
+    place = {name: row[name] for name in ("topic", "partition", "offset", "key", "tombstone", "_bad")}
+    assert place == {"topic": "things", "partition": 3, "offset": 9, "key": b"\xff", "tombstone": False, "_bad": False}
+    assert row["timestamp_ms"] == MS
+    assert "headers" not in row
+
+
+def test_headers_come_if_they_are_asked_for() -> None:
+    topic = KafkaTopic("things", value=Json(SCHEMA), headers=True)
+    with_some, without = rows(record(0, 0, b'{"n":1}', headers=[("a", b"1"), ("a", None)]), record(0, 1), topic=topic)
+    assert with_some["headers"] == [{"key": "a", "value": b"1"}, {"key": "a", "value": None}]
+    assert without["headers"] is None
+
+
+def test_a_record_is_good_or_refused_with_its_bytes_and_a_reason() -> None:
+    messages = [
+        record(0, 0, b'{"n":1}'),
+        record(0, 1, b'{"n":"x"}', key=b"k", headers=[("h", b"v")]),
+        record(0, 2, None),
+        record(0, 3, b"{"),
+    ]
+    assert [row["_bad"] for row in rows(*messages)] == [False, True, True, True]
+    assert [row["_record"]["n"] for row in rows(*messages) if not row["_bad"]] == [1]
+    refused = rows(*messages, what="refused")
+    assert [(r["offset"], r["reason"]) for r in refused] == [(1, "wrong_type"), (2, "tombstone"), (3, "malformed_json")]
+    assert (refused[0]["value"], refused[0]["key"], refused[0]["headers"]) == (
+        b'{"n":"x"}',
+        b"k",
+        [{"key": "h", "value": b"v"}],
+    )
+    assert "$.n" in refused[0]["detail"]
+
+
+def test_tombstones_are_rows_where_the_topic_keeps_them() -> None:
+    topic = KafkaTopic("things", value=Json(SCHEMA), tombstones="keep")
+    (row,) = rows(record(0, 0, None, key=b"k"), topic=topic)
+    assert (row["tombstone"], row["_bad"], row["key"]) == (True, False, b"k")
+    assert row["_record"]["n"] is None
+    assert rows(record(0, 0, None), what="refused", topic=topic) == []
+    (empty,) = rows(record(0, 0, b""), what="refused", topic=topic)
+    assert empty["reason"] == "empty_value"
+
+
+@pytest.mark.parametrize(
+    ("event", "stamp", "bad"),
+    [
+        ("2023-11-15T22:13:20Z", MS, False),
+        ("2023-11-15T22:13:20.000001Z", MS, True),
+        ("9999-12-31T23:59:59Z", MS, True),
+        ("9999-12-31T23:59:59Z", -1, False),
+        ("9999-12-31T23:59:59Z", -(2**63), False),
+        ("9999-12-31T23:59:59Z", 2**63 - 1, False),
+        ("0001-01-01T00:00:00Z", 0, False),
+    ],
+)
+def test_an_event_time_far_after_the_records_own_timestamp_is_refused(event: str, stamp: int, bad: bool) -> None:
+    message = record(0, 0, f'{{"n":1,"at":"{event}"}}'.encode(), timestamp=(1, stamp))
+    (row,) = rows(message, topic=timed())
+    assert row["_bad"] is bad
+    refused = rows(message, what="refused", topic=timed())
+    assert [r["reason"] for r in refused] == ["event_time_ahead"] * bad
+    if bad:
+        assert "more than 1 day after the record's own timestamp, 2023-11-14 22:13:20" in refused[0]["detail"]
+    assert rows(message, topic=timed(max_ahead=None))[0]["_bad"] is False
+
+
+def test_a_record_without_event_time_is_not_ahead_and_a_refused_one_has_one_reason() -> None:
+    without, broken = record(0, 0, b'{"n":1}', timestamp=(1, 5)), record(0, 1, b'{"at":"9999-01-01T00:00:00Z"}')
+    assert [row["_bad"] for row in rows(without, broken, topic=timed())] == [False, True]
+    assert [row["reason"] for row in rows(without, broken, what="refused", topic=timed())] == ["missing_field"]
+
+
+def test_a_date_is_an_event_time_too() -> None:
+    topic = KafkaTopic("things", value=Json(SCHEMA), event_time="day", lateness="1 day")
+    message = record(0, 0, b'{"n":1,"day":"2023-11-16"}', timestamp=(1, MS))
+    assert rows(message, topic=topic)[0]["_bad"] is True
+
+
+def test_a_block_without_records_has_the_columns() -> None:
+    assert rows() == [] == rows(what="refused")
+
+
+@dataclass(frozen=True)
+class Fragile:
+    """A format that raises."""
+
+    schema: StructType = SCHEMA
+    reasons: frozenset[str] = frozenset()
+
+    def reader(self, fields: object = None) -> Any:
+        return self
+
+    def read(self, values: object) -> Any:
+        raise ValueError("no\nvalue")
+
+
+def test_a_format_that_raises_is_named() -> None:
+    with pytest.raises(FunctionRaised, match=r"the format Fragile of topic things raised ValueError: no value\n"):
+        rows(record(0, 0), topic=KafkaTopic("things", value=Fragile()))
