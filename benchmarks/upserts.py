@@ -38,6 +38,7 @@ from streaming_jobs.columns import POSITION_COLUMN, SOURCE_COLUMN
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.spark import start
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
@@ -128,7 +129,8 @@ def our_upsert(sink: DeltaSink, upkeep: TableMaintenance) -> Callable[[DataFrame
         assert at is not None
         place = F.struct(F.lit("t").alias("topic"), F.lit(0).alias("partition"), F.col("k").alias("offset"))
         sourced = frame.withColumn(SOURCE_COLUMN, place)
-        staged = prepare_write(sink, sourced, driver=True, spark_commits=False, batch=(1, at.batch + 1), topics=["t"])
+        rows = fitted(sink, sourced, ["t"])
+        staged = prepare_write(sink, rows, driver=True, spark_commits=False, batch=(1, at.batch + 1), topics=["t"])
         staged.commit(LedgerEntry("batch", "upserts", sink.name, 1, at.batch + 1, rows={"written": staged.rows}))
         upkeep.after_commit()
 

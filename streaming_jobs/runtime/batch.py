@@ -206,20 +206,25 @@ class BatchPipeline:
         return committed
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
-        """Prepare the rows of every table that does not have this batch yet. With one sink, `frame` is its output."""
+        """Prepare the rows of every table that does not have this batch yet.
+
+        With one sink, `frame` is its output in the table's columns already (`Sink.fit`).
+        """
         if self.traits.may_keep_state and path == "executor" and self.stream.primary.mode == "append":
             # Rows that no table can hold need a second pass, and state must be computed only once.
             held.callback(frame.unpersist)
             frame = frame.persist()
+        topics = [source.name for source in self.sources]
         frames = {self.sinks.primary.name: frame}
         if len(self.stream.sinks) > 1:
             held.callback(frame.unpersist)
             outputs = self.stream.outputs(**{next(iter(self.stream.sources)): frame.persist()})
             frames = {self.stream.sinks[name].name: output for name, output in outputs.items()}
+            frames = {s.name: s.fit(frames[s.name], topics) for s in (self.sinks.primary, *self.sinks.secondary)}
         waiting = [sink for sink in self.sinks.secondary if self._done(sink, replace(entry, table=sink.name)) is None]
         staged = {}
         for sink in (self.sinks.primary, *waiting):
-            rows = BatchOfRows(self.generation, entry.batch, path == "driver", [source.name for source in self.sources])
+            rows = BatchOfRows(self.generation, entry.batch, path == "driver", topics)
             with fits_the_driver(self.settings, entry.batch):
                 staged[sink.name] = sink.prepare(frames[sink.name], rows)
             held.callback(staged[sink.name].close)

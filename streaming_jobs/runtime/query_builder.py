@@ -194,7 +194,10 @@ class QueryBuilder:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
             )
-        frame = next(iter(outputs.values())) if len(outputs) == 1 else next(iter(frames.values()))
+        if len(outputs) == 1:  # in the table's columns from the start, so that no batch is planned a second time
+            frame = pipeline.sinks.primary.fit(next(iter(outputs.values())), [source.name for source in sources])
+        else:
+            frame = next(iter(frames.values()))
         updates = plan_traits.stateful and self.stream.primary.mode == "upsert"
         writer: DataStreamWriter = (
             frame.writeStream.queryName(name)

@@ -81,8 +81,15 @@ class Sink(Protocol):
     def sync(self) -> None:
         """Have every commit on disk, also those of an earlier driver that were not synced when it was killed."""
 
-    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
-        """Compute the frame's rows."""
+    def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
+        """A stream's output in the sink's columns; `topics` are the stream's. Nothing is computed.
+
+        Spark plans a streaming query's frame once per batch, and a frame that is made inside a batch once more.
+        So this is done before the query starts, where the query has one output.
+        """
+
+    def prepare(self, fitted: DataFrame, rows: BatchOfRows) -> PendingWrite:
+        """Compute the rows of a frame that `fit` made."""
 
 
 class DeadLetterSink(Sink, Protocol):

@@ -216,9 +216,13 @@ class MemoryTable:
     def check_removable(self) -> None:
         """Rows can always be removed."""
 
-    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
+    def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
+        """The output as it is."""
+        return output
+
+    def prepare(self, fitted: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the frame's rows."""
-        return MemoryWrite(self, frame.toArrow())
+        return MemoryWrite(self, fitted.toArrow())
 
     def prepare_letters(
         self,

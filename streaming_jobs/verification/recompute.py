@@ -30,6 +30,7 @@ from streaming_jobs.platform import table_rows
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.query_plan import analysed
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, prepare_write
@@ -201,16 +202,17 @@ def _table(
 def _computed(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> pa.Table | None:
     """The rows that the function makes; None where they are larger than the driver takes."""
     try:
-        staged = prepare_write(sink, frame, driver=True, spark_commits=False, batch=(0, 0), topics=topics)
+        rows = fitted(sink, frame, topics)
+        staged = prepare_write(sink, rows, driver=True, spark_commits=False, batch=(0, 0), topics=topics)
     except Exception as error:
         if not larger_than_the_driver_takes(error):
             raise
         return None
     assert isinstance(staged, ArrowAppend | ArrowMerge)
-    rows = staged.table
-    if DELETE_COLUMN not in rows.column_names:
-        return rows
-    return rows.filter(pc.invert(pc.fill_null(rows[DELETE_COLUMN], False)))
+    computed = staged.table
+    if DELETE_COLUMN not in computed.column_names:
+        return computed
+    return computed.filter(pc.invert(pc.fill_null(computed[DELETE_COLUMN], False)))
 
 
 def _hindrance(settings: Settings, stream: Stream, state: Sequence[str], verdict: StreamVerdict) -> str:

@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import dead_letters, refused_rows
+from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
@@ -70,7 +71,7 @@ def sink_of(settings: Settings, keys: tuple[str, ...] = (), name: str = "odd") -
 def write(
     sink: DeltaSink, frame: DataFrame, path: Mapping[str, bool], batch: int = 0, topics: Sequence[str] = ()
 ) -> PendingWrite:
-    staged = prepare_write(sink, frame, **path, batch=(1, batch), topics=topics)
+    staged = prepare_write(sink, fitted(sink, frame, topics), **path, batch=(1, batch), topics=topics)
     try:
         assert staged.commit(entry(batch)) is not None
     finally:

@@ -32,6 +32,7 @@ from streaming_jobs.columns import POSITION_COLUMN
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
+from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
@@ -159,7 +160,13 @@ class Tables:
         at = (1, self.batch)
         self.kept.refresh()
         staged = prepare_write(
-            self.sink, frame, driver=driver, spark_commits=not driver, batch=at, topics=["t"], delete_table=self.kept
+            self.sink,
+            fitted(self.sink, frame, ["t"]),
+            driver=driver,
+            spark_commits=not driver,
+            batch=at,
+            topics=["t"],
+            delete_table=self.kept,
         )
         try:
             self.commit(staged)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.refused_rows import DETAILS, REASON_COLUMN, with_bytes
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -67,7 +68,7 @@ def _prepared(
         for frame in frames[1:]:
             whole = whole.unionByName(frame)
         number = (batch.generation, batch.batch)
-        return prepare_write(sink, whole, driver=False, spark_commits=not sink.direct, batch=number)
+        return prepare_write(sink, fitted(sink, whole, []), driver=False, spark_commits=not sink.direct, batch=number)
     schema = _arrow_schema()
     tables = []
     for source, offsets, _ in refused:

@@ -51,6 +51,11 @@ def fitted(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> DataFram
     return frame.select(*columns)
 
 
+def has_place(rows: DataFrame) -> bool:
+    """True if fitted rows name their record."""
+    return set(ORDER) <= set(rows.columns)
+
+
 def named(refused: pa.Table, topics: Sequence[str]) -> pa.Table:
     """Refused rows with the topic of their records, where they have the rest of the place."""
     if TOPIC in refused.column_names or not set(ORDER) <= set(refused.column_names) or len(topics) != 1:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.writers import prepare_write
@@ -51,12 +53,16 @@ class DeltaOutput:
         """Have every commit on disk."""
         self.sink.sync()
 
-    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
+    def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
+        """The table's columns, and those that ordering, deleting and refusing need."""
+        return fitted(self.sink, output, topics)
+
+    def prepare(self, fitted: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the rows."""
         driver, spark_commits = self.way(rows)
         return prepare_write(
             self.sink,
-            frame,
+            fitted,
             driver=driver,
             spark_commits=spark_commits,
             batch=(rows.generation, rows.batch),

@@ -28,12 +28,11 @@ from deltalake.transaction import AddAction
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.base import Committer, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds, refused_rows, upsert_order_frames
 from streaming_jobs.sinks.delta import remembered_deletes as deletes
-from streaming_jobs.sinks.delta.fitting import ORDER, PLACE, as_returned, fitted, named, without_place
+from streaming_jobs.sinks.delta.fitting import ORDER, PLACE, as_returned, has_place, named, without_place
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -146,7 +145,7 @@ class ArrowMerge:
 
 def prepare_write(
     sink: DeltaSink,
-    frame: DataFrame,
+    rows: DataFrame,
     *,
     driver: bool,
     spark_commits: bool,
@@ -154,13 +153,12 @@ def prepare_write(
     topics: Sequence[str] = (),
     delete_table: DeltaSink | None = None,
 ) -> PendingWrite:
-    """Compute the frame's rows for the table.
+    """Compute the rows for the table; `rows` is a frame as `fitted` makes it.
 
     `driver`: through the driver's memory. `spark_commits`: delta-spark makes the commit (then rows never pass
     the driver). `batch` is (generation, batch id), for the names of files. `topics` are the stream's, for positions;
     `delete_table` remembers the table's deletes.
     """
-    rows = fitted(sink, frame, topics)
     if sink.declared.mode == "append":
         if spark_commits:
             return _spark_rows(sink, rows, topics)
@@ -169,8 +167,8 @@ def prepare_write(
             return ArrowAppend(sink, without_place(fine), named(unheld, topics))
         return _parquet(sink, rows, batch, topics)
     if driver and not spark_commits:
-        return merged(sink, rows.toArrow(), delete_table, by_position=SOURCE_COLUMN in frame.columns)
-    return _spark_merge(sink, rows, delete_table, by_position=SOURCE_COLUMN in frame.columns)
+        return merged(sink, rows.toArrow(), delete_table, by_position=has_place(rows))
+    return _spark_merge(sink, rows, delete_table, by_position=has_place(rows))
 
 
 def merged(sink: DeltaSink, rows: pa.Table, delete_table: DeltaSink | None = None, *, by_position: bool) -> ArrowMerge:
