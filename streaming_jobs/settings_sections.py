@@ -16,9 +16,17 @@ from streaming_jobs.durations import Duration, parse_duration
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.spelling import instead
 
-Pace = Literal["live", "economy"]
-_MAX_PAUSE: dict[Pace, timedelta] = {"live": timedelta(seconds=2), "economy": timedelta(seconds=5)}
-_COMMIT_INTERVAL: dict[Pace, timedelta] = {"live": timedelta(milliseconds=20), "economy": timedelta(milliseconds=500)}
+Pace = Literal["live", "balanced", "economy"]
+_MAX_PAUSE: dict[Pace, timedelta] = {
+    "live": timedelta(seconds=2),
+    "balanced": timedelta(seconds=2),
+    "economy": timedelta(seconds=5),
+}
+_COMMIT_INTERVAL: dict[Pace, timedelta] = {
+    "live": timedelta(milliseconds=20),
+    "balanced": timedelta(milliseconds=250),
+    "economy": timedelta(seconds=1),
+}
 
 
 class _Section(BaseModel):
@@ -107,7 +115,9 @@ class StreamSettings(_Section):
     batch_seconds: Duration = Field(
         timedelta(seconds=3), description="time that a batch of a backlog may take: it gets as many records as fit"
     )
-    pace: Pace = Field("live", description="live: batches follow each other; economy: two per second, half the cores")
+    pace: Pace = Field(
+        "balanced", description="live: batches follow each other; balanced: four per second at most; economy: one"
+    )
     min_commit_interval: Duration | None = Field(None, description="at most one batch in this time; default by pace")
     min_upsert_interval: Duration | None = Field(None, description="the same for upserts, which rewrite files")
     max_pause: Duration | None = Field(None, description="wait after a batch while few records come; default by pace")

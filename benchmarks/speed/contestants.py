@@ -184,8 +184,8 @@ INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle
 
 def everybody() -> list[Contestant]:
     """The contestants, in the order of the table."""
-    economy = Recourse("economy", {"stream.pace": "economy"})
-    return [Recourse(), economy, KafkaStreams(), PlainSpark("informed", INFORMED), PlainSpark(), PythonLoop()]
+    live, economy = (Recourse(pace, {"stream.pace": pace}) for pace in ("live", "economy"))
+    return [Recourse(), live, economy, KafkaStreams(), PlainSpark("informed", INFORMED), PlainSpark(), PythonLoop()]
 
 
 def variant(text: str) -> Recourse:

@@ -17,6 +17,7 @@ from streaming_jobs.platform.processes.tree import ProcessTree
 
 REPOSITORY = Path(__file__).parents[2]
 _SAMPLE_EVERY = 0.25
+_WEIGH_EVERY = 1.0
 _LOOK_EVERY = 0.01
 _STOP_SECONDS = 20.0
 
@@ -84,19 +85,20 @@ class Child:
 
 @dataclass(frozen=True)
 class Used:
-    """CPU seconds of a process tree so far, and the peak of its memory, MB (sum of resident sets)."""
+    """CPU seconds of a process tree so far, and the peak of its memory, MB: resident, pages that are shared once."""
 
     cpu_seconds: float
     peak_mb: float
 
 
 class Usage:
-    """A thread that looks at a process and its descendants four times a second."""
+    """A thread that looks at a process and its descendants: at CPU time four times a second, at memory once."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._peak = 0.0
         self._cpu = 0.0
+        self._weighed = 0.0
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -113,16 +115,11 @@ class Usage:
     def now(self) -> Used:
         """Look at once."""
         with self._lock:
-            resident, cpu = 0, 0.0
-            for process in _family(self._pid):
-                try:
-                    with process.oneshot():
-                        resident += process.memory_info().rss
-                        cpu += _cpu(process)
-                except psutil.NoSuchProcess:
-                    continue
-            self._peak = max(self._peak, resident / 2**20)
-            self._cpu = max(self._cpu, cpu)
+            family = _family(self._pid)
+            self._cpu = max(self._cpu, sum(_cpu(process) for process in family))
+            if time.monotonic() - self._weighed >= _WEIGH_EVERY:  # the kernel walks all pages for it
+                self._weighed = time.monotonic()
+                self._peak = max(self._peak, sum(proportional_mb(process) for process in family))
             return Used(self._cpu, self._peak)
 
     def _run(self) -> None:
@@ -163,6 +160,14 @@ def _cpu(process: psutil.Process) -> float:
     try:
         return float(sum(process.cpu_times()[:4]))
     except psutil.NoSuchProcess:
+        return 0.0
+
+
+def proportional_mb(process: psutil.Process) -> float:
+    """Resident memory of a process, MB; a page that others share counts in part (PSS)."""
+    try:
+        return float(process.memory_full_info().pss) / 2**20
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
         return 0.0
 
 

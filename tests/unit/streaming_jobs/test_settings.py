@@ -191,8 +191,9 @@ def test_settings_do_not_change_once_they_are_loaded() -> None:
 
 
 def test_the_commit_interval_goes_by_pace_unless_it_is_set_and_upserts_may_have_their_own() -> None:
-    live, economy = StreamSettings(), StreamSettings(pace="economy")
+    live, economy = StreamSettings(pace="live"), StreamSettings(pace="economy")
     assert live.commit_interval(upsert=True) < timedelta(milliseconds=100) < economy.commit_interval(upsert=False)
+    assert StreamSettings().commit_interval(upsert=False) == timedelta(milliseconds=250)
     explicit = StreamSettings(
         pace="economy", min_commit_interval=timedelta(0), min_upsert_interval=timedelta(seconds=9)
     )
