@@ -16,6 +16,7 @@ import psutil
 from streaming_jobs.files import private_folder
 from streaming_jobs.platform import class_data, java, spark_jvm
 from streaming_jobs.platform.jars import spark_jars
+from streaming_jobs.platform.local_files import use_local_files
 from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS
 from streaming_jobs.settings import Settings
 
@@ -26,6 +27,7 @@ _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.File
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _GATEWAY_PORT, _GATEWAY_SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 """spark-submit names by them the JVM that it has started, and PySpark connects to it."""
+_WORKER_DAEMON = "streaming_jobs.platform.worker_daemon"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -69,6 +71,8 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.sql.variant.allowDuplicateKeys": "true",
         # The plan is optimised again for each batch, and inferring filters takes a sixth of that time.
         "spark.sql.constraintPropagation.enabled": "false",
+        # The machines of a cluster may not have this package.
+        **({"spark.python.daemon.module": _WORKER_DAEMON} if settings.spark.master.startswith("local") else {}),
         **settings.spark.extra,
     }
 
@@ -114,7 +118,7 @@ def start(
     gateway = _existing_gateway() if there_already else _new_gateway(settings, properties, keep_open, output)
     context = SparkContext(conf=SparkConf(loadDefaults=False).setAll([*properties.items()]), gateway=gateway)
     session = SparkSession(context)
-    _no_checksum_files(session)
+    use_local_files(session)
     return session
 
 
@@ -189,16 +193,6 @@ def _scratch(settings: Settings) -> Path:
         if not (pid.isdigit() and psutil.pid_exists(int(pid))):
             shutil.rmtree(old, ignore_errors=True)
     return private_folder(root / f"{os.getpid()}-spark")
-
-
-def _no_checksum_files(session: SparkSession) -> None:
-    """No `.crc` file beside each file on the local disk; the checkpoint's own checksums stay."""
-    jvm = session._jvm
-    assert jvm is not None
-    hadoop = session._jsc.hadoopConfiguration()
-    files = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI.create("file:///"), hadoop)
-    files.setWriteChecksum(False)
-    files.setVerifyChecksum(False)
 
 
 def jvm(session: SparkSession) -> subprocess.Popen[bytes] | None:

@@ -110,6 +110,9 @@ class Output(DeltaOutput):
         super().__init__(sink, StreamSettings())
         self.driver = driver
 
+    def fit(self, output: Frame, topics: object) -> Frame:  # type: ignore[override]
+        return output
+
     def prepare(self, frame: Frame, rows: BatchOfRows) -> PendingWrite:  # type: ignore[override]
         self.own = self.driver.pipeline.settings
         return self.driver.prepare(self, frame, rows)

@@ -71,13 +71,12 @@ def frame(*numbers: int) -> Any:
 
 
 @pytest.fixture(params=["delta", "memory"])
-def reopen(request: pytest.FixtureRequest, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+def reopen(request: pytest.FixtureRequest, settings: SettingsFactory) -> Any:
     """Opens the sink, each time as a driver that has just started does."""
     if request.param == "memory":
         commits: list[Any] = []
         return lambda: MemoryTable(PRIMARY, commits)
     disk = Disk(settings()).open()
-    monkeypatch.setattr("streaming_jobs.sinks.delta.writers.fitted", lambda _, frame, __: frame)  # Spark's part
     return lambda: DeltaOutput(Disk(disk.settings).open().sinks[PRIMARY], StreamSettings())
 
 
