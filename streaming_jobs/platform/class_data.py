@@ -26,6 +26,8 @@ Kind = Literal["spark", "broker"]
 _KEPT = 3
 _AOT_SINCE = 25
 _AOT, _CDS = ".aot", ".jsa"
+_WHERE_IT_WAS = ("-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0")
+"""Map the file at the address that it was made for. Elsewhere Java has to change, and so to copy, each of its pages."""
 RECORD_SECONDS = 240.0
 """The limit for a JVM to write its archive when it ends: some seconds when idle, a minute or two on a busy machine."""
 
@@ -56,8 +58,10 @@ def reading(file: Path) -> list[str]:
         return []
     # Without the logging options Java complains on standard output when it cannot use the file.
     if file.suffix == _AOT:
-        return [f"-XX:AOTCache={file}", "-XX:AOTMode=auto", "-Xlog:disable"]
-    return [f"-XX:SharedArchiveFile={file}", "-Xshare:auto", "-Xlog:disable"]
+        use = [f"-XX:AOTCache={file}", "-XX:AOTMode=auto"]
+    else:
+        use = [f"-XX:SharedArchiveFile={file}", "-Xshare:auto"]
+    return [*use, "-Xlog:disable", *_WHERE_IT_WAS]
 
 
 def recording(file: Path) -> list[str]:

@@ -10,7 +10,7 @@ The class is compiled when a session starts, by Janino, with which Spark compile
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,8 +49,11 @@ def use_local_files(session: SparkSession) -> None:
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
     compiler.cook(_SOURCE)
-    ours = compiler.getClassLoader().loadClass(_CLASS).getDeclaredConstructors()[0].newInstance(
-        session.sparkContext._gateway.new_array(jvm.java.lang.Object, 0)
+    ours = (
+        compiler.getClassLoader()
+        .loadClass(_CLASS)
+        .getDeclaredConstructors()[0]
+        .newInstance(session.sparkContext._gateway.new_array(jvm.java.lang.Object, 0))
     )
     ours.initialize(root, hadoop)
     inner = jvm.java.lang.Class.forName("org.apache.hadoop.fs.FilterFileSystem").getDeclaredField("fs")

