@@ -10,7 +10,7 @@ The class is compiled when a session starts, by Janino, with which Spark compile
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,6 +11,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
 pytestmark = pytest.mark.spark
 
@@ -57,7 +58,12 @@ def test_workers_are_forked_from_a_daemon_that_has_imported_what_they_need(spark
 
 
 def test_no_process_has_looked_for_data_sources(spark: SparkSession) -> None:
-    spark.range(1).write.format("noop").mode("overwrite").save()
+    class Nothing(DataSource):
+        def schema(self) -> str:
+            return "a int"
+
+    spark.dataSource.register(Nothing)
+    assert spark.read.format("Nothing").load().columns == ["a"]
     jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]
     commands = [" ".join(child.cmdline()) for child in jvm.children(recursive=True)]
     assert not [command for command in commands if "lookup_data_sources" in command]
