@@ -49,12 +49,10 @@ def use_local_files(session: SparkSession) -> None:
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
     compiler.cook(_SOURCE)
-    ours = (
-        compiler.getClassLoader()
-        .loadClass(_CLASS)
-        .getDeclaredConstructors()[0]
-        .newInstance(session.sparkContext._gateway.new_array(jvm.java.lang.Object, 0))
-    )
+    gateway = session.sparkContext._gateway
+    assert gateway is not None
+    constructor = compiler.getClassLoader().loadClass(_CLASS).getDeclaredConstructors()[0]
+    ours = constructor.newInstance(gateway.new_array(jvm.java.lang.Object, 0))
     ours.initialize(root, hadoop)
     inner = jvm.java.lang.Class.forName("org.apache.hadoop.fs.FilterFileSystem").getDeclaredField("fs")
     inner.setAccessible(True)
