@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from streaming_jobs.durations import milliseconds, parse_duration
-from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
+from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.failures import function_raised
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.rules import primary_has
@@ -28,13 +28,15 @@ from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchRepo
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.pace import Pace
+from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_tables import make_tables, sinks_of, upkeep_of
+from streaming_jobs.runtime.used_columns import used_columns
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.sources.base import Observed, TopicReader
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.batch_size import FIRST
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
@@ -64,47 +66,6 @@ class Connection:
     client: Path
     topics: TopicReader
     quick: TopicReader
-
-
-class QueryHandle:
-    """The running query, once there is one: the pipeline's first batch can come before `start` returns."""
-
-    def __init__(self) -> None:
-        self._ready = threading.Event()
-        self._query: StreamingQuery | None = None
-
-    def bind(self, query: StreamingQuery) -> None:
-        """Set the query, once it has started."""
-        self._query = query
-        self._ready.set()
-
-    def observed(self, observation: str) -> Observed:
-        """The counts of one source in the plan that ran last (`Dataset.observe`)."""
-        metrics = self._execution().observedMetrics().get(observation)
-        if not metrics.isDefined():
-            return Observed()
-        # One call over the gateway, not one per field: a batch may take no more than 20 ms.
-        counts = str(metrics.get().mkString(",")).split(",")
-        return Observed(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
-
-    def dropped_behind(self) -> int | None:
-        """The watermark (ms) behind which the plan that ran last dropped rows of its state; None if it dropped none."""
-        waiting, dropped, watermarks = [self._execution().executedPlan()], 0, [0]
-        while waiting:
-            node = waiting.pop()
-            children = node.children()
-            waiting += [children.apply(i) for i in range(children.size())]
-            metric = node.metrics().get("numRowsDroppedByWatermark")
-            if metric.isDefined():
-                dropped += int(metric.get().value())
-                mark = node.eventTimeWatermarkForLateEvents()
-                watermarks += [int(mark.get())] if mark.isDefined() else []
-        return max(watermarks) if dropped else None
-
-    def _execution(self) -> Any:
-        if not self._ready.wait(30) or self._query is None:
-            raise TransientError("the query did not report itself within 30 s")
-        return self._query._jsq.streamingQuery().lastExecution()
 
 
 @dataclass(frozen=True)
@@ -196,6 +157,10 @@ class QueryBuilder:
             )
         if len(outputs) == 1:  # in the table's columns from the start, so that no batch is planned a second time
             frame = pipeline.sinks.primary.fit(next(iter(outputs.values())), [source.name for source in sources])
+            for source in sources:
+                fields = source.topic.value.schema.fieldNames()
+                if (used := used_columns(frame, source.reading_name(name), fields)) is not None:
+                    source.build_only(name, used)
         else:
             frame = next(iter(frames.values()))
         updates = plan_traits.stateful and self.stream.primary.mode == "upsert"

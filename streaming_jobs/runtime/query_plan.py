@@ -12,11 +12,13 @@ grouping or a window changes; existing state would then be silently wrong. Filte
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _NODE = re.compile(r"^[\s:+|-]*(~?)([A-Za-z0-9]+)")
 _COLUMN = re.compile(r"#(\d+)")
@@ -159,11 +161,17 @@ def parts(text: str) -> list[str]:
 
 
 def analysed(frame: DataFrame) -> str:
-    """The plan's text with all columns: by default Spark leaves out those after the 25th."""
-    conf = frame.sparkSession.conf
-    before = conf.get(_ALL_FIELDS)
-    conf.set(_ALL_FIELDS, "100000")
-    try:
+    """The plan's text with all columns."""
+    with all_fields_shown(frame.sparkSession):
         return str(frame._jdf.queryExecution().analyzed().toString())
+
+
+@contextmanager
+def all_fields_shown(session: SparkSession) -> Iterator[None]:
+    """Plans have all columns in their text: by default Spark leaves out those after the 25th."""
+    before = session.conf.get(_ALL_FIELDS)
+    session.conf.set(_ALL_FIELDS, "100000")
+    try:
+        yield
     finally:
-        conf.set(_ALL_FIELDS, str(before))
+        session.conf.set(_ALL_FIELDS, str(before))

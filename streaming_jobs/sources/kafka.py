@@ -8,7 +8,7 @@ counts the records behind the watermark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ from streaming_jobs.durations import milliseconds
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sources.kafka_data_source import Reading, load
 from streaming_jobs.sources.planner import Limits
-from streaming_jobs.sources.record_blocks import Declared, RecordBlocks
+from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
@@ -52,13 +52,26 @@ class KafkaSource:
 
         `owner` is the stream's name: the data sources of a session have different names.
         """
-        name = f"kafka_{owner}_{self.parameter}"
-        reading = Reading(name, self._blocks("all"), self.client, dict(start), limits=limits, workers=_workers(spark))
+        name = self.reading_name(owner)
+        blocks = RecordBlocks(Declared.of(self.topic), "all", self._used(owner))
+        self._used(owner).unlink(missing_ok=True)
+        reading = Reading(name, blocks, self.client, dict(start), limits=limits, workers=_workers(spark))
         raw = load(spark, reading, stream=True)
         frame = self._good(raw.observe(self.observation, *self._counted()))
         if self.topic.event_time and self.lateness is not None:
             frame = frame.withWatermark(self.topic.event_time, f"{milliseconds(self.lateness)} milliseconds")
         return frame
+
+    def reading_name(self, owner: str) -> str:
+        """The name of the data source of `stream`."""
+        return f"kafka_{owner}_{self.parameter}"
+
+    def build_only(self, owner: str, columns: Iterable[str]) -> None:
+        """Leave all other columns of `stream` null (`RecordBlocks`); before the query starts."""
+        note_used(self._used(owner), columns)
+
+    def _used(self, owner: str) -> Path:
+        return self.client.with_name(f"{self.client.stem}-{self.reading_name(owner)}.json")
 
     def batch(self, spark: SparkSession, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
         """The good records of a range as a batch frame."""

@@ -7,10 +7,12 @@ year later gives the same verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,6 +33,7 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.errors import FunctionRaised
+from streaming_jobs.files import write_json
 from streaming_jobs.record_format import BlockReader, Format, Refusal
 from streaming_jobs.stream import KafkaTopic
 
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _HEADERS_ARROW = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+RECORD = "_record"
+"""The column of the decoded value."""
 TIME = pa.timestamp("us", "UTC")
 _TOMBSTONE = Refusal("tombstone", "the value is null and the stream does not take tombstones")
 _LARGEST_MS = (2**63 - 1) // 1000
@@ -65,10 +70,15 @@ class Declared:
 
 @dataclass(frozen=True)
 class RecordBlocks:
-    """Makes record batches. `rows`: "all" with the decoded values, or the "refused" ones with reason and detail."""
+    """Makes record batches. `rows`: "all" with the decoded values, or the "refused" ones with reason and detail.
+
+    `used` is a file that may list the columns that somebody looks at, `_record.field` for those of the value; the
+    others are null. It is read when the first batch is made.
+    """
 
     declared: Declared
     rows: Literal["all", "refused"]
+    used: Path | None = None
 
     @cached_property
     def spark_schema(self) -> StructType:
@@ -89,7 +99,7 @@ class RecordBlocks:
                 *position,
                 *([headers] if self.declared.headers else []),
                 StructField("tombstone", BooleanType()),
-                StructField("_record", nullable(self.declared.format.schema)),
+                StructField(RECORD, nullable(self.declared.format.schema)),
                 StructField("_bad", BooleanType()),
             ]
         )
@@ -100,8 +110,20 @@ class RecordBlocks:
         return to_arrow_schema(self.spark_schema, timezone="UTC")
 
     @cached_property
+    def _used(self) -> frozenset[str] | None:
+        """The columns to build; None: all."""
+        return None if self.used is None else read_used(self.used)
+
+    @cached_property
     def _reader(self) -> BlockReader:
-        return self.declared.format.reader()
+        if self._used is None:
+            return self.declared.format.reader()
+        names = self.declared.format.schema.fieldNames()
+        needed = {self.declared.event_time} if self.declared.ahead is not None else set()
+        return self.declared.format.reader([n for n in names if n in needed or f"{RECORD}.{n}" in self._used])
+
+    def _wanted(self, column: str) -> bool:
+        return self._used is None or column in self._used
 
     def batch(self, messages: Sequence[Message]) -> pa.RecordBatch:
         """The records as one batch, in their order."""
@@ -113,13 +135,17 @@ class RecordBlocks:
         size = len(messages)
         bad = np.zeros(size, dtype=bool)
         bad[list(refused)] = True
-        arrays = [
-            *self._position(messages, times),
-            *([_headers(messages)] if self.declared.headers else []),
-            pa.array([value is None for value in values], pa.bool_()),
-            pa.StructArray.from_arrays(columns.columns, fields=list(self.schema.field("_record").type)),
-            pa.array(bad),
-        ]
+        made = dict(zip(columns.schema.names, columns.columns, strict=True))
+        fields = list(self.schema.field(RECORD).type)
+        record = [made[f.name] if f.name in made else pa.nulls(size, f.type) for f in fields]
+        built = {
+            **self._position(messages, times),
+            **({"headers": _headers(messages)} if self._wanted("headers") else {}),
+            "tombstone": pa.array([value is None for value in values], pa.bool_()),
+            RECORD: pa.StructArray.from_arrays(record, fields=fields),
+            "_bad": pa.array(bad),
+        }
+        arrays = [built[f.name] if f.name in built else pa.nulls(size, f.type) for f in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _judged(self, values: list[bytes | None], times: np.ndarray) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
@@ -158,14 +184,16 @@ class RecordBlocks:
             )
         return found
 
-    def _position(self, messages: Sequence[Message], times: np.ndarray) -> list[pa.Array]:
-        return [
-            pa.repeat(self.declared.topic, len(messages)),
-            pa.array([m.partition() for m in messages], pa.int32()),
-            pa.array([m.offset() for m in messages], pa.int64()),
-            pa.array(times * 1000).view(TIME),
-            pa.array([m.key() for m in messages], pa.binary()),
-        ]
+    def _position(self, messages: Sequence[Message], times: np.ndarray) -> dict[str, pa.Array]:
+        """The columns of the records' positions that are wanted."""
+        ways: dict[str, Callable[[], pa.Array]] = {
+            "topic": lambda: pa.repeat(self.declared.topic, len(messages)),
+            "partition": lambda: pa.array([m.partition() for m in messages], pa.int32()),
+            "offset": lambda: pa.array([m.offset() for m in messages], pa.int64()),
+            "timestamp": lambda: pa.array(times * 1000).view(TIME),
+            "key": lambda: pa.array([m.key() for m in messages], pa.binary()),
+        }
+        return {name: make() for name, make in ways.items() if self._wanted(name)}
 
     def _refused(
         self,
@@ -177,13 +205,26 @@ class RecordBlocks:
         rows = sorted(refused)
         chosen = [messages[row] for row in rows]
         arrays = [
-            *self._position(chosen, times[rows]),
+            *self._position(chosen, times[rows]).values(),
             pa.array([values[row] for row in rows], pa.binary()),
             _headers(chosen),
             pa.array([refused[row].reason for row in rows], pa.string()),
             pa.array([refused[row].detail for row in rows], pa.string()),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def note_used(path: Path, columns: Iterable[str]) -> None:
+    """Write the columns that somebody looks at."""
+    write_json(path, sorted(columns), durable=False)
+
+
+def read_used(path: Path) -> frozenset[str] | None:
+    """The columns of such a file; None if there is none."""
+    try:
+        return frozenset(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
 
 
 def nullable(kind: DataType) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow.compute as pc
@@ -14,7 +15,7 @@ from pyspark.sql.types import DateType, LongType, StringType, StructField, Struc
 
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.formats import Json
-from streaming_jobs.sources.record_blocks import Declared, RecordBlocks
+from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
 from streaming_jobs.stream import KafkaTopic
 from tests.support.memory_consumer import record
 
@@ -147,3 +148,25 @@ class Fragile:
 def test_a_format_that_raises_is_named() -> None:
     with pytest.raises(FunctionRaised, match=r"the format Fragile of topic things raised ValueError: no value\n"):
         rows(record(0, 0), topic=KafkaTopic("things", value=Fragile()))
+
+
+def test_columns_that_nobody_looks_at_are_null_and_every_verdict_stays(tmp_path: Path) -> None:
+    values = [b'{"n":5,"name":"x","day":"2024-01-02"}', b'{"n":"wrong"}', b'{"n":1,"day":"wrong"}', b"{"]
+    messages = [record(0, at, value, key=b"k") for at, value in enumerate(values)]
+    declared = Declared.of(KafkaTopic("things", value=Json(SCHEMA)))
+    whole = RecordBlocks(declared, "all", tmp_path / "there is none").batch(messages)
+    assert whole.equals(RecordBlocks(declared, "all").batch(messages))
+    note_used(tmp_path / "used.json", {"offset", "_record", "_record.name", "_bad"})
+    used = pickle.loads(pickle.dumps(RecordBlocks(declared, "all", tmp_path / "used.json"))).batch(messages)
+    assert used.schema == whole.schema
+    assert used["_bad"].equals(whole["_bad"]) and used["offset"].equals(whole["offset"])
+    assert used["_record"].to_pylist()[0] == {"n": None, "name": "x", "at": None, "day": None}
+    for name in ("topic", "partition", "timestamp", "key"):
+        assert used[name].null_count == len(messages)
+
+
+def test_an_event_time_that_is_checked_is_read_whoever_uses_it(tmp_path: Path) -> None:
+    note_used(tmp_path / "used.json", {"_bad"})
+    blocks = RecordBlocks(Declared.of(timed(max_ahead="1 hour")), "all", tmp_path / "used.json")
+    late = record(0, 0, b'{"n":1,"at":"2099-01-01T00:00:00Z"}', timestamp=(1, MS))
+    assert blocks.batch([late])["_bad"].to_pylist() == [True]
