@@ -14,7 +14,7 @@ from typing import Protocol
 from benchmarks.speed.feed import create_topic
 from benchmarks.speed.process import REPOSITORY, Child, ContestantFailed, clean_environment
 from benchmarks.speed.records import WORKS, Work
-from benchmarks.speed.topic import TopicWatch
+from benchmarks.speed.topic import OffsetsWithRows, TopicWatch
 from benchmarks.speed.watch import TableWatch, Watch, ledger_covered, loop_covered, spark_covered
 from streaming_jobs.runtime.session_options import supervised_command
 
@@ -24,7 +24,10 @@ _MAVEN_SECONDS = 300
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a contestant is given: a work, its input topic, and a folder of its own."""
+    """What a contestant is given: a work, its input topic, and a folder of its own.
+
+    `rows` is how many the output must have; None where the records are not made yet.
+    """
 
     work: Work
     topic: str
@@ -32,6 +35,7 @@ class Assignment:
     folder: Path
     records: int
     live: bool
+    rows: int | None = None
 
 
 class Contestant(Protocol):
@@ -172,6 +176,7 @@ class KafkaStreams:
             output=output,
             work=assignment.work,
             live=assignment.live,
+            progress=OffsetsWithRows(),
         )
 
     def _output(self, assignment: Assignment) -> str:
