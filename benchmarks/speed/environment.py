@@ -1,7 +1,7 @@
 """A Python environment for a contestant whose packages do not fit beside the product's: made once, then only used.
 
-It is in the cache that also holds the jars' folder, one for each list of requirements and version of Python. A list
-that changes makes a new one; old ones may be deleted by hand.
+There is one for each list of requirements and version of Python. A list that changes makes a new one; old ones may be
+deleted by hand.
 """
 
 from __future__ import annotations

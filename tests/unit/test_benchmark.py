@@ -16,8 +16,9 @@ from benchmarks.speed.environment import python_of
 from benchmarks.speed.goals import verdicts
 from benchmarks.speed.latency import latencies
 from benchmarks.speed.measure import _steady
+from benchmarks.speed.peers import flink_sql
 from benchmarks.speed.process import ContestantFailed
-from benchmarks.speed.records import WORKS, Work, difference, generate, truth
+from benchmarks.speed.records import COLUMNS, LATENESS_MS, WINDOW_MS, WORKS, Work, difference, generate, truth
 from benchmarks.speed.report import markdown
 from benchmarks.speed.topic import OffsetsBeforeRows, OffsetsWithRows
 from benchmarks.speed.watch import SEEN, Point
@@ -208,6 +209,41 @@ def test_an_environment_is_built_once_for_its_requirements_and_again_after_a_bui
     assert len(commands) == 4
     requirements.write_text("something==2\n")
     assert python_of("peer", requirements, tmp_path / "cache", run) != python
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_flink_reads_strictly_and_writes_exactly_once_what_is_compared(work: Work) -> None:
+    source, sink, insert = flink_sql.statements(work, "broker:1", "input", "output")
+    for text in ("'topic' = 'input'", "'properties.group.id' = 'output'", "'json.fail-on-missing-field' = 'true'"):
+        assert text in source
+    for text in ("'topic' = 'output'", "'sink.delivery-guarantee' = 'exactly-once'", "'key.format' = 'raw'"):
+        assert text in sink
+    assert all(column in sink for column in COLUMNS[work])
+    assert "FROM" in insert
+
+
+def test_flink_has_the_windows_and_the_lateness_of_the_truth() -> None:
+    source, _, insert = flink_sql.statements("windowed", "broker:1", "input", "output")
+    assert f"WATERMARK FOR `at` AS `at` - INTERVAL '{LATENESS_MS // 1000}' SECOND" in source
+    assert f"INTERVAL '{WINDOW_MS // 1000}' SECOND" in insert
+
+
+def test_flink_commits_within_what_a_broker_accepts_and_ends_at_a_failure(tmp_path: Path) -> None:
+    _, sink, _ = flink_sql.statements("running", "broker:1", "input", "output")
+    assert "'properties.transaction.timeout.ms' = '900000'" in sink
+    settings = flink_sql.settings("running", tmp_path, tmp_path / "connector.jar", 1)
+    assert settings["execution.checkpointing.interval"] == "1 s"
+    assert settings["restart-strategy.type"] == "none"
+    assert settings["pipeline.jars"].startswith("file:///")
+
+
+def test_flink_is_ready_when_every_task_of_every_step_runs() -> None:
+    running = {"parallelism": 2, "tasks": {"RUNNING": 2, "INITIALIZING": 0}}
+    starting = {"parallelism": 2, "tasks": {"RUNNING": 1, "INITIALIZING": 1}}
+    assert flink_sql.all_running({"vertices": [running, running]})
+    assert not flink_sql.all_running({"vertices": [running, starting]})
+    assert not flink_sql.all_running({"vertices": []})
+    assert not flink_sql.all_running({"errors": ["not found"]})
 
 
 def _progress(output: WrittenTopic, records: int, times: list[float]) -> tuple[OffsetsBeforeRows, Iterator[float]]:
