@@ -115,6 +115,7 @@ def settings(work: str, folder: Path, connector: Path, rest_port: int) -> dict[s
         "restart-strategy.type": "none",
         "table.local-time-zone": "UTC",
         "io.tmp.dirs": str(folder),
+        "web.tmpdir": str(folder),
         "rest.address": "127.0.0.1",
         "rest.bind-address": "127.0.0.1",
         "rest.port": str(rest_port),
