@@ -1,6 +1,6 @@
 """The command: what is run, and what is printed of it.
 
-    python -m benchmarks.speed                                    everything, about two hours
+    python -m benchmarks.speed                                    everything, more than two hours
     python -m benchmarks.speed --peers recourse --works stateless --kinds live --seconds 10 --warm-up 8 --rounds 1
     python -m benchmarks.speed --variant fast:stream.path=driver --peers recourse,fast
     python -m benchmarks.speed --out runs.json --rounds 1         adds to the runs in that file

@@ -11,20 +11,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.speed.environment import python_of
 from benchmarks.speed.feed import create_topic
 from benchmarks.speed.process import REPOSITORY, Child, ContestantFailed, clean_environment
 from benchmarks.speed.records import WORKS, Work
-from benchmarks.speed.topic import TopicWatch
+from benchmarks.speed.topic import OffsetsBeforeRows, OffsetsWithRows, OutputTopic, TopicWatch
 from benchmarks.speed.watch import TableWatch, Watch, ledger_covered, loop_covered, spark_covered
+from streaming_jobs.platform import java, ports
+from streaming_jobs.platform.jars import cache, ensure, parse
 from streaming_jobs.runtime.session_options import supervised_command
+from streaming_jobs.settings import Settings
 
 _MAVEN_PROJECT = REPOSITORY / "benchmarks" / "kafka-streams"
 _MAVEN_SECONDS = 300
+_FLINK = REPOSITORY / "benchmarks" / "flink"
+FLINK_JAVA = (11, 17, 21)
+"""The versions of Java that Flink 2.2 is made for."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a contestant is given: a work, its input topic, and a folder of its own."""
+    """What a contestant is given: a work, its input topic, and a folder of its own.
+
+    `rows` is how many the output must have; None where the records are not made yet.
+    """
 
     work: Work
     topic: str
@@ -32,6 +42,7 @@ class Assignment:
     folder: Path
     records: int
     live: bool
+    rows: int | None = None
 
 
 class Contestant(Protocol):
@@ -172,10 +183,67 @@ class KafkaStreams:
             output=output,
             work=assignment.work,
             live=assignment.live,
+            progress=OffsetsWithRows(),
         )
 
     def _output(self, assignment: Assignment) -> str:
         return f"output-{assignment.folder.name}"
+
+
+@dataclass(frozen=True)
+class Flink:
+    """Flink SQL by PyFlink, in a local cluster inside one JVM, exactly once. Its output is a topic.
+
+    The Java is `java` of PATH, as for Kafka Streams: the one that comes with the product's packages is too new.
+    """
+
+    name: str = "flink"
+    works: tuple[Work, ...] = WORKS
+
+    def prepare(self) -> None:
+        """Make the environment with PyFlink, fetch the connector; raises ContestantFailed, SetupError."""
+        version = java.printed_version(Path("java"))
+        if java.major(version) not in FLINK_JAVA:
+            raise ContestantFailed(f"java of PATH is {version}; Flink 2.2 needs {', '.join(map(str, FLINK_JAVA))}")
+        self._python()
+        self._connector()
+
+    def start(self, assignment: Assignment) -> Child:
+        """Start the program; it is ready when all tasks of its job run."""
+        command = [
+            str(self._python()), "-m", "benchmarks.speed.peers.flink_sql", assignment.work, assignment.bootstrap,
+            assignment.topic, self._output(assignment), str(assignment.folder), str(self._connector()),
+            str(ports.free_port()),
+        ]  # fmt: skip
+        environment = clean_environment(JVM_ARGS="-Xmx512m", FLINK_LOG_DIR=str(assignment.folder))
+        environment.pop("JAVA_HOME", None)
+        return Child(command, environment, assignment.folder / "output.log", "READY")
+
+    def watch(self, assignment: Assignment) -> Watch:
+        """The offsets that it commits, and its output topic, which is made here."""
+        output = self._output(assignment)
+        create_topic(assignment.bootstrap, output)
+        written = OutputTopic(
+            assignment.bootstrap, output, work=assignment.work, records=assignment.records, rows=assignment.rows
+        )
+        return TopicWatch(
+            assignment.bootstrap,
+            group=output,
+            source=assignment.topic,
+            output=output,
+            work=assignment.work,
+            live=assignment.live,
+            progress=OffsetsBeforeRows(written, assignment.records),
+        )
+
+    def _output(self, assignment: Assignment) -> str:
+        return f"output-{assignment.folder.name}"
+
+    def _python(self) -> Path:
+        return python_of("flink", _FLINK / "requirements.txt", cache(Settings.load()).parent / "benchmarks")
+
+    def _connector(self) -> Path:
+        return ensure(Settings.load(), parse((_FLINK / "jars.lock").read_text()))[0]
 
 
 INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "2"}
@@ -185,7 +253,8 @@ INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle
 def everybody() -> list[Contestant]:
     """The contestants, in the order of the table."""
     live, economy = (Recourse(pace, {"stream.pace": pace}) for pace in ("live", "economy"))
-    return [Recourse(), live, economy, KafkaStreams(), PlainSpark("informed", INFORMED), PlainSpark(), PythonLoop()]
+    spark = [PlainSpark("informed", INFORMED), PlainSpark()]
+    return [Recourse(), live, economy, KafkaStreams(), Flink(), *spark, PythonLoop()]
 
 
 def variant(text: str) -> Recourse:

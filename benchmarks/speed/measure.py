@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -77,7 +77,7 @@ class WrongOutput(Exception):
 def backlog(contestant: Contestant, work: Work, place: Place, topic: str, records: Records) -> Figures:
     """Read a topic that is full already. The clock runs from the word that the contestant is ready."""
     expected = truth(records, work)
-    assignment = _assignment(contestant, work, "backlog", place, topic, len(records))
+    assignment = replace(_assignment(contestant, work, "backlog", place, topic, len(records)), rows=expected.num_rows)
     watch = contestant.watch(assignment)
     watch.start()
     child = contestant.start(assignment)

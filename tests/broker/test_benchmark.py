@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from benchmarks.speed.contestants import Recourse
 from benchmarks.speed.feed import create_topic, feed_backlog
 from benchmarks.speed.measure import Place, backlog, live
 from benchmarks.speed.records import generate
+from benchmarks.speed.topic import OutputTopic
 from streaming_jobs.platform.broker import Broker
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +47,26 @@ def test_live_records_become_the_truth_and_give_latencies(broker: Broker, tmp_pa
     assert figures.p99_ms is not None
     assert figures.worst_ms is not None
     assert 0 < figures.p50_ms <= figures.p99_ms <= figures.worst_ms < 60_000
+
+
+def test_an_output_with_an_open_transaction_is_not_settled_and_a_committed_one_is_counted(
+    broker: Broker, topic: str
+) -> None:
+    bootstrap = broker.start()
+    create_topic(bootstrap, topic)
+    output = OutputTopic(bootstrap, topic, work="running", records=7, rows=2)
+    wait_for(lambda: output.settled() == 0, "the leaders of the topic's partitions")
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for account, count in (("a", 1), ("b", 3), ("a", 4)):
+        value = json.dumps({"account": account, "count": count, "total": 0})
+        producer.produce(topic, key=account, value=value, partition=0)
+    producer.flush()
+    assert output.settled() is None
+    assert not output.complete()
+    producer.commit_transaction()
+    wait_for(lambda: output.settled() == 4, "the three records and the mark of the transaction")
+    assert output.complete()  # 4 and 3 records: the newest total of each account
+    assert not OutputTopic(bootstrap, topic, work="running", records=8, rows=2).complete()
+    assert OutputTopic(bootstrap, topic, work="running", records=7, rows=None).complete() is False

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from benchmarks.speed.contestants import variant
+from benchmarks.speed.environment import python_of
 from benchmarks.speed.goals import verdicts
 from benchmarks.speed.latency import latencies
 from benchmarks.speed.measure import _steady
-from benchmarks.speed.records import WORKS, Work, difference, generate, truth
+from benchmarks.speed.peers import flink_sql
+from benchmarks.speed.process import ContestantFailed
+from benchmarks.speed.records import COLUMNS, LATENESS_MS, WINDOW_MS, WORKS, Work, difference, generate, truth
 from benchmarks.speed.report import markdown
+from benchmarks.speed.topic import OffsetsBeforeRows, OffsetsWithRows
 from benchmarks.speed.watch import SEEN, Point
 
 RECORDS = generate(3_000, seed=7)
@@ -128,6 +134,121 @@ def test_a_variant_is_the_product_with_settings() -> None:
     )
     with pytest.raises(ValueError, match="name:key=value"):
         variant("fast")
+
+
+class WrittenTopic:
+    """Stands in for an output topic; `end` None: a transaction is open."""
+
+    def __init__(self) -> None:
+        self.end: int | None = None
+        self.whole = False
+        self.examined = 0
+
+    def settled(self) -> int | None:
+        return self.end
+
+    def complete(self) -> bool:
+        self.examined += 1
+        return self.whole
+
+
+def test_offsets_that_are_committed_with_the_rows_are_points_at_once() -> None:
+    progress = OffsetsWithRows()
+    assert [[point.records for point in progress.points(records)] for records in (0, 5, 5, 9)] == [[], [5], [], [9]]
+
+
+def test_offsets_before_their_rows_are_points_when_the_next_checkpoint_has_its_own() -> None:
+    progress, at = _progress(WrittenTopic(), 1_000, [1.0, 1.1, 2.0])
+    assert progress.points(100) == []
+    assert progress.points(200) == []  # of the same checkpoint: another partition
+    assert progress.points(300) == [Point(1.1, 200, None)]
+    assert list(at) == []
+
+
+def test_offsets_before_their_rows_are_a_point_as_soon_as_no_transaction_is_open() -> None:
+    output = WrittenTopic()
+    progress, _ = _progress(output, 1_000, [1.0, 1.3])
+    assert progress.points(1_000) == []
+    output.end = 50
+    assert progress.points(1_000) == [Point(1.3, 1_000, None)]
+
+
+def test_a_complete_output_is_the_end_though_the_last_offsets_are_missing() -> None:
+    output = WrittenTopic()
+    progress, _ = _progress(output, 1_000, [1.0, 1.2, 1.4, 1.6])
+    output.end = 40
+    assert progress.points(900) == [Point(1.2, 900, None)]
+    assert progress.points(900) == []
+    assert output.examined == 1  # reading it costs time: only where something came
+    output.end, output.whole = 50, True
+    assert progress.points(900) == [Point(1.6, 1_000, None)]
+
+
+def test_an_environment_is_built_once_for_its_requirements_and_again_after_a_build_that_failed(tmp_path: Path) -> None:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("something==1\n")
+    commands: list[Sequence[str]] = []
+
+    def run(command: Sequence[str]) -> None:
+        commands.append(command)
+        if "venv" in command:
+            Path(command[-1]).mkdir()
+
+    def fail(command: Sequence[str]) -> None:
+        run(command)
+        if "pip" in command:
+            raise ContestantFailed("no network")
+
+    with pytest.raises(ContestantFailed, match="no network"):
+        python_of("peer", requirements, tmp_path / "cache", fail)
+    python = python_of("peer", requirements, tmp_path / "cache", run)
+    assert len(commands) == 4
+    assert str(requirements) in commands[-1]
+    assert commands[-1][0] == str(python)
+    assert python_of("peer", requirements, tmp_path / "cache", run) == python
+    assert len(commands) == 4
+    requirements.write_text("something==2\n")
+    assert python_of("peer", requirements, tmp_path / "cache", run) != python
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_flink_reads_strictly_and_writes_exactly_once_what_is_compared(work: Work) -> None:
+    source, sink, insert = flink_sql.statements(work, "broker:1", "input", "output")
+    for text in ("'topic' = 'input'", "'properties.group.id' = 'output'", "'json.fail-on-missing-field' = 'true'"):
+        assert text in source
+    for text in ("'topic' = 'output'", "'sink.delivery-guarantee' = 'exactly-once'", "'key.format' = 'raw'"):
+        assert text in sink
+    assert all(column in sink for column in COLUMNS[work])
+    assert "FROM" in insert
+
+
+def test_flink_has_the_windows_and_the_lateness_of_the_truth() -> None:
+    source, _, insert = flink_sql.statements("windowed", "broker:1", "input", "output")
+    assert f"WATERMARK FOR `at` AS `at` - INTERVAL '{LATENESS_MS // 1000}' SECOND" in source
+    assert f"INTERVAL '{WINDOW_MS // 1000}' SECOND" in insert
+
+
+def test_flink_commits_within_what_a_broker_accepts_and_ends_at_a_failure(tmp_path: Path) -> None:
+    _, sink, _ = flink_sql.statements("running", "broker:1", "input", "output")
+    assert "'properties.transaction.timeout.ms' = '900000'" in sink
+    settings = flink_sql.settings("running", tmp_path, tmp_path / "connector.jar", 1)
+    assert settings["execution.checkpointing.interval"] == "1 s"
+    assert settings["restart-strategy.type"] == "none"
+    assert settings["pipeline.jars"].startswith("file:///")
+
+
+def test_flink_is_ready_when_every_task_of_every_step_runs() -> None:
+    running = {"parallelism": 2, "tasks": {"RUNNING": 2, "INITIALIZING": 0}}
+    starting = {"parallelism": 2, "tasks": {"RUNNING": 1, "INITIALIZING": 1}}
+    assert flink_sql.all_running({"vertices": [running, running]})
+    assert not flink_sql.all_running({"vertices": [running, starting]})
+    assert not flink_sql.all_running({"vertices": []})
+    assert not flink_sql.all_running({"errors": ["not found"]})
+
+
+def _progress(output: WrittenTopic, records: int, times: list[float]) -> tuple[OffsetsBeforeRows, Iterator[float]]:
+    clock = iter(times)
+    return OffsetsBeforeRows(output, records, lambda: next(clock)), clock
 
 
 def _ms(found: np.ndarray[tuple[int], np.dtype[np.float64]]) -> set[int]:
