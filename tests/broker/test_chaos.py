@@ -18,8 +18,8 @@ from tests.support import ROOT
 from tests.support.driver import until
 
 SEED = 1655
-"""The driver is killed with files written and nothing committed, and between the commits of two tables; then the planner
-alone, and the broker while the stream starts again; then the Python of that same session."""
+"""The driver is killed with files written and nothing committed, and between the commits of two tables; then the
+planner alone, and the broker while the stream starts again; then the Python of that same session."""
 LONG_SEED, LONG_KILLS = 11, 40
 
 
