@@ -4,17 +4,18 @@
     python -m benchmarks.growth --minutes 2 --streams flights_clean
 
 Starts a broker and one session as Dagster would, and sends the flights at a steady rate. A burst of records every
-minute makes the planner hand batches over to the Python workers of Spark. Every second: number of Python processes,
-threads, descriptors and memory of the session's processes (driver, JVM, planners, workers). Memory is PSS: a page that
-several processes share counts once. `benchmarks.soak` is for files and batch times, and includes Dagster.
+half minute makes the planner hand batches over to the Python workers of Spark. Every second: Python processes, threads,
+descriptors and memory of the session's processes (driver, JVM, planners, workers). Memory is PSS: a page that
+several processes share counts once. Threads of three pools with a bound of their own are left out (`_POOLS`).
+`benchmarks.soak` is for files and batch times, and includes Dagster.
 
 The first sixth, and at least 40 seconds, is the warm-up. The rest is divided into parts, each with at least one burst.
 The lowest value of a part is judged, so that a burst is no growth; the growth is the slope over the parts (Theil and
 Sen), times the time of all of them:
 
-    Python processes    below 1
-    threads             below 12
-    descriptors         below 12
+    processes           below 1, of each kind: planners, workers, other Python processes
+    threads             below 12, of each kind, driver and JVM too
+    descriptors         below 12, of each kind
     memory              below 6 % of the first part, or 24 MB if that is more; judged from ten minutes on
 
 A run in which no worker was there, a stream was started again, or more than ten seconds of records and a burst wait at
@@ -53,32 +54,29 @@ from streaming_jobs.verification.chaos.drivers import DriverProcess
 from streaming_jobs.verification.chaos.python_processes import planners, workers
 
 STREAMS = ("flights_clean", "airport_hours", "carrier_totals")
-BURST = SMALL + 5_000
+BURST = 2 * SMALL + 10_000
 EVERY = 1.0
 WARM_UP_SHARE, WARM_UP = 1 / 6, 40.0
-BURST_EVERY = 60.0
+BURST_EVERY = 30.0
 PARTS = 6
 BEHIND_S = 10.0
 MEMORY_FROM = 10.0
 _START, _END = 240.0, 60.0
 _DAEMON = "pyspark.daemon"
+_POOLS = ("block-manager-", "tokio-rt-worker")
+"""Of the names of threads in pools with a bound of their own, which they reach within minutes or never: two of Spark's
+block manager, 100 each, and that of deltalake, at most 512, which has as many as ever worked at the same time."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a session's processes; `at` in seconds since its streams ran, memory in MB by process kind."""
+    """One look at a session's processes; `at` in seconds since its streams ran, dictionaries by kind, memory in MB."""
 
     at: float
-    processes: int
-    workers: int
-    threads: int
-    descriptors: int
+    processes: dict[str, int]
+    threads: dict[str, int]
+    descriptors: dict[str, int]
     memory: dict[str, float]
-
-    @property
-    def megabytes(self) -> float:
-        """PSS of all processes."""
-        return sum(self.memory.values())
 
 
 @dataclass(frozen=True)
@@ -95,12 +93,17 @@ class Bound:
         return max(self.most, first * self.share)
 
 
+def _of(figure: str, kind: str) -> Callable[[Sample], float]:
+    return lambda sample: float(getattr(sample, figure).get(kind, 0))
+
+
+KINDS = ("driver", "JVM", "planners", "workers", "other Python")
+"""Other Python processes take data sources apart. Spark ends them when they are idle, so they are judged apart."""
 BOUNDS = (
-    Bound("Python processes", lambda sample: sample.processes, 1),
-    Bound("threads", lambda sample: sample.threads, 12),
-    Bound("descriptors", lambda sample: sample.descriptors, 12),
+    *(Bound(f"processes, {kind}", _of("processes", kind), 1) for kind in KINDS[2:]),
+    *(Bound(f"{what}, {kind}", _of(what, kind), 12) for what in ("threads", "descriptors") for kind in KINDS),
 )
-MEMORY = Bound("memory (PSS), MB", lambda sample: sample.megabytes, 24, 0.06)
+MEMORY = Bound("memory (PSS), MB", lambda sample: sum(sample.memory.values()), 24, 0.06)
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Growth:
         bounds = (*BOUNDS, MEMORY) if self.times.whole >= MEMORY_FROM * 60 else BOUNDS
         rows = [self._judged(bound) for bound in bounds]
         rows += [self._stream(name, status) for name, status in self.statuses.items()]
-        most = max((sample.workers for sample in self.samples), default=0)
+        most = max((sample.processes["workers"] for sample in self.samples), default=0)
         return [*rows, _row("workers at the same time", "", most, "", "at least 1", most >= 1)]
 
     def floors(self, figure: Callable[[Sample], float]) -> list[tuple[float, float]]:
@@ -178,22 +181,34 @@ def look(driver: DriverProcess, at: float) -> Sample:
     """A sample of a session's processes; those that end meanwhile are left out, and programs that the JVM calls."""
     jvm = driver.jvm
     below = jvm.children(recursive=True) if jvm is not None else []
-    python = [process for process in below if _is_python(process)]
-    kinds = {"driver": [psutil.Process(driver.pid)], "JVM": [jvm] if jvm is not None else [], "Python": python}
-    threads = descriptors = 0
-    memory = dict.fromkeys(kinds, 0.0)
+    plan, read = planners(below), workers(below)
+    known = {process.pid for process in (*plan, *read)}
+    others = [process for process in below if process.pid not in known and _is_python(process)]
+    groups = ([psutil.Process(driver.pid)], [jvm] if jvm is not None else [], plan, read, others)
+    kinds = dict(zip(KINDS, groups, strict=True))
+    threads, descriptors, memory = dict.fromkeys(kinds, 0), dict.fromkeys(kinds, 0), dict.fromkeys(kinds, 0.0)
     for kind, processes in kinds.items():
         for process in processes:
-            with suppress(psutil.Error), process.oneshot():
-                counted = process.num_threads(), process.num_fds(), process.memory_full_info().pss / 2**20
-                threads, descriptors = threads + counted[0], descriptors + counted[1]
+            with suppress(psutil.Error, FileNotFoundError):
+                counted = _threads(process.pid), process.num_fds(), process.memory_full_info().pss / 2**20
+                threads[kind] += counted[0]
+                descriptors[kind] += counted[1]
                 memory[kind] += counted[2]
-    return Sample(at, len(python), len(workers(below)), threads, descriptors, memory)
+    return Sample(at, {kind: len(group) for kind, group in kinds.items()}, threads, descriptors, memory)
+
+
+def _threads(pid: int) -> int:
+    """Threads of a process, without those of the bounded pools."""
+    names = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            names.append((task / "comm").read_text())
+    return sum(not name.startswith(_POOLS) for name in names)
 
 
 def _is_python(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return bool(planners([process])) or _DAEMON in process.cmdline()
+        return _DAEMON in process.cmdline()
     return False
 
 
@@ -255,8 +270,8 @@ def _wait_for_streams(settings: Settings, streams: Sequence[str], driver: Driver
 def _tell(sample: Sample, sent: int) -> None:
     memory = ", ".join(f"{kind} {mb:.0f}" for kind, mb in sample.memory.items())
     sys.stderr.write(
-        f"{sample.at:.0f} s: {sent:,} records, {sample.processes} Python processes ({sample.workers} workers), "
-        f"{sample.threads} threads, {sample.descriptors} descriptors, MB: {memory}\n"
+        f"{sample.at:.0f} s: {sent:,} records, processes {sample.processes}, "
+        f"threads {sample.threads}, descriptors {sample.descriptors}, MB: {memory}\n"
     )
     sys.stderr.flush()
 

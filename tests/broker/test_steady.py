@@ -85,6 +85,6 @@ def test_an_upsert_stream_leaves_no_trail_of_files(tight: Bench, topic: str) -> 
 def test_a_session_grows_no_python_processes_threads_or_descriptors(tmp_path: Path) -> None:
     growth = run(MINUTES, 500, tmp_path, ("flights_clean",))
     verdicts = growth.verdicts()
-    judged = {"Python processes", "threads", "descriptors", "stream flights_clean", "workers at the same time"}
-    assert judged == {row["what"] for row in verdicts}
+    judged = {row["what"] for row in verdicts}
+    assert {"processes, workers", "threads, workers", "descriptors, planners", "workers at the same time"} <= judged
     assert bad(verdicts) == [], verdicts

@@ -7,19 +7,24 @@ from typing import Any
 
 import pytest
 
-from benchmarks.growth import BURST, Growth, Sample, Times, bad, slope
+from benchmarks.growth import BOUNDS, BURST, Growth, Sample, Times, bad, slope
 from streaming_jobs.state.status import Status
 
 HALF_AN_HOUR = Times.of(30)
 
 
-def ran(times: Times = HALF_AN_HOUR, status: Status | None = None, **figures: Callable[[float], float]) -> Growth:
+def ran(
+    times: Times = HALF_AN_HOUR,
+    status: Status | None = None,
+    kind: str = "workers",
+    **figures: Callable[[float], float],
+) -> Growth:
     """A run whose figures are functions of the time."""
     growth = Growth(times, 500, statuses={"x": status or Status("x", state="running", batch=9)})
     for second in range(int(times.whole)):
-        values: dict[str, Any] = {"processes": 9, "workers": 2, "threads": 200, "descriptors": 400, "memory": 1000.0}
+        values: dict[str, Any] = {"processes": 9, "threads": 200, "descriptors": 400, "memory": 1000.0}
         values |= {name: figure(float(second)) for name, figure in figures.items()}
-        values["memory"] = {"JVM": values["memory"]}
+        values = {name: {kind: value, "driver": 0} for name, value in values.items()}
         growth.samples.append(Sample(at=float(second), **values))
     return growth
 
@@ -54,10 +59,10 @@ def test_what_grows_in_the_warm_up_only_is_good() -> None:
 @pytest.mark.parametrize(
     ("name", "what", "grown", "bound"),
     [
-        ("processes", "Python processes", 8.0, 1.0),
-        ("threads", "threads", 11.0, 12.0),
-        ("threads", "threads", 18.0, 12.0),
-        ("descriptors", "descriptors", 18.0, 12.0),
+        ("processes", "processes, workers", 8.0, 1.0),
+        ("threads", "threads, workers", 11.0, 12.0),
+        ("threads", "threads, workers", 18.0, 12.0),
+        ("descriptors", "descriptors, workers", 18.0, 12.0),
         ("memory", "memory (PSS), MB", 50.0, 60.0),
         ("memory", "memory (PSS), MB", 90.0, 60.0),
     ],
@@ -70,7 +75,7 @@ def test_growth_is_judged_by_the_stated_bound(name: str, what: str, grown: float
 
 def test_a_single_process_that_stays_behind_for_good_is_growth() -> None:
     half = HALF_AN_HOUR.warm_up + HALF_AN_HOUR.judged / 2
-    assert names(ran(processes=lambda at: 9 + (at >= half))) == ["Python processes"]
+    assert names(ran(processes=lambda at: 9 + (at >= half))) == ["processes, workers"]
 
 
 def test_one_part_that_differs_does_not_decide() -> None:
@@ -95,13 +100,20 @@ def test_a_stream_that_failed_or_is_behind_proves_nothing(status: Status) -> Non
 
 
 def test_a_run_without_workers_proves_nothing() -> None:
-    assert names(ran(workers=lambda _: 0)) == ["workers at the same time"]
+    assert names(ran(processes=lambda _: 0)) == ["workers at the same time"]
 
 
 def test_a_run_that_was_cut_short_proves_nothing() -> None:
     growth = ran()
     del growth.samples[len(growth.samples) * 3 // 4 :]
-    assert names(growth) == ["Python processes", "threads", "descriptors", "memory (PSS), MB"]
+    assert len(names(growth)) == len(BOUNDS) + 1
+
+
+def test_workers_that_grow_while_other_processes_end_are_growth() -> None:
+    growth = ran(threads=lambda at: 20 + at / 60)
+    for sample in growth.samples:
+        sample.threads["other Python"] = 100 - int(sample.at / 30)
+    assert names(growth) == ["threads, workers"]
 
 
 def test_every_part_has_a_burst_and_a_run_that_is_all_warm_up_is_refused() -> None:

@@ -104,6 +104,8 @@ class LaneRunner:
     _reading_since: float | None = None
     _before: _Before | None = None
     _stopping: float | None = None
+    _was_killed: bool = True
+    """Of the driver that is dying; a stop at a batch border interrupts no batch."""
 
     def __post_init__(self) -> None:
         self._queue = deque(self.lane.faults)
@@ -254,6 +256,7 @@ class LaneRunner:
         assert self.driver is not None
         if self._stopping is not None and code == 0:
             self._let_go()
+            self._was_killed = False
             return
         if self._before is not None:  # the kill was made, and the session did not survive it
             self._queue.popleft()
@@ -298,6 +301,7 @@ class LaneRunner:
             self._account()
             self.dying.end()
         self.dying, self.driver, self._stopping, self._before = self.driver, None, None, None
+        self._was_killed = True
 
     def _expect(self, fine: bool, otherwise: str) -> None:
         if not fine:
@@ -309,7 +313,7 @@ class LaneRunner:
 
     def _account(self) -> None:
         """Count the batches that the kill interrupted after Spark's plan, by whether they were in the table."""
-        for stream in self.lane.streams:
+        for stream in self.lane.streams if self._was_killed else ():
             subject = _subject(stream)
             newest = self.home.newest_batch(subject.table)
             generation = newest.generation if newest is not None else 1
