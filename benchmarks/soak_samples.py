@@ -128,7 +128,7 @@ class YearByYear:
 
     def __init__(self, bootstrap: str, rate: float) -> None:
         self.sent = 0
-        self._rate = rate
+        self._rate, self._more = rate, 0
         self._ended = threading.Event()
         self._failure: Exception | None = None
         self._producer = Producer(
@@ -151,6 +151,10 @@ class YearByYear:
         if self._failure is not None:
             raise self._failure
 
+    def burst(self, records: int) -> None:
+        """Send this many records more, at once."""
+        self._more += records
+
     def stop(self) -> None:
         """Send no more; returns when all is acknowledged, or after ten seconds."""
         self._ended.set()
@@ -161,7 +165,7 @@ class YearByYear:
         try:
             began = time.monotonic()
             while not self._ended.wait(0.05):
-                due = int((time.monotonic() - began) * self._rate)
+                due = int((time.monotonic() - began) * self._rate) + self._more
                 while self.sent < due:
                     self._send(*divmod(self.sent, len(self._records)))
                     self.sent += 1

@@ -24,7 +24,10 @@ _RANDOM_SEEDS = 10_000
 
 def chaos(
     context: typer.Context,
-    kills: Annotated[int, typer.Option(min=1, max=1000, help="How often a driver is killed with -9.")] = 30,
+    kills: Annotated[
+        int,
+        typer.Option(min=1, max=1000, help="How often a driver, or a Python process of its JVM, is killed with -9."),
+    ] = 30,
     seed: Annotated[
         int | None, typer.Option(help="Same seed, same faults in the same order; default: a random one.")
     ] = None,
@@ -80,6 +83,9 @@ def as_json(report: Report) -> dict[str, Any]:
         "kills": tally.kills,
         "points": dict(sorted(tally.points.items())),
         "random_kills": dict(sorted(tally.victims.items())),
+        "process_kills": dict(sorted(tally.processes.items())),
+        "process_kills_not_made": dict(sorted(tally.not_made.items())),
+        "streams_restarted": tally.restarts,
         "broker_kills": tally.broker_kills,
         "sessions": tally.sessions,
         "unplanned_ends": tally.unplanned,
@@ -106,6 +112,9 @@ def _print_report(report: Report) -> None:
         ("kills", number(tally.kills)),
         *((f"  at {point}", f"{sum(counts)} on {len(counts)} streams") for point, counts in sorted(points.items())),
         *((f"  at random: {victim}", number(count)) for victim, count in sorted(tally.victims.items())),
+        *((f"  of a {process}, the session goes on", number(n)) for process, n in sorted(tally.processes.items())),
+        ("    streams restarted by their session", number(tally.restarts)),
+        *((f"  not made: no {process} was there", number(n)) for process, n in sorted(tally.not_made.items())),
         ("kills of the broker", number(tally.broker_kills)),
         ("sessions started", number(tally.sessions)),
         ("sessions that ended without a kill", number(len(tally.unplanned))),

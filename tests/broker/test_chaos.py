@@ -17,24 +17,42 @@ from streaming_jobs.verification.chaos.kill_loop import Plan, run
 from tests.support import ROOT
 from tests.support.driver import until
 
-SEED = 97
-"""The driver is killed between the commits of two tables, later Python alone; the broker in between."""
+SEED = 1655
+"""The driver is killed with files written and nothing committed, and between the commits of two tables; then the
+planner alone, and the broker while the stream starts again; then the Python of that same session."""
+LONG_SEED, LONG_KILLS = 11, 40
 
 
 @pytest.mark.timeout(300)
-def test_two_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
+def test_four_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
-    plan = Plan(kills=2, seed=SEED, rate=200, max_offsets=400, streams=("flights_split",))
+    plan = Plan(kills=4, seed=SEED, rate=200, max_offsets=400, streams=("flights_split",))
     report = run(plan, tmp_path / "home", Settings.load(), lines.append)
     assert report.ok, (lines, report.faults, report.verdict, report.truth)
-    assert dict(report.tally.points) == {"flights_split:secondary_committed": 1}
-    assert dict(report.tally.victims) == {"python": 1} and report.tally.kills == 2
+    assert dict(report.tally.points) == {"flights_split:staged": 1, "flights_split:secondary_committed": 1}
+    assert dict(report.tally.victims) == {"python": 1} and report.tally.kills == 4, lines
+    assert dict(report.tally.processes) == {"planner": 1} and not report.tally.not_made, lines
+    assert report.tally.restarts >= 1, "the session restarted the stream of the killed planner by itself"
     assert len(report.tally.half) == 1, "one table of two had the batch when the kill came"
     assert report.tally.broker_kills == 1
-    assert report.tally.sessions >= 3 and report.tally.unplanned == []
+    # One per fault but the planner's, and the last one, which reads the topic to its end.
+    assert report.tally.sessions == 4 and report.tally.unplanned == [], lines
     assert report.verdict.verified == report.verdict.records > 0
     # A version a batch, and the one that made the table.
     assert report.versions_read >= report.batches + 1 > 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_forty_kills_of_drivers_planners_and_workers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
+    lines: list[str] = []
+    report = run(Plan(LONG_KILLS, LONG_SEED), tmp_path / "home", Settings.load(), lines.append)
+    assert report.ok, (lines, report.faults, report.verdict, report.truth)
+    tally = report.tally
+    assert tally.processes["planner"] >= 3 and tally.processes["worker"] >= 3, (tally.not_made, lines)
+    assert tally.kills + tally.not_made.total() == LONG_KILLS and tally.unplanned == [], lines
+    assert tally.restarts >= tally.processes["planner"], "each planner belonged to a stream that needed it"
+    assert report.verdict.verified == len(report.plan.streams) * report.verdict.records > 0
 
 
 @pytest.mark.timeout(120)

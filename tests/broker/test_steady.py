@@ -1,5 +1,6 @@
 """Many batches leave few files: logs, removed files and checkpoints stay within their bounds, and a restart still finds
-its place. `python -m benchmarks.steadiness` and `benchmarks.soak` are the long forms."""
+its place. Large batches leave no Python processes, threads and descriptors behind. `python -m benchmarks.steadiness`,
+`benchmarks.soak` and `benchmarks.growth` are the long forms."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from benchmarks.growth import bad, run
 from streaming_jobs.sinks.delta import maintenance
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 BATCHES, RECORDS = 110, 6
 LOOK = 50
+MINUTES = 1.5
 TIGHT = {
     "stream.max_offsets_per_trigger": RECORDS,
     "stream.min_commit_interval": "1 ms",
@@ -77,3 +80,11 @@ def test_an_upsert_stream_leaves_no_trail_of_files(tight: Bench, topic: str) -> 
     assert next(c.entry.kind for c in walk(tight.settings.tables / "totals") if c.entry) == "batch"
     by_key = {row["k"]: (row["c"], row["s"]) for row in rows(tight.settings, "totals")}
     assert by_key == expected_totals(range(BATCHES * RECORDS))
+
+
+def test_a_session_grows_no_python_processes_threads_or_descriptors(tmp_path: Path) -> None:
+    growth = run(MINUTES, 500, tmp_path, ("flights_clean",))
+    verdicts = growth.verdicts()
+    judged = {row["what"] for row in verdicts}
+    assert {"processes, workers", "threads, workers", "descriptors, planners", "workers at the same time"} <= judged
+    assert bad(verdicts) == [], verdicts

@@ -1,4 +1,4 @@
-"""Driver processes that are started to be killed: Python, its JVM, or both."""
+"""Driver processes that are started to be killed: Python, its JVM, both, or a Python process of the JVM."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import psutil
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.runtime.session_options import supervised_command
 from streaming_jobs.verification.chaos.faults import Victim
+from streaming_jobs.verification.chaos.python_processes import ReadingWorkers, planners
 
 _OF_ERRORS = ("level=error", "level=warning", "Error", "REC-")
 
@@ -30,6 +31,7 @@ class DriverProcess:
     log: Path
     started: float
     _jvm: psutil.Process | None = None
+    _reading: ReadingWorkers | None = None
 
     @classmethod
     def start(cls, streams: Sequence[str], environment: Mapping[str, str], log: Path, *arguments: str) -> DriverProcess:
@@ -77,6 +79,16 @@ class DriverProcess:
             self.child.process.kill()
         return True
 
+    def planners(self) -> list[psutil.Process]:
+        """The planners that run now."""
+        return planners(self._children())
+
+    def reading_workers(self, port: int) -> list[psutil.Process]:
+        """The workers that read from the broker at `port` now, seen by two looks: the first returns none."""
+        if self._reading is None:
+            self._reading = ReadingWorkers(port)
+        return self._reading.among(self._children())
+
     def wait(self, seconds: float) -> int | None:
         """The exit code once Python and JVM are gone; None if that takes longer than `seconds`."""
         return self.child.wait_until_gone(seconds)
@@ -89,6 +101,13 @@ class DriverProcess:
     def end(self) -> None:
         """Make sure that nothing of it is left."""
         self.child.kill()
+
+    def _children(self) -> list[psutil.Process]:
+        jvm = self.jvm
+        if jvm is not None:
+            with suppress(psutil.Error):
+                return jvm.children(recursive=True)
+        return []
 
     def words(self, lines: int = 6) -> str:
         """The last lines that it wrote on errors, or the last of all if there are none."""

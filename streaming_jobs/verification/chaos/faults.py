@@ -1,5 +1,9 @@
 """The schedule of faults for the kill loop, made from the seed alone. Pure.
 
+Most faults end a session. The kill of a planner or of a worker, two Python processes of its JVM, does not: the session
+has to go on by itself. Workers run with large batches only, so each of their kills has a phase of its own, which begins
+with a burst of records.
+
 A run is a sequence of phases. In a phase the streams share one session, or each has its own; each session (a lane) has
 a queue of faults, and is started again after each. Up to six in ten kills hit a named point of a batch, each point of
 each stream once if there are enough; the others hit at a random moment. The seed fixes the kinds of faults, their
@@ -15,6 +19,8 @@ from typing import Literal
 
 Victim = Literal["python", "jvm", "both"]
 VICTIMS: tuple[Victim, ...] = ("python", "jvm", "both")
+PythonProcess = Literal["planner", "worker"]
+PYTHON_PROCESSES: tuple[PythonProcess, ...] = ("planner", "worker")
 
 _NAMED_SHARE = 0.6
 _MOST_BATCHES = 3
@@ -24,6 +30,8 @@ _EARLY_SHARE, _EARLY_LATEST = 0.15, 8.0
 _PHASE = (3, 6)
 _APART_SHARE = 0.35
 _BROKER_EVERY = (5, 8)
+_MOST_PROCESSES = 64
+_IN_TURN: tuple[Victim | PythonProcess, ...] = ("python", "planner", "jvm", "worker", "both")
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,24 @@ class RandomKill:
         return f"{self.victim}, {when}"
 
 
-Fault = PointKill | RandomKill
+@dataclass(frozen=True)
+class ProcessKill:
+    """kill -9 of a Python process of a session's JVM, `seconds` after the `versions`-th commit of its streams.
+
+    For a worker: `seconds` after one was first seen reading. `choice` says which of several, modulo their number.
+    """
+
+    process: PythonProcess
+    versions: int
+    seconds: float
+    choice: int
+
+    def __str__(self) -> str:
+        after = f"commit {self.versions}" if self.process == "planner" else "workers began to read"
+        return f"{self.process}, {self.seconds:.1f} s after {after}"
+
+
+Fault = PointKill | RandomKill | ProcessKill
 
 
 @dataclass(frozen=True)
@@ -68,6 +93,11 @@ class Phase:
     """Sessions that run at the same time; the next phase begins when all of their faults have happened."""
 
     lanes: tuple[Lane, ...]
+
+    @property
+    def burst(self) -> bool:
+        """True if a backlog has to be there when its sessions start: workers read large batches only."""
+        return any(isinstance(f, ProcessKill) and f.process == "worker" for lane in self.lanes for f in lane.faults)
 
     @property
     def kills(self) -> int:
@@ -97,29 +127,44 @@ def schedule(seed: int, kills: int, points: Mapping[str, Sequence[str]]) -> Sche
     """The faults of a run, for streams with their points; the same seed, number and streams give the same ones."""
     streams = tuple(points)
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
-    faults = _faults(chance, kills, points)
+    faults, of_workers = _faults(chance, kills, points)
     phases: list[Phase] = []
     while faults:
         size = min(chance.randint(*_PHASE), len(faults))
         part, faults = faults[:size], faults[size:]
         apart = bool(phases) and chance.random() < _APART_SHARE
         phases.append(_apart(chance, part, streams) if apart else Phase((Lane(streams, tuple(part)),)))
+    for fault in of_workers:
+        phases.insert(chance.randint(1, len(phases)), Phase((Lane(streams, (fault,)),)))
     return Schedule(tuple(phases), tuple(_broker(chance, kills)))
 
 
-def _faults(chance: random.Random, kills: int, points: Mapping[str, Sequence[str]]) -> list[Fault]:
-    """Every point of every stream once if the kills suffice for it, each victim in turn for the others; shuffled."""
+def _faults(
+    chance: random.Random, kills: int, points: Mapping[str, Sequence[str]]
+) -> tuple[list[Fault], list[ProcessKill]]:
+    """Every point of every stream once if the kills suffice for it, each victim in turn for the others; shuffled.
+
+    The kills of workers are apart.
+    """
     pairs = [(stream, point) for stream in points for point in points[stream]]
     chance.shuffle(pairs)
     named = min(len(pairs), round(kills * _NAMED_SHARE))
     faults: list[Fault] = [PointKill(s, p, chance.randint(0, _MOST_BATCHES)) for s, p in pairs[:named]]
+    of_workers: list[ProcessKill] = []
     for number in range(kills - named):
-        early = chance.random() < _EARLY_SHARE
-        versions = 0 if early else chance.randint(1, _MOST_COMMITS)
-        seconds = round(chance.uniform(0, _EARLY_LATEST if early else _LATEST), 2)
-        faults.append(RandomKill(VICTIMS[number % len(VICTIMS)], versions, seconds))
+        victim = _IN_TURN[number % len(_IN_TURN)]
+        seconds = round(chance.uniform(0, _LATEST), 2)
+        if victim == "worker":
+            of_workers.append(ProcessKill("worker", 0, round(seconds / 3, 2), chance.randrange(_MOST_PROCESSES)))
+        elif victim == "planner":
+            versions = chance.randint(1, _MOST_COMMITS)
+            faults.append(ProcessKill("planner", versions, seconds, chance.randrange(_MOST_PROCESSES)))
+        elif chance.random() < _EARLY_SHARE:
+            faults.append(RandomKill(victim, 0, round(chance.uniform(0, _EARLY_LATEST), 2)))
+        else:
+            faults.append(RandomKill(victim, chance.randint(1, _MOST_COMMITS), seconds))
     chance.shuffle(faults)
-    return faults
+    return faults, of_workers
 
 
 def _apart(chance: random.Random, faults: Sequence[Fault], streams: Sequence[str]) -> Phase:

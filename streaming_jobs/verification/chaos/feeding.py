@@ -1,18 +1,23 @@
-"""The feeder of the kill loop: real flights at a steady rate in a thread, through every restart of the broker."""
+"""The feeder of the kill loop: real flights at a steady rate in a thread, through every restart of the broker.
+
+A burst is fed at full speed, and the steady rate continues after it.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 
 from streaming_jobs.errors import TransientError
 from streaming_jobs.examples.flights import dataset
-from streaming_jobs.examples.flights.feeder import feed, survey
+from streaming_jobs.examples.flights.feeder import CHUNK, feed, survey
 from streaming_jobs.settings import Settings
 
 _AGAIN_AFTER = 0.5
 _CHUNK = 50
+_LOOK_EVERY = 0.05
 
 
 class Feeding:
@@ -24,6 +29,8 @@ class Feeding:
         self._settings, self._rate = settings, rate
         self._most = min(max(records, 1), dataset.TOTAL)
         self._ended = threading.Event()
+        self._cut = threading.Event()
+        self._burst_to = 0
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
 
@@ -44,8 +51,26 @@ class Feeding:
     def stop(self) -> None:
         """End between two chunks."""
         self._ended.set()
+        self._cut.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    def burst(self, records: int, seconds: float) -> int:
+        """Feed this many records at once; returns the number of flights in the topic then, after `seconds` at most.
+
+        Raises the feeder's error, and TransientError.
+        """
+        self._burst_to = target = min(self.held + records, self._most)
+        self._cut.set()
+        deadline = time.monotonic() + seconds
+        while self.held < target:
+            self.check()
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"{self.held:,} of {target:,} flights are in the topic after {seconds:.0f} s", "check the broker"
+                )
+            time.sleep(_LOOK_EVERY)
+        return self.held
 
     def finish(self) -> int:
         """Stop, and send the rest of an interrupted chunk; returns the number of flights that the topic then holds."""
@@ -61,14 +86,18 @@ class Feeding:
 
     def _run(self) -> None:
         while not self._ended.is_set() and not self.dry:
+            self._cut.clear()
+            if self._ended.is_set():  # between the two lines above
+                return
+            burst = self._burst_to > self.held
             try:
                 report = feed(
                     self._settings,
-                    rate=self._rate,
-                    share=self._most / dataset.TOTAL,
+                    rate=None if burst else self._rate,
+                    share=(self._burst_to if burst else self._most) / dataset.TOTAL,
                     progress=self._progressed,
-                    stop=self._ended,
-                    chunk=_CHUNK,
+                    stop=self._cut,
+                    chunk=CHUNK if burst else _CHUNK,
                 )
                 self.held = report.held
             except TransientError:  # the broker is being restarted

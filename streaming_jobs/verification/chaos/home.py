@@ -12,6 +12,7 @@ from typing import Any
 import streaming_jobs
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.status import read_status
 from streaming_jobs.verification.chaos.subjects import FLIGHTS, SPLIT
 from streaming_jobs.verification.delta_log import Entry, read_commit, versions
 
@@ -88,6 +89,16 @@ class Home:
             if entry is not None and entry.kind == "batch":
                 return entry
         return None
+
+    def position(self, table: str) -> int:
+        """Records that the batches up to the table's newest version have read, all partitions together."""
+        newest = self.newest_batch(table)
+        return sum(sum(r.end.values()) for r in newest.ranges) if newest is not None else 0
+
+    def restarts(self, streams: Sequence[str]) -> int:
+        """Restarts of these streams by their present session, as their status files report them."""
+        found = [read_status(self.settings, stream) for stream in streams]
+        return sum(status.restarts for status in found if status is not None)
 
     def commits(self, streams: Sequence[str]) -> int:
         """Versions of the primary tables of these streams together, a number that only rises."""

@@ -42,6 +42,9 @@ POINTS_OF: Mapping[str, tuple[str, ...]] = {
 _STEP = 0.05
 _LAST_SESSION = 600.0
 _SECONDS_A_KILL = 60
+_BURST = 40_000
+"""Records that a session has to read with workers; four of them are more than half of the year's flights."""
+_BURST_WITHIN = 120.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,9 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
     with ExitStack() as at_end:
         broker = at_end.enter_context(Broker(home.settings))
         Topics.of(home.settings.kafka, bootstrap_servers(home.settings)).create(TOPIC, PARTITIONS)
-        feeding = Feeding(home.settings, rate=plan.rate, records=int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2)))
+        steady = int(plan.rate * _SECONDS_A_KILL * (plan.kills + 2))
+        bursts = sum(phase.burst for phase in faults.phases) * _BURST
+        feeding = Feeding(home.settings, rate=plan.rate, records=steady + bursts)
         at_end.callback(feeding.stop)
         reader = ConcurrentReader(plan.subjects, home.settings.tables)
         at_end.callback(reader.stop)
@@ -166,7 +171,8 @@ class _Loop:
             self._phase(phase, due)
 
     def _phase(self, phase: Phase, due: list[int]) -> None:
-        runners = [LaneRunner(self.home, lane, self.tally, self.tell) for lane in phase.lanes]
+        end = self.feeding.burst(_BURST, _BURST_WITHIN) if phase.burst else 0
+        runners = [LaneRunner(self.home, lane, self.tally, self.tell, end) for lane in phase.lanes]
         try:
             while not all(runner.done for runner in runners):
                 for runner in runners:

@@ -1,16 +1,24 @@
-"""One session of the kill loop: started, watched, killed as its faults say, and started again."""
+"""One session of the kill loop: started, watched, killed as its faults say, and started again.
+
+After the kill of a planner or of a worker the same session has to go on: two more versions of each of its tables, after
+the kill of a worker the whole backlog. Then the next fault may hit it too, unless that one needs a session of its own;
+in that case it is stopped at a batch border.
+"""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import psutil
+
 from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError
+from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.verification.chaos.drivers import DriverProcess
-from streaming_jobs.verification.chaos.faults import Fault, Lane, PointKill, RandomKill
+from streaming_jobs.verification.chaos.faults import Fault, Lane, PointKill, ProcessKill, RandomKill
 from streaming_jobs.verification.chaos.home import SUBJECTS, Home
 from streaming_jobs.verification.subject import Subject
 
@@ -21,6 +29,11 @@ _FAULT_WITHIN = 240.0
 _GONE_WITHIN = 60.0
 _MOST_UNPLANNED = 5
 _LOOK_EVERY = 0.2
+_PROCESS_WITHIN = 120.0
+"""Seconds in which a process to be killed has to appear, else its kill is not made."""
+_MORE_VERSIONS = 2
+_BACKLOG = {"RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "300000", "RECOURSE_STREAM__TRIGGER": "every 1 second"}
+"""Settings of a session whose first batch is the whole backlog."""
 
 
 class ChaosFailed(RecourseError):
@@ -36,6 +49,9 @@ class ChaosFailed(RecourseError):
 class Tally:
     """Counts of a run so far. The last three are the batches (stream, generation, batch) that a kill interrupted.
 
+    `processes` are the kills of planners and of workers, `not_made` those for which no process was found; `restarts`
+    counts the streams that their session restarted by itself after such a kill.
+
     A `replayed` batch was planned and not in its table, so the next start repeats it; a `skipped` one was in the table
     and not yet committed by Spark, so the next start skips it. A `half` one was in a secondary table and not in the
     primary: it is replayed too, and the secondary table must not take it twice.
@@ -44,6 +60,9 @@ class Tally:
     kills: int = 0
     points: Counter[str] = field(default_factory=Counter)
     victims: Counter[str] = field(default_factory=Counter)
+    processes: Counter[str] = field(default_factory=Counter)
+    not_made: Counter[str] = field(default_factory=Counter)
+    restarts: int = 0
     broker_kills: int = 0
     sessions: int = 0
     unplanned: list[str] = field(default_factory=list)
@@ -52,22 +71,41 @@ class Tally:
     half: set[tuple[str, int, int]] = field(default_factory=set)
 
 
+@dataclass(frozen=True)
+class _Before:
+    """A session at the moment of a kill that it has to survive; `at` is of `time.monotonic`."""
+
+    at: float
+    versions: Mapping[str, int]
+    restarts: int
+
+
 @dataclass
 class LaneRunner:
-    """Takes one lane through its faults; call `step` often, from one thread."""
+    """Takes one lane through its faults; call `step` often, from one thread.
+
+    `backlog_end` is the number of records in the topic after the burst of the lane's phase.
+    """
 
     home: Home
     lane: Lane
     tally: Tally
     tell: Tell
+    backlog_end: int = 0
     driver: DriverProcess | None = None
     dying: DriverProcess | None = None
     _queue: deque[Fault] = field(init=False)
     _commits: int = 0
+    _begun: float = 0.0
     _due: float | None = None
     _killed: float | None = None
     _planned: str = ""
     _look_at: float = 0.0
+    _reading_since: float | None = None
+    _before: _Before | None = None
+    _stopping: float | None = None
+    _was_killed: bool = True
+    """Of the driver that is dying; a stop at a batch border interrupts no batch."""
 
     def __post_init__(self) -> None:
         self._queue = deque(self.lane.faults)
@@ -89,18 +127,27 @@ class LaneRunner:
             if self._queue:
                 self._start(self._queue[0])
             return
-        fault = self._queue[0]
         if (code := self.driver.exit_code) is not None:
-            self._ended(fault, code)
+            self._ended(code)
+        elif self._stopping is not None:
+            late = time.monotonic() - self._stopping > _GONE_WITHIN
+            self._expect(not late, f"did not stop within {_GONE_WITHIN:.0f} s")
+        else:
+            self._advance(self._queue[0], self.driver)
+
+    def _advance(self, fault: Fault, driver: DriverProcess) -> None:
+        """Bring a running session to its fault, or past it."""
+        if isinstance(fault, ProcessKill):
+            self._kill_process(fault, driver)
         elif self._killed is not None:
             self._expect(
                 time.monotonic() - self._killed < _GONE_WITHIN, f"did not end {_GONE_WITHIN:.0f} s after {fault}"
             )
-        elif isinstance(fault, RandomKill) and self._time_has_come(fault, self.driver):
-            if self.driver.kill(fault.victim):
+        elif isinstance(fault, RandomKill) and self._time_has_come(fault, driver):
+            if driver.kill(fault.victim):
                 self._killed = time.monotonic()
         else:
-            late = time.monotonic() - self.driver.started > _FAULT_WITHIN
+            late = time.monotonic() - self._begun > _FAULT_WITHIN
             self._expect(not late, f"did not come to '{fault}' within {_FAULT_WITHIN:.0f} s")
 
     def end(self) -> None:
@@ -118,20 +165,105 @@ class LaneRunner:
             batch = (newest.batch if newest is not None else -1) + 1 + fault.batches
             changes["RECOURSE_CRASH"] = f"{fault.stream}:{fault.point}:{batch}"
             self._planned = f"{fault} of batch {batch}"
+        elif isinstance(fault, ProcessKill) and fault.process == "worker":
+            changes.update(_BACKLOG)
         self.tally.sessions += 1
         log = self.home.settings.logs / f"driver-{self.tally.sessions:03d}.log"
-        self._commits, self._due, self._killed = self.home.commits(self.lane.streams), None, None
+        self._wait()
         self.driver = DriverProcess.start(self.lane.streams, self.home.environment(**changes), log)
+        self._begun = self.driver.started
 
-    def _time_has_come(self, fault: RandomKill, driver: DriverProcess) -> bool:
+    def _wait(self) -> None:
+        """Count commits and seconds up to the next fault from now on."""
+        self._commits, self._begun = self.home.commits(self.lane.streams), time.monotonic()
+        self._due = self._killed = self._reading_since = self._before = self._stopping = None
+
+    def _kill_process(self, fault: ProcessKill, driver: DriverProcess) -> None:
+        if self._before is not None:
+            if self._gone_on(fault, self._before):
+                self.tally.restarts += max(0, self.home.restarts(self.lane.streams) - self._before.restarts)
+                self._process_kill_over(driver)
+            else:
+                late = time.monotonic() - self._before.at > _FAULT_WITHIN
+                self._expect(not late, f"did not go on within {_FAULT_WITHIN:.0f} s after {fault}")
+        elif (process := self._to_kill(fault, driver)) is not None:
+            before = _Before(time.monotonic(), self._versions(), self.home.restarts(self.lane.streams))
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                return
+            self._before = before
+            self.tally.kills += 1
+            self.tally.processes[fault.process] += 1
+            self.tell(f"kill {self.tally.kills}: {fault}, pid {process.pid} ({self._session})")
+        elif self._too_late(fault):
+            self.tally.not_made[fault.process] += 1
+            self.tell(f"a kill was not made: {fault}: there was no such process")
+            self._process_kill_over(driver)
+
+    def _to_kill(self, fault: ProcessKill, driver: DriverProcess) -> psutil.Process | None:
+        """The process to kill now; None before its time, and while there is none."""
+        if fault.process == "planner":
+            found = driver.planners() if self._time_has_come(fault, driver) else []
+        else:
+            _, port = bootstrap_servers(self.home.settings).rsplit(":", 1)
+            found = driver.reading_workers(int(port))
+            if found and self._reading_since is None:
+                self._reading_since = time.monotonic()
+            if self._reading_since is None or time.monotonic() < self._reading_since + fault.seconds:
+                return None
+        return found[fault.choice % len(found)] if found else None
+
+    def _too_late(self, fault: ProcessKill) -> bool:
+        """True if the wait for a process is over; raises ChaosFailed if the streams do not come to commit."""
+        if fault.process == "worker" and self._backlog_read():
+            return True
+        now, since = time.monotonic(), self._begun if fault.process == "worker" else self._due
+        if since is None:
+            self._expect(now - self._begun <= _FAULT_WITHIN, f"did not come to '{fault}' within {_FAULT_WITHIN:.0f} s")
+        return since is not None and now - since > _PROCESS_WITHIN
+
+    def _gone_on(self, fault: ProcessKill, before: _Before) -> bool:
+        if fault.process == "worker":
+            return self._backlog_read()
+        return all(now >= before.versions[table] + _MORE_VERSIONS for table, now in self._versions().items())
+
+    def _backlog_read(self) -> bool:
+        return all(self.home.position(_subject(stream).table) >= self.backlog_end for stream in self.lane.streams)
+
+    def _versions(self) -> dict[str, int]:
+        tables = [_subject(stream).table for stream in self.lane.streams]
+        return {table: self.home.newest_version(table) for table in tables}
+
+    def _process_kill_over(self, driver: DriverProcess) -> None:
+        """Go on to the next fault in the same session, or stop it for a fault that needs one of its own."""
+        self._queue.popleft()
+        if self._queue and not isinstance(self._queue[0], PointKill) and self._queue[0].versions:
+            self._planned = str(self._queue[0])
+            self._wait()
+        else:
+            self._stopping = time.monotonic()
+            driver.child.ask_to_end()
+
+    def _time_has_come(self, fault: RandomKill | ProcessKill, driver: DriverProcess) -> bool:
         if self._due is None and self.home.commits(self.lane.streams) - self._commits >= fault.versions:
             begun = time.monotonic() if fault.versions else driver.started
             self._due = begun + fault.seconds
         return self._due is not None and time.monotonic() >= self._due
 
-    def _ended(self, fault: Fault, code: int) -> None:
+    def _ended(self, code: int) -> None:
         """Account for a driver that has ended, as planned or not."""
         assert self.driver is not None
+        if self._stopping is not None and code == 0:
+            self._let_go()
+            self._was_killed = False
+            return
+        if self._before is not None:  # the kill was made, and the session did not survive it
+            self._queue.popleft()
+        if self._stopping is not None or self._before is not None:
+            self._unplanned(code)
+            return
+        fault = self._queue[0]
         planned = self._killed is not None or (isinstance(fault, PointKill) and code == -signal.SIGKILL)
         if not planned:
             self._unplanned(code)
@@ -140,11 +272,14 @@ class LaneRunner:
         self.tally.kills += 1
         if isinstance(fault, PointKill):
             self.tally.points[f"{fault.stream}:{fault.point}"] += 1
-        else:
+        elif isinstance(fault, RandomKill):
             self.tally.victims[fault.victim] += 1
-        together = "one session" if len(self.lane.streams) > 1 else f"session of {self.lane.streams[0]}"
-        self.tell(f"kill {self.tally.kills}: {self._planned} ({together})")
+        self.tell(f"kill {self.tally.kills}: {self._planned} ({self._session})")
         self._let_go()
+
+    @property
+    def _session(self) -> str:
+        return "one session" if len(self.lane.streams) > 1 else f"session of {self.lane.streams[0]}"
 
     def _unplanned(self, code: int) -> None:
         assert self.driver is not None
@@ -165,7 +300,8 @@ class LaneRunner:
         if self.dying is not None:  # two short-lived drivers in a row
             self._account()
             self.dying.end()
-        self.dying, self.driver = self.driver, None
+        self.dying, self.driver, self._stopping, self._before = self.driver, None, None, None
+        self._was_killed = True
 
     def _expect(self, fine: bool, otherwise: str) -> None:
         if not fine:
@@ -177,7 +313,7 @@ class LaneRunner:
 
     def _account(self) -> None:
         """Count the batches that the kill interrupted after Spark's plan, by whether they were in the table."""
-        for stream in self.lane.streams:
+        for stream in self.lane.streams if self._was_killed else ():
             subject = _subject(stream)
             newest = self.home.newest_batch(subject.table)
             generation = newest.generation if newest is not None else 1

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from streaming_jobs.runtime.crash_points import POINTS
-from streaming_jobs.verification.chaos.faults import VICTIMS, PointKill, RandomKill, schedule
+from streaming_jobs.verification.chaos.faults import (
+    PYTHON_PROCESSES,
+    VICTIMS,
+    PointKill,
+    ProcessKill,
+    RandomKill,
+    schedule,
+)
 from streaming_jobs.verification.chaos.kill_loop import POINTS_OF
 
 SEEDS = range(50)
@@ -22,7 +29,25 @@ def test_thirty_kills_hit_every_point_of_every_stream_and_every_victim(seed: int
     points = [(fault.stream, fault.point) for fault in faults if isinstance(fault, PointKill)]
     assert sorted(points) == sorted((stream, point) for stream in POINTS_OF for point in POINTS_OF[stream])
     victims = [fault.victim for fault in faults if isinstance(fault, RandomKill)]
-    assert len(victims) == 13 and set(victims) == set(VICTIMS)
+    processes = [fault.process for fault in faults if isinstance(fault, ProcessKill)]
+    assert len(victims) + len(processes) == 13
+    assert set(victims) == set(VICTIMS) and set(processes) == set(PYTHON_PROCESSES)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_forty_kills_ask_for_one_more_of_planners_and_of_workers_than_three(seed: int) -> None:
+    faults = [fault for fault in schedule(seed, 40, POINTS_OF).faults if isinstance(fault, ProcessKill)]
+    assert all(sum(fault.process == process for fault in faults) >= 4 for process in PYTHON_PROCESSES)
+    assert len({fault.choice for fault in faults}) > 1, "which of several processes is chosen by the seed"
+
+
+def test_the_kill_of_a_worker_has_a_phase_of_its_own_that_begins_with_a_burst() -> None:
+    for seed in SEEDS:
+        first, *later = schedule(seed, 40, POINTS_OF).phases
+        assert not first.burst, "the first batches make the tables"
+        of_workers = [phase for phase in later if phase.burst]
+        assert len(of_workers) >= 4
+        assert all(phase.kills == 1 and phase.lanes[0].streams == tuple(POINTS_OF) for phase in of_workers)
 
 
 def test_each_stream_has_each_point_and_after_one_of_two_tables_where_there_are_two() -> None:

@@ -14,15 +14,29 @@ import pytest
 
 from streaming_jobs.platform.processes.child import ChildProcess
 from streaming_jobs.settings import Settings
-from streaming_jobs.verification.chaos import feeding
+from streaming_jobs.verification.chaos import feeding, session_runner
 from streaming_jobs.verification.chaos.drivers import DriverProcess
-from streaming_jobs.verification.chaos.faults import Fault, Lane, PointKill, RandomKill, Victim
+from streaming_jobs.verification.chaos.faults import Fault, Lane, PointKill, ProcessKill, RandomKill, Victim
 from streaming_jobs.verification.chaos.feeding import Feeding
 from streaming_jobs.verification.chaos.home import SUBJECTS, Home
 from streaming_jobs.verification.chaos.session_runner import ChaosFailed, LaneRunner, Tally
 from tests.support.proofs import BATCHES, make_tables
 
 POINT = PointKill("flights_clean", "staged", 2)
+PLANNER = ProcessKill("planner", 1, 0.0, choice=5)
+WORKER = ProcessKill("worker", 0, 0.5, choice=5)
+CLOCK = "streaming_jobs.verification.chaos.session_runner.time.monotonic"
+
+
+@dataclass
+class FakeProcess:
+    """A planner or a worker."""
+
+    pid: int
+    dead: bool = False
+
+    def kill(self) -> None:
+        self.dead = True
 
 
 @dataclass
@@ -37,6 +51,22 @@ class FakeDriver:
     started: float = field(default_factory=time.monotonic)
     gone: bool = True
     jvm: None = None
+    processes: list[FakeProcess] = field(default_factory=list)
+    asked_to_end: bool = False
+
+    @property
+    def child(self) -> FakeDriver:
+        return self
+
+    def ask_to_end(self) -> None:
+        self.asked_to_end = True
+
+    def planners(self) -> list[FakeProcess]:
+        return [process for process in self.processes if not process.dead]
+
+    def reading_workers(self, port: int) -> list[FakeProcess]:
+        assert port == 9092
+        return self.planners()
 
     def kill(self, victim: Victim) -> bool:
         if victim != "python" and not self.has_jvm:
@@ -122,7 +152,7 @@ def test_a_random_kill_waits_for_its_commits_and_its_seconds(
 ) -> None:
     commits, clock = [10], [1000.0]
     monkeypatch.setattr(Home, "commits", lambda *_: commits[0])
-    monkeypatch.setattr("streaming_jobs.verification.chaos.session_runner.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(CLOCK, lambda: clock[0])
     lane = stepped(runner(home, RandomKill("both", 2, 1.5)))
     drivers[0].started = clock[0]
     commits[0] = 11
@@ -138,6 +168,136 @@ def test_a_random_kill_waits_for_its_commits_and_its_seconds(
     assert dict(lane.tally.victims) == {"both": 1}
 
 
+@dataclass
+class Session:
+    """A lane whose session's commits, position, restarts and clock the test sets."""
+
+    lane: LaneRunner
+    driver: FakeDriver
+    version: int = 10
+    position: int = 100
+    restarts: int = 0
+    now: float = 1000.0
+
+    def after(self, seconds: float = 0.0, versions: int = 0) -> Session:
+        self.now += seconds
+        self.version += versions
+        stepped(self.lane)
+        return self
+
+
+@pytest.fixture
+def session(home: Home, drivers: list[FakeDriver], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
+    def start(*faults: Fault, backlog_end: int = 0) -> Session:
+        lane = runner(home, *faults)
+        lane.backlog_end = backlog_end
+        made = Session(lane, FakeDriver({}, Path()))
+        monkeypatch.setattr(Home, "commits", lambda *_: made.version + 1)
+        monkeypatch.setattr(Home, "newest_version", lambda *_: made.version)
+        monkeypatch.setattr(Home, "position", lambda *_: made.position)
+        monkeypatch.setattr(Home, "restarts", lambda *_: made.restarts)
+        monkeypatch.setattr(session_runner, "bootstrap_servers", lambda _: "127.0.0.1:9092")
+        monkeypatch.setattr(CLOCK, lambda: made.now)
+        stepped(lane, 1)
+        made.driver = drivers[0]
+        made.driver.started = lane._begun = made.now
+        return made
+
+    return start
+
+
+def test_the_killed_planner_is_the_one_that_the_seed_chose_and_the_same_session_goes_on(
+    session: Callable[..., Session], drivers: list[FakeDriver]
+) -> None:
+    made = session(PLANNER, RandomKill("python", 1, 0.0))
+    made.driver.processes = [FakeProcess(7), FakeProcess(8), FakeProcess(9)]
+    assert not any(process.dead for process in made.after().driver.processes), "no commit yet"
+    made.after(versions=1)
+    assert [process.pid for process in made.driver.processes if process.dead] == [9], "5 modulo 3"
+    assert dict(made.lane.tally.processes) == {"planner": 1} and made.lane.tally.kills == 1
+    made.restarts = 1
+    made.after(versions=1)
+    assert made.driver.killed == [], "the batch that was running may still be committed"
+    made.after(versions=1)
+    assert made.driver.killed == [] and made.lane.tally.restarts == 1
+    made.after(versions=1)
+    assert made.driver.killed == ["python"] and len(drivers) == 1 and made.lane.done
+    assert made.lane.tally.kills == 2 and made.lane.tally.unplanned == []
+
+
+def test_a_session_that_does_not_go_on_after_the_kill_of_its_planner_ends_the_run(
+    session: Callable[..., Session],
+) -> None:
+    made = session(PLANNER)
+    made.driver.processes = [FakeProcess(7)]
+    made.after(versions=1)
+    with pytest.raises(ChaosFailed, match="did not go on within 240 s after planner"):
+        made.after(241, versions=1)
+
+
+@pytest.mark.parametrize("following", [(), (POINT,), (RandomKill("jvm", 0, 1.0),)])
+def test_a_session_that_went_on_is_stopped_before_a_fault_that_needs_another_one(
+    session: Callable[..., Session], drivers: list[FakeDriver], following: tuple[Fault, ...]
+) -> None:
+    made = session(PLANNER, *following)
+    made.driver.processes = [FakeProcess(7)]
+    made.after(versions=1).after(versions=2)
+    assert made.driver.asked_to_end and made.driver.killed == [] and not made.lane.done
+    made.driver.exit_code = 0
+    (made.lane.home.checkpoint("flights_clean").folder / "offsets" / "9").mkdir(parents=True)
+    made.after()
+    assert made.lane.tally.unplanned == [] and made.lane.tally.kills == 1
+    assert not made.lane.tally.replayed, "a batch that was planned at a stop is not one that a kill interrupted"
+    assert len(drivers) == 1 + len(following) and made.lane.done == (not following)
+
+
+def test_a_planner_that_never_comes_is_a_kill_that_was_not_made(session: Callable[..., Session]) -> None:
+    made = session(PLANNER)
+    made.after(versions=1).after(119)
+    assert not made.lane.tally.not_made
+    made.after(2)
+    assert dict(made.lane.tally.not_made) == {"planner": 1} and made.lane.tally.kills == 0
+    assert made.driver.asked_to_end
+
+
+def test_a_session_that_ends_after_the_kill_of_a_planner_is_an_end_without_a_kill(
+    session: Callable[..., Session],
+) -> None:
+    made = session(PLANNER)
+    made.driver.processes = [FakeProcess(7)]
+    made.after(versions=1)
+    made.driver.exit_code = 1
+    made.after()
+    assert len(made.lane.tally.unplanned) == 1 and made.lane.tally.kills == 1 and made.lane.done
+
+
+def test_a_worker_is_killed_while_it_reads_a_backlog_which_has_to_be_read_whole(
+    session: Callable[..., Session],
+) -> None:
+    made = session(WORKER, backlog_end=40_000)
+    assert made.driver.environment["RECOURSE_STREAM__TRIGGER"] == "every 1 second"
+    made.driver.processes = [FakeProcess(7)]
+    made.after().after(0.4)
+    assert not made.driver.processes[0].dead
+    made.after(0.2)
+    assert made.driver.processes[0].dead and dict(made.lane.tally.processes) == {"worker": 1}
+    made.after(versions=5)
+    assert not made.driver.asked_to_end, "the backlog is not read"
+    made.position = 40_000
+    assert made.after().driver.asked_to_end
+
+
+def test_a_backlog_that_was_read_before_a_worker_was_seen_is_a_kill_that_was_not_made(
+    session: Callable[..., Session],
+) -> None:
+    made = session(WORKER, backlog_end=40_000)
+    made.after(5)
+    assert not made.lane.tally.not_made
+    made.position = 40_000
+    made.after()
+    assert dict(made.lane.tally.not_made) == {"worker": 1} and made.driver.asked_to_end
+
+
 def test_a_jvm_that_is_not_there_yet_is_waited_for(home: Home, drivers: list[FakeDriver]) -> None:
     lane = stepped(runner(home, RandomKill("jvm", 0, 0.0)), 1)
     drivers[0].has_jvm = False
@@ -148,9 +308,11 @@ def test_a_jvm_that_is_not_there_yet_is_waited_for(home: Home, drivers: list[Fak
     assert drivers[0].killed == ["jvm"] and lane.done
 
 
-def test_a_driver_that_never_comes_to_its_fault_ends_the_run(home: Home, drivers: list[FakeDriver]) -> None:
+def test_a_driver_that_never_comes_to_its_fault_ends_the_run(
+    home: Home, drivers: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lane = stepped(runner(home, POINT), 1)
-    drivers[0].started -= 1000
+    monkeypatch.setattr(CLOCK, lambda real=time.monotonic: real() + 1000)
     with pytest.raises(ChaosFailed, match="did not come to 'flights_clean at staged'"):
         lane.step()
 
@@ -260,3 +422,27 @@ def test_a_refusal_is_read_out_of_the_log(home: Home, line: str, text: str, next
             return f"WARNING: nothing\n{line}" if lines > 1 else line
 
     assert _refusal(Said()) == (text, next_step)  # type: ignore[arg-type]
+
+
+def test_a_burst_is_fed_at_full_speed_and_the_steady_rate_continues_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from streaming_jobs.examples.flights.dataset import TOTAL, flights_in
+    from streaming_jobs.examples.flights.feeder import FeedReport
+
+    calls: list[tuple[float | None, int]] = []
+    held = 0
+
+    def send(_: Any, *, rate: float | None, share: float, stop: Any, **__: Any) -> FeedReport:
+        nonlocal held
+        calls.append((rate, flights_in(share)))
+        if rate is None:
+            held = flights_in(share)
+        else:
+            stop.wait(30)
+        return FeedReport(0, 0.0, held, TOTAL, stopped=rate is not None)
+
+    monkeypatch.setattr(feeding, "feed", send)
+    made = Feeding(Settings.load(), rate=60, records=1000)
+    made.start()
+    assert made.burst(400, 10) == 400
+    made.stop()
+    assert calls.count((None, 400)) == 1 and set(calls) <= {(None, 400), (60, 1000)}

@@ -1,0 +1,74 @@
+"""Planners and workers are told apart from the other Python processes of a JVM, and reading workers from idle ones."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+
+from streaming_jobs.verification.chaos.python_processes import ReadingWorkers, planners, workers
+
+PORT = 9092
+Address = namedtuple("Address", "ip port")
+
+
+@dataclass
+class Process:
+    """As much of a process as is looked at; `port` is that of its connection."""
+
+    pid: int
+    module: str
+    parent: int = 1
+    used: float = 1.0
+    port: int | None = PORT
+    gone: bool = False
+
+    def cmdline(self) -> list[str]:
+        return ["python", "-m", *self.module.split()]
+
+    def ppid(self) -> int:
+        return self.parent
+
+    def cpu_times(self) -> Any:
+        if self.gone:
+            raise psutil.NoSuchProcess(self.pid)
+        return SimpleNamespace(user=self.used, system=0.0)
+
+    def net_connections(self, kind: str) -> list[Any]:
+        assert kind == "tcp"
+        listening = SimpleNamespace(raddr=())
+        return [listening, *([SimpleNamespace(raddr=Address("127.0.0.1", self.port))] if self.port else [])]
+
+
+def tree() -> list[Any]:
+    return [
+        Process(30, "pyspark.sql.streaming.python_streaming_source_runner"),
+        Process(11, "pyspark.daemon pyspark.worker", parent=10),
+        Process(12, "pyspark.daemon pyspark.worker", parent=10),
+        Process(10, "pyspark.daemon pyspark.worker"),
+        Process(20, "pyspark.daemon pyspark.sql.worker.plan_data_source_read"),
+        Process(21, "pyspark.daemon pyspark.sql.worker.plan_data_source_read", parent=20),
+        Process(29, "pyspark.sql.streaming.python_streaming_source_runner"),
+    ]
+
+
+def test_planners_and_workers_are_found_and_neither_daemons_nor_what_takes_sources_apart() -> None:
+    assert [process.pid for process in planners(tree())] == [29, 30]
+    assert [process.pid for process in workers(tree())] == [11, 12]
+
+
+def test_a_worker_reads_if_it_is_connected_to_the_broker_and_uses_its_time() -> None:
+    processes, looking = tree(), ReadingWorkers(PORT)
+    first, second = workers(processes)
+    assert looking.among(processes) == [], "one look shows no use of time"
+    assert looking.among(processes) == [], "both are idle"
+    first.used += 0.01  # type: ignore[attr-defined]
+    assert [process.pid for process in looking.among(processes)] == [11]
+    assert looking.among(processes) == []
+    second.used, second.port = 2.0, 5005  # type: ignore[attr-defined]
+    assert looking.among(processes) == [], "it starts, and has no connection to the broker yet"
+    first.used, first.gone = 3.0, True  # type: ignore[attr-defined]
+    assert looking.among(processes) == []
