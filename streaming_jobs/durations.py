@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, PlainSerializer
 
 from streaming_jobs.errors import ConfigurationError
 
@@ -64,16 +61,3 @@ def format_duration(duration: timedelta) -> str:
         if count:
             parts.append(f"{count} {name[:-1] if count == 1 and name != 'ms' else name}")
     return " ".join(parts) or "0 ms"
-
-
-def _coerce(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return parse_duration(value)
-        except ConfigurationError as error:
-            raise ValueError(error.found) from error
-    return value
-
-
-Duration = Annotated[timedelta, BeforeValidator(_coerce), PlainSerializer(format_duration, return_type=str)]
-"""A pydantic field type: a timedelta that is written and shown as text."""

@@ -8,13 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SecretStr
 
-from streaming_jobs.durations import Duration, parse_duration
+from streaming_jobs.durations import format_duration, parse_duration
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.spelling import instead
+
+
+def _coerce(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return parse_duration(value)
+        except ConfigurationError as error:
+            raise ValueError(error.found) from error
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_from_text), PlainSerializer(format_duration, return_type=str)]
+"""A pydantic field type: a timedelta that is written and shown as text."""
 
 Pace = Literal["live", "balanced", "economy"]
 _MAX_PAUSE: dict[Pace, timedelta] = {

@@ -11,12 +11,14 @@ import os
 import tempfile
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import TransientError
 from streaming_jobs.files import private_folder
-from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import LIBRDKAFKA, client_config
+
+if TYPE_CHECKING:  # each Python process of a session imports this module, and settings take a tenth of a second
+    from streaming_jobs.settings import Settings
 
 _TIMEOUT = "recourse.timeout.seconds"
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
 from streaming_jobs.durations import format_duration, milliseconds
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
-from streaming_jobs.settings import KafkaSettings
+
+if TYPE_CHECKING:  # the planner and the workers import this module, and settings take a tenth of a second
+    from streaming_jobs.settings import KafkaSettings
 
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
 _DISCONNECTED = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
