@@ -17,7 +17,7 @@ from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.spelling import instead
 
 
-def _coerce(value: Any) -> Any:
+def _from_text(value: Any) -> Any:
     if isinstance(value, str):
         try:
             return parse_duration(value)
