@@ -28,7 +28,7 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _GATEWAY_PORT, _GATEWAY_SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 """spark-submit names by them the JVM that it has started, and PySpark connects to it."""
 _WORKER_DAEMON = "streaming_jobs.platform.worker_daemon"
-_HEAP = "-Xms192m -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40"
+_HEAP = "-Xms96m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 """Java would begin with a 64th of the machine's memory, and give nothing back."""
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
