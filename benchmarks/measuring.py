@@ -20,7 +20,7 @@ import structlog
 from benchmarks.speed.results import machine
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.runtime.batch_hooks import BatchReport
-from streaming_jobs.runtime.query_builder import Connection
+from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,6 +26,7 @@ from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Replan
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
@@ -55,17 +55,6 @@ log = structlog.get_logger()
 
 _WAIT = 0.1
 """Seconds that the planner of an idle stream waits for a record, before Spark asks again."""
-
-
-@dataclass
-class Connection:
-    """A session's connection to the cluster: the file with the client's properties, for the processes that Spark
-    starts, and two clients (`quick` gives up after 2 s).
-    """
-
-    client: Path
-    topics: TopicReader
-    quick: TopicReader
 
 
 @dataclass(frozen=True)

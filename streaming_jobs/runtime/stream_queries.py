@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,10 +24,9 @@ from streaming_jobs.preflight.rules import check_start, enforce
 from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
 from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
 from streaming_jobs.preflight.torn_files import mend
-from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport, Replan
+from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.lag import EndOffsets, Ends
-from streaming_jobs.runtime.query_builder import BuiltQuery, Connection, QueryBuilder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.client_file import client_file
@@ -39,8 +39,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from streaming_jobs.runtime.batch import BatchPipeline
+    from streaming_jobs.runtime.query_builder import BuiltQuery
+
 log = structlog.get_logger()
 
+_BUILDER = "streaming_jobs.runtime.query_builder"
 _QUICK = timedelta(seconds=2)
 _TOPIC_CHECK_EVERY = 1.0
 
@@ -176,6 +180,8 @@ class SparkQueries:
                 topics=Topics.of(kafka, bootstrap),
                 quick=Topics(client_config(kafka, bootstrap), _QUICK),
             )
+        # What builds a query imports Arrow and NumPy, for a fifth of a second: meanwhile Spark starts.
+        threading.Thread(target=import_module, args=[_BUILDER], name="imports", daemon=True).start()
         names = [topic.name for stream in streams for topic in stream.sources.values()]
         self._ends = EndOffsets(self.connection.quick, names).start()
 
@@ -187,6 +193,8 @@ class SparkQueries:
 
     def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
         """Build the query and start it in a scheduler pool of its own."""
+        from streaming_jobs.runtime.query_builder import QueryBuilder
+
         built = QueryBuilder(
             stream=stream,
             settings=self.settings,

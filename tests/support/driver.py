@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from streaming_jobs.ledger import LedgerEntry
-from streaming_jobs.runtime.query_builder import Connection
+from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streaming_jobs.runtime.query_builder import Connection
+from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.state.status import Status

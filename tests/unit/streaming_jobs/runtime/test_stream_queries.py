@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import BrokerUnreachable, OffsetsLost
-from streaming_jobs.runtime.query_builder import BuiltQuery, Connection
+from streaming_jobs.runtime.connection import Connection
+from streaming_jobs.runtime.query_builder import BuiltQuery
 from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicCheck, start
 from streaming_jobs.state.stream_record import BoundTopic
