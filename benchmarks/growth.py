@@ -46,6 +46,7 @@ from benchmarks.speed.process import clean_environment
 from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.examples.flights.feeder import PARTITIONS
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.platform.spark import WORKER_DAEMON
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.planner import SMALL
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
@@ -62,7 +63,7 @@ PARTS = 6
 BEHIND_S = 10.0
 MEMORY_FROM = 10.0
 _START, _END = 240.0, 60.0
-_DAEMON = "pyspark.daemon"
+_DAEMONS = {"pyspark.daemon", WORKER_DAEMON}
 _POOLS = ("block-manager-", "tokio-rt-worker")
 """Of the names of threads in pools with a bound of their own, which they reach within minutes or never: two of Spark's
 block manager, 100 each, and that of deltalake, at most 512, which has as many as ever worked at the same time."""
@@ -208,7 +209,7 @@ def _threads(pid: int) -> int:
 
 def _is_python(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return _DAEMON in process.cmdline()
+        return bool(_DAEMONS & set(process.cmdline()))
     return False
 
 

@@ -107,7 +107,7 @@ def check_class_data(settings: Settings) -> Check:
     try:
         file = class_data.archive(settings, "spark", [cache(settings) / jar.file for jar in locked("spark")])
     except RecourseError as error:
-        return Check("class data", None, "there is no Java to make it for", error.next_step)
+        return Check("class data", None, "there is no Java that could use it", error.next_step)
     if file.is_file():
         return Check("class data", True, f"{file} ({file.stat().st_size >> 20} MB)")
     return Check("class data", None, "none, so sessions start in twice the time", fix)

@@ -10,10 +10,14 @@ The class is compiled when a session starts, by Janino, with which Spark compile
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import structlog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = structlog.get_logger()
 
 _CLASS = "recourse.LocalFiles"
 _SOURCE = """
@@ -22,7 +26,7 @@ package recourse;
 public class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
     public void setPermission(org.apache.hadoop.fs.Path path, org.apache.hadoop.fs.permission.FsPermission permission)
             throws java.io.IOException {
-        if (permission.getStickyBit()) {
+        if (permission.getStickyBit() || pathToFile(path).isDirectory()) {  // Java would take away setgid
             super.setPermission(path, permission);
             return;
         }
@@ -46,6 +50,18 @@ def use_local_files(session: SparkSession) -> None:
     files = jvm.org.apache.hadoop.fs.FileSystem.get(root, hadoop)  # one instance, which Hadoop keeps
     files.setWriteChecksum(False)
     files.setVerifyChecksum(False)
+    if not jvm.java.lang.Class.forName("org.apache.hadoop.fs.LocalFileSystem").isInstance(files):
+        return  # a user's own (spark.hadoop.fs.file.impl)
+    try:
+        _without_programs(session, files)
+    except Exception as error:  # noqa: BLE001 - only speed is lost
+        log.warning("Hadoop sets permissions by a program", reason=str(error)[:300])
+
+
+def _without_programs(session: SparkSession, files: Any) -> None:
+    """Give the local file system the class that sets permissions itself."""
+    jvm, hadoop = session._jvm, session._jsc.hadoopConfiguration()
+    assert jvm is not None
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
     compiler.cook(_SOURCE)
@@ -53,7 +69,7 @@ def use_local_files(session: SparkSession) -> None:
     assert gateway is not None
     constructor = compiler.getClassLoader().loadClass(_CLASS).getDeclaredConstructors()[0]
     ours = constructor.newInstance(gateway.new_array(jvm.java.lang.Object, 0))
-    ours.initialize(root, hadoop)
+    ours.initialize(jvm.java.net.URI.create("file:///"), hadoop)
     inner = jvm.java.lang.Class.forName("org.apache.hadoop.fs.FilterFileSystem").getDeclaredField("fs")
     inner.setAccessible(True)
     inner.set(files, ours)

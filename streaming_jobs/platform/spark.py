@@ -27,9 +27,11 @@ _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.File
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _GATEWAY_PORT, _GATEWAY_SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 """spark-submit names by them the JVM that it has started, and PySpark connects to it."""
-_WORKER_DAEMON = "streaming_jobs.platform.worker_daemon"
+WORKER_DAEMON = "streaming_jobs.platform.worker_daemon"
+"""The module that Python workers are forked from."""
 _HEAP = "-Xms96m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 """Java would begin with a 64th of the machine's memory, and give nothing back."""
+_HEAP_OPTION = re.compile(r"-Xm[nsx]|-XX:(Initial|Max|Min)(HeapSize|HeapFreeRatio|RAMPercentage)")
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -73,8 +75,6 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.sql.variant.allowDuplicateKeys": "true",
         # The plan is optimised again for each batch, and inferring filters takes a sixth of that time.
         "spark.sql.constraintPropagation.enabled": "false",
-        # The machines of a cluster may not have this package.
-        **({"spark.python.daemon.module": _WORKER_DAEMON} if settings.spark.master.startswith("local") else {}),
         **settings.spark.extra,
     }
 
@@ -117,6 +117,8 @@ def start(
         JAVA_OPTIONS: _java_options(settings, name, further),
         "spark.local.dir": str(scratch),
     }
+    if not there_already and settings.spark.master.startswith("local"):  # a cluster may not have this package
+        properties.setdefault("spark.python.daemon.module", WORKER_DAEMON)
     gateway = _existing_gateway() if there_already else _new_gateway(settings, properties, keep_open, output)
     context = SparkContext(conf=SparkConf(loadDefaults=False).setAll([*properties.items()]), gateway=gateway)
     session = SparkSession(context)
@@ -165,7 +167,8 @@ def _java_options(settings: Settings, name: str, further: Sequence[str] = ()) ->
     collector = "" if _COLLECTOR.search(user_options) else "-XX:+UseSerialGC"  # the JVM does not start with two
     own_files = (f"-Dlog4j2.configurationFile={file.as_uri()}", f"-XX:ErrorFile={folder / name}.crash.log")
     quoted = (f'"{option}"' for option in (*own_files, *further))
-    options = (*quoted, collector, _HEAP, "-XX:+ExitOnOutOfMemoryError", user_options)
+    heap = "" if _HEAP_OPTION.search(user_options) or settings.spark.driver_memory_mb < 96 else _HEAP
+    options = (*quoted, collector, heap, "-XX:+ExitOnOutOfMemoryError", user_options)
     return " ".join(option for option in options if option)
 
 

@@ -124,9 +124,10 @@ def module_options(java: Java) -> list[str]:
 def arguments(java: Java, spark_home: Path, properties: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
     """The JVM's options: class path, heap, the user's, modules. Raises ConfigurationError for a heap size in them."""
     user_options = shlex.split(properties.get(JAVA_OPTIONS, ""))
-    if any(option.startswith("-Xmx") for option in user_options):
+    if any(option.startswith(("-Xmx", "-XX:MaxHeapSize")) for option in user_options):
         raise ConfigurationError(
-            f"{JAVA_OPTIONS} has -Xmx", "set the heap by spark.driver_memory_mb: RECOURSE_SPARK__DRIVER_MEMORY_MB=2048"
+            f"{JAVA_OPTIONS} has the size of the heap (-Xmx)",
+            "set the heap by spark.driver_memory_mb: RECOURSE_SPARK__DRIVER_MEMORY_MB=2048",
         )
     return [
         "-cp",

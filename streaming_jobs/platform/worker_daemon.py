@@ -4,7 +4,7 @@ PySpark's own daemon imports nothing and forks: each worker then imports by itse
 and has 60 MB of its own in memory. Forked from here, workers start at once and share those pages.
 
 A process with threads must not fork. PyArrow and NumPy start threads when they are imported, unless they are told not
-to; `main` refuses if one is there.
+to. If there is one nevertheless, this process becomes PySpark's own daemon.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import sys
 from pathlib import Path
 
 _ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
@@ -20,12 +21,15 @@ _IMPORTED = ("pyspark.worker", "pyspark.sql.worker.plan_data_source_read", "stre
 
 def main() -> None:
     """Import, then be PySpark's daemon."""
-    for name, value in _ONE_THREAD.items():
-        os.environ.setdefault(name, value)
+    told = {name: os.environ.get(name) for name in _ONE_THREAD}
+    os.environ.update(_ONE_THREAD)
     for module in _IMPORTED:
         importlib.import_module(module)
     if (threads := sum(1 for _ in Path("/proc/self/task").glob("*"))) > 1:
-        raise RuntimeError(f"an import has started a thread ({threads} are there), so this process must not fork")
+        print(f"{threads} threads after the imports: workers are forked without them", file=sys.stderr)
+        os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])  # noqa: S606 - ourselves
+    for name, value in told.items():  # a user's functions get what the user has set
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
     gc.collect()
     gc.freeze()  # pages of objects that the collector leaves alone stay shared
 

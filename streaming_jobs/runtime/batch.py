@@ -206,10 +206,7 @@ class BatchPipeline:
         return committed
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
-        """Prepare the rows of every table that does not have this batch yet.
-
-        With one sink, `frame` is its output in the table's columns already (`Sink.fit`).
-        """
+        """Prepare the rows of every table that does not have this batch yet; with one sink, `frame` is fitted to it."""
         if self.traits.may_keep_state and path == "executor" and self.stream.primary.mode == "append":
             # Rows that no table can hold need a second pass, and state must be computed only once.
             held.callback(frame.unpersist)
@@ -218,9 +215,9 @@ class BatchPipeline:
         frames = {self.sinks.primary.name: frame}
         if len(self.stream.sinks) > 1:
             held.callback(frame.unpersist)
-            outputs = self.stream.outputs(**{next(iter(self.stream.sources)): frame.persist()})
-            frames = {self.stream.sinks[name].name: output for name, output in outputs.items()}
-            frames = {s.name: s.fit(frames[s.name], topics) for s in (self.sinks.primary, *self.sinks.secondary)}
+            outputs = self.stream.outputs(**{next(iter(self.stream.sources)): frame.persist()}).items()
+            of = {self.stream.sinks[name].name: output for name, output in outputs}
+            frames = {s.name: s.fit(of[s.name], topics) for s in (self.sinks.primary, *self.sinks.secondary)}
         waiting = [sink for sink in self.sinks.secondary if self._done(sink, replace(entry, table=sink.name)) is None]
         staged = {}
         for sink in (self.sinks.primary, *waiting):
@@ -306,11 +303,8 @@ class BatchPipeline:
     ) -> PendingWrite | None:
         """The batch's dead letters: records refused while decoding, and output rows without their key."""
         ranges = {r.topic: r for r in entry.offsets}
-        refused = [
-            (source, ranges[source.name], seen.bad)
-            for source in self.sources
-            if (seen := self._seen.get(source.observation)) is not None and seen.bad
-        ]
+        counts = [(source, self._seen.get(source.observation)) for source in self.sources]
+        refused = [(source, ranges[source.name], seen.bad) for source, seen in counts if seen is not None and seen.bad]
         null_keys = [s.null_keys for s in staged.values() if s.null_keys is not None and s.null_keys.num_rows]
         if not refused and not null_keys:
             return None

@@ -4,8 +4,8 @@ A micro-batch costs the same for one record as for hundreds. Without a pause, a 
 as many batches as the machine can run: more CPU time, commits and files than at ten times the records. So after a batch
 the stream waits until its batches take at most `_SHARE` of the time, but no longer than `longest`. The more records
 arrive, the shorter the wait; from `_PLENTY` records per second on there is none. Records that arrive after a quiet
-moment are read at once: the wait comes after a batch, never before it. There is no wait after the first batch: it is
-slow, and no measure of the rate of records.
+moment are read as soon as a batch may start: the wait comes after a batch, never before it. There is no wait after the
+first batch: it is slow, and no measure of the rate of records.
 """
 
 from __future__ import annotations

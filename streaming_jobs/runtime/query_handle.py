@@ -29,7 +29,7 @@ class QueryHandle:
         metrics = self._execution().observedMetrics().get(observation)
         if not metrics.isDefined():
             return Observed()
-        # One call over the gateway, not one per field: a batch may take no more than 20 ms.
+        # One call over the gateway, not one per field: each takes a fifth of a millisecond.
         counts = str(metrics.get().mkString(",")).split(",")
         return Observed(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
 

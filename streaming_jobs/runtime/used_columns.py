@@ -9,21 +9,34 @@ In the plan, Spark has put a projection of what is used directly above the sourc
              +- StreamingRelationV2 ..., kafka_clean_payments, ..., [topic#0, partition#1, offset#2L, ...]
 
 A column that is left out by mistake would be null without a word. So whatever does not look like this counts as used:
-without that projection all columns are, and a record that is passed on whole uses all of its fields.
+without that projection all columns are, and a record that is passed on whole uses all of its fields. And Spark must not
+decide here what may come out otherwise in a later batch (`CASE WHEN current_date() < ... THEN net ELSE gross END`): its
+rules that evaluate conditions are left out, and a plan that asks for the time uses all columns.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from streaming_jobs.runtime.query_plan import all_fields_shown
 from streaming_jobs.sources.record_blocks import RECORD
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
+_EXCLUDED = "spark.sql.optimizer.excludedRules"
+_DECIDING = (
+    "BooleanSimplification", "CombineFilters", "ConstantFolding", "ConstantPropagation", "ConvertToLocalRelation",
+    "EliminateLimits", "EliminateOuterJoin", "EliminateSorts", "FoldablePropagation", "InferFiltersFromConstraints",
+    "LikeSimplification", "NullPropagation", "OptimizeIn", "OptimizeOneRowPlan", "OptimizeRepartition",
+    "PropagateEmptyRelation", "PruneFilters", "PushFoldableIntoBranches", "ReplaceNullWithFalseInPredicate",
+    "SimplifyBinaryComparison", "SimplifyConditionals", "SimplifyConditionalsInPredicate",
+)  # fmt: skip
+"""Rules of org.apache.spark.sql.catalyst.optimizer that evaluate an expression or take a branch away."""
+_TIME = re.compile(r"\b(current_\w+|now|localtimestamp|unix_timestamp|curdate)\(")
 _OUTPUT = re.compile(r"\[([^\[\]]*)\], name=")
 _ATTRIBUTE = re.compile(r"(\w+)#(\d+)L?")
 
@@ -35,13 +48,28 @@ def used_columns(frame: DataFrame, source: str, fields: Sequence[str]) -> frozen
     """
     with all_fields_shown(frame.sparkSession):
         plan = frame._jdf.queryExecution()
-        optimised = plan.sparkSession().sessionState().optimizer().execute(plan.analyzed())
+        if _TIME.search(str(plan.analyzed().toString()).lower()):
+            return None
+        with _nothing_decided(frame.sparkSession):
+            optimised = plan.sparkSession().sessionState().optimizer().execute(plan.analyzed())
         return used_in(str(optimised.toString()), source, fields)
+
+
+@contextmanager
+def _nothing_decided(session: SparkSession) -> Iterator[None]:
+    """Spark optimises without the rules that decide. A running query has a session of its own, and its own rules."""
+    before = session.conf.get(_EXCLUDED, None)
+    rules = [f"org.apache.spark.sql.catalyst.optimizer.{rule}" for rule in _DECIDING]
+    session.conf.set(_EXCLUDED, ",".join(rules if not before else [before, *rules]))
+    try:
+        yield
+    finally:
+        session.conf.unset(_EXCLUDED) if before is None else session.conf.set(_EXCLUDED, before)
 
 
 def used_in(plan: str, source: str, fields: Sequence[str]) -> frozenset[str] | None:
     """The same for a plan given as text."""
-    lines = plan.splitlines()
+    lines = plan.split("\n")  # a name may have other characters that end a line
     (at, *further) = [i for i, line in enumerate(lines) if f", {source}, " in line] or [0]
     output = _OUTPUT.search(lines[at])
     if further or at == 0 or output is None:
@@ -52,9 +80,10 @@ def used_in(plan: str, source: str, fields: Sequence[str]) -> frozenset[str] | N
     number = next((number for number, name in ids.items() if name == RECORD), "")
     elsewhere = "\n".join(line for i, line in enumerate(lines) if i != at and not (passed and i == at - 1))
     uses = re.findall(rf"(?<![\w`]){RECORD}#{number}(?!\d)(.?)", elsewhere)
-    if any(after != "." for after in uses):
-        return frozenset(used | {f"{RECORD}.{name}" for name in fields})
-    return frozenset(used | {f"{RECORD}.{n}" for n in fields if f"{RECORD}#{number}.{n}" in elsewhere})
+    text = elsewhere.lower()  # Spark shows a name as the function wrote it
+    named = [n for n in fields if f"{RECORD}#{number}.{n}".lower() in text]
+    every = any(after != "." for after in uses)
+    return frozenset(used | {f"{RECORD}.{name}" for name in (fields if every else named)})
 
 
 def _projected(line: str, ids: Mapping[str, str]) -> set[str]:

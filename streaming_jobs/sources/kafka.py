@@ -64,7 +64,7 @@ class KafkaSource:
 
     def reading_name(self, owner: str) -> str:
         """The name of the data source of `stream`."""
-        return f"kafka_{owner}_{self.parameter}"
+        return f"kafka-{owner}-{self.parameter}"  # neither part can have a hyphen
 
     def build_only(self, owner: str, columns: Iterable[str]) -> None:
         """Leave all other columns of `stream` null (`RecordBlocks`); before the query starts."""
@@ -93,7 +93,7 @@ class KafkaSource:
     def _range(
         self, spark: SparkSession, rows: Literal["all", "refused"], start: Mapping[int, int], end: Mapping[int, int]
     ) -> DataFrame:
-        name = f"kafka_{rows}_{self.parameter}"
+        name = f"kafka-{rows}-{self.parameter}"
         reading = Reading(name, self._blocks(rows), self.client, dict(start), dict(end), workers=_workers(spark))
         return load(spark, reading, stream=False)
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 BLOCK = 10_000
 """Records of one Arrow batch, about."""
 
-_readers: dict[tuple[Path, str], RangeReader] = {}
-"""The readers of this process by client file and source; they stay connected from batch to batch."""
+_readers: dict[tuple[Path, str, str], RangeReader] = {}
+"""The readers of this process by client file, source and topic; they stay connected from batch to batch."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,8 @@ def read(reading: Reading, partition: InputPartition) -> Iterator[pa.RecordBatch
     assert isinstance(partition, RangePartition)
     _close_old()
     config, timeout = read_client_file(reading.client)
-    reader = _readers.pop(key := (reading.client, reading.name), None) or RangeReader(reading.topic, config, timeout)
+    key = (reading.client, reading.name, reading.topic)
+    reader = _readers.pop(key, None) or RangeReader(reading.topic, config, timeout)
     try:
         for messages in reader.read(partition.spans, BLOCK):
             yield reading.blocks.batch(messages)

@@ -115,12 +115,15 @@ class RecordBlocks:
         return None if self.used is None else read_used(self.used)
 
     @cached_property
-    def _reader(self) -> BlockReader:
-        if self._used is None:
-            return self.declared.format.reader()
+    def _fields(self) -> list[str]:
+        """The fields of the value that are built, in the schema's order."""
         names = self.declared.format.schema.fieldNames()
         needed = {self.declared.event_time} if self.declared.ahead is not None else set()
-        return self.declared.format.reader([n for n in names if n in needed or f"{RECORD}.{n}" in self._used])
+        return [name for name in names if name in needed or self._wanted(f"{RECORD}.{name}")]
+
+    @cached_property
+    def _reader(self) -> BlockReader:
+        return self.declared.format.reader(None if self._used is None else self._fields)
 
     def _wanted(self, column: str) -> bool:
         return self._used is None or column in self._used
@@ -135,8 +138,8 @@ class RecordBlocks:
         size = len(messages)
         bad = np.zeros(size, dtype=bool)
         bad[list(refused)] = True
-        made = dict(zip(columns.schema.names, columns.columns, strict=True))
         fields = list(self.schema.field(RECORD).type)
+        made = dict(zip(self._fields, columns.columns, strict=True))
         record = [made[f.name] if f.name in made else pa.nulls(size, f.type) for f in fields]
         built = {
             **self._position(messages, times),
@@ -158,6 +161,12 @@ class RecordBlocks:
                 f"the format {type(self.declared.format).__name__} of topic {self.declared.topic} raised {words}",
                 "correct the format: it refuses a record, and never raises",
             ) from error
+        if block.columns.num_columns != len(self._fields):
+            raise FunctionRaised(
+                f"the format {type(self.declared.format).__name__} of topic {self.declared.topic} returned "
+                f"{block.columns.num_columns} columns for {len(self._fields)} fields",
+                "return a column for each field that `reader` was asked for, in the schema's order",
+            )
         refused = dict(block.refused)
         for row in [row for row, value in enumerate(values) if value is None]:
             refused[row] = _TOMBSTONE

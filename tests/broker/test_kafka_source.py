@@ -116,7 +116,7 @@ def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFa
     running = made.start(on_topic(plain, topic), "continuous")
     until(lambda: running.poll(made.spark) or (running.status.batch or 0) >= 0, 60, "the first batch")
     sent = 40_000
-    for module in ("python_streaming_source_runner", "pyspark.daemon", "python_streaming_source_runner"):
+    for module in ("python_streaming_source_runner", "worker_daemon", "python_streaming_source_runner"):
         for process in until(lambda module=module: python_processes(module), 60, module):  # type: ignore[misc]
             process.kill()
         produce(made.bootstrap, topic, map(thing, range(sent, sent + 30_000)))
@@ -137,7 +137,7 @@ def test_no_option_and_no_plan_shows_credentials(bench: BenchFactory, topic: str
     until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
     execution = running.pipeline.query._execution()  # type: ignore[union-attr]
     plans = str(execution.toString()) + str(execution.logical().treeString())
-    assert "kafka_plain_things" in plans and "hush" not in plans
+    assert "kafka-plain-things" in plans and "hush" not in plans
     commands = [part for child in psutil.Process().children(recursive=True) for part in _command(child)]
     assert not any("hush" in part for part in commands)
     running.request_stop()

@@ -86,3 +86,39 @@ def test_a_join_with_itself_gets_everything(spark: SparkSession) -> None:
         return frame.select("id", "at").join(other, F.expr("id = other AND at = then"))
 
     assert used(spark, joined) is None
+
+
+def either(condition: str) -> Function:
+    return lambda f: f.select(
+        "id", F.when(F.expr(condition), F.col("rest")).otherwise(F.col("inner.c")).alias("either")
+    )
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "current_date() >= date '2999-01-01'",
+        "hour(current_timestamp()) < 24",
+        "now() > timestamp '2999-01-01'",
+        "localtimestamp() > timestamp_ntz '2999-01-01'",
+        "unix_timestamp() > 0",
+    ],
+)
+def test_a_condition_on_the_time_is_not_decided_at_the_start(spark: SparkSession, condition: str) -> None:
+    assert used(spark, either(condition)) is None
+
+
+@pytest.mark.parametrize("condition", ["1 = 1", "false", "null > 1"])
+def test_no_branch_is_left_out_even_if_it_is_never_taken(spark: SparkSession, condition: str) -> None:
+    assert fields(used(spark, either(condition))) >= {"id", "rest", "inner"}
+
+
+def test_a_static_table_that_is_empty_now_may_have_rows_later(spark: SparkSession) -> None:
+    static = spark.createDataFrame([], "key long, flag boolean")
+
+    def joined(frame: DataFrame) -> DataFrame:
+        both = frame.join(static, frame["id"] == static["key"], "left")
+        return both.select(F.when(F.col("flag"), F.col("rest")).otherwise(F.col("inner.c")).alias("either"))
+
+    assert fields(used(spark, joined)) >= {"id", "rest", "inner"}
+    assert spark.conf.get("spark.sql.optimizer.excludedRules", None) is None

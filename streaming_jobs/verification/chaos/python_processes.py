@@ -2,7 +2,7 @@
 
     JVM
     |- python -m pyspark.sql.streaming.python_streaming_source_runner    a planner, one per running query
-    |- python -m pyspark.daemon pyspark.worker                           forks workers, reads nothing itself
+    |- python -m streaming_jobs.platform.worker_daemon pyspark.worker    forks workers, reads nothing itself
     |    |- the same command line                                        a worker; Spark reuses it
     |- python -m pyspark.daemon pyspark.sql.worker.*                     take data sources apart; read no records
 
@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from streaming_jobs.platform.spark import WORKER_DAEMON
+
 PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
-_DAEMON, _WORKER = "pyspark.daemon", "pyspark.worker"
+_WORKER = "pyspark.worker"
 
 
 def planners(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
@@ -28,7 +30,7 @@ def planners(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 def workers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """The workers among these processes, without the daemons that fork them; the oldest pid first."""
-    forked = {p.pid: p for p in processes if {_DAEMON, _WORKER} <= set(_command(p))}
+    forked = {p.pid: p for p in processes if {WORKER_DAEMON, _WORKER} <= set(_command(p))}
     return sorted((p for p in forked.values() if _parent(p) in forked), key=lambda p: p.pid)
 
 

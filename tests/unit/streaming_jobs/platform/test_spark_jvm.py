@@ -81,7 +81,7 @@ def test_the_class_path_begins_with_our_jars_and_ends_with_the_folders_of_the_en
 
 
 def test_a_heap_size_among_the_java_options_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="extraJavaOptions has -Xmx") as refused:
+    with pytest.raises(ConfigurationError, match=r"extraJavaOptions has the size of the heap \(-Xmx\)") as refused:
         arguments(JAVA_25, SPARK, {**MEMORY, "spark.driver.extraJavaOptions": "-Da=b -Xmx4g"}, {})
     assert "driver_memory_mb" in refused.value.next_step
 

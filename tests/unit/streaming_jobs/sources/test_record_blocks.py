@@ -170,3 +170,16 @@ def test_an_event_time_that_is_checked_is_read_whoever_uses_it(tmp_path: Path) -
     blocks = RecordBlocks(Declared.of(timed(max_ahead="1 hour")), "all", tmp_path / "used.json")
     late = record(0, 0, b'{"n":1,"at":"2099-01-01T00:00:00Z"}', timestamp=(1, MS))
     assert blocks.batch([late])["_bad"].to_pylist() == [True]
+
+
+@dataclass(frozen=True)
+class TooFew(Json):
+    """Returns one column, whatever it is asked for."""
+
+    def reader(self, fields: Any = None) -> Any:
+        return super().reader(["n"])
+
+
+def test_a_format_that_returns_another_number_of_columns_is_told() -> None:
+    with pytest.raises(FunctionRaised, match="returned 1 columns for 4 fields"):
+        rows(record(0, 0, b'{"n":1}'), topic=KafkaTopic("things", value=TooFew(SCHEMA)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 
+from streaming_jobs.platform.spark import WORKER_DAEMON
 from streaming_jobs.verification.chaos.python_processes import ReadingWorkers, planners, workers
 
 PORT = 9092
@@ -46,9 +47,9 @@ class Process:
 def tree() -> list[Any]:
     return [
         Process(30, "pyspark.sql.streaming.python_streaming_source_runner"),
-        Process(11, "pyspark.daemon pyspark.worker", parent=10),
-        Process(12, "pyspark.daemon pyspark.worker", parent=10),
-        Process(10, "pyspark.daemon pyspark.worker"),
+        Process(11, f"{WORKER_DAEMON} pyspark.worker", parent=10),
+        Process(12, f"{WORKER_DAEMON} pyspark.worker", parent=10),
+        Process(10, f"{WORKER_DAEMON} pyspark.worker"),
         Process(20, "pyspark.daemon pyspark.sql.worker.plan_data_source_read"),
         Process(21, "pyspark.daemon pyspark.sql.worker.plan_data_source_read", parent=20),
         Process(29, "pyspark.sql.streaming.python_streaming_source_runner"),
