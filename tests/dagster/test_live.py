@@ -15,7 +15,8 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
-from orchestration.local_dagster.client import DagsterClient
+from orchestration.local_dagster.client import REPOSITORY, DagsterClient
+from orchestration.local_dagster.dagster_home import LOCATION
 from orchestration.local_dagster.processes import CODE_SERVER, DAEMON, WEBSERVER, DagsterProcesses
 from streaming_jobs.errors import SetupError
 from streaming_jobs.examples.flights.feeder import feed
@@ -162,6 +163,7 @@ def test_kill_9_of_the_driver_is_a_failed_run_and_a_new_session(live: Live) -> N
     driver = live.driver()
     assert driver is not None
     killed = int(time.time())  # Dagster keeps the time of a check in whole seconds
+    switch_keepalive(live, on=False)  # it may be quicker than the next look at the streams
     os.kill(driver.pid, signal.SIGKILL)
     with instance(live) as stored:
         tables = ("flights_clean", "airport_hours", "carrier_totals")
@@ -171,6 +173,7 @@ def test_kill_9_of_the_driver_is_a_failed_run_and_a_new_session(live: Live) -> N
 
         live.wait_for(red, "a red check on every table")
         assert time.time() - killed < 60
+        switch_keepalive(live, on=True)
         live.wait_for(lambda: {verdicts(stored, table)[-1][1] for table in tables} == {"well"}, "green checks again")
     live.wait_for(lambda: (before, "FAILURE") in live.runs(), "the failed run")
     live.wait_for(lambda: live.session_at_work(other_than=before), "the next session")
@@ -239,6 +242,21 @@ def test_a_taken_port_is_said_before_anything_starts(live: Live, tmp_path: Path)
 
 def instance(live: Live) -> dg.DagsterInstance:
     return dg.DagsterInstance.from_config(str(live.settings.dagster_home))
+
+
+def switch_keepalive(live: Live, *, on: bool) -> None:
+    """Start or stop the sensor, as a person does in the UI."""
+    sensor = {"repositoryName": REPOSITORY, "repositoryLocationName": LOCATION, "sensorName": f"keepalive_{JOB}"}
+    found = """query($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) {
+        ... on Sensor { sensorState { id } } } }"""
+    answer = live.client.query(found, {"sensor": sensor})
+    if on:
+        start = "mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) { __typename } }"
+        changed = live.client.query(start, {"sensor": sensor})["startSensor"]
+    else:
+        stop = "mutation($id: String!) { stopSensor(id: $id) { __typename } }"
+        changed = live.client.query(stop, {"id": answer["sensorOrError"]["sensorState"]["id"]})["stopSensor"]
+    assert changed["__typename"] in ("Sensor", "StopSensorMutationResult"), changed
 
 
 def alive(pid: int) -> bool:
