@@ -15,7 +15,7 @@ from benchmarks.speed.environment import python_of
 from benchmarks.speed.feed import create_topic
 from benchmarks.speed.process import REPOSITORY, Child, ContestantFailed, clean_environment
 from benchmarks.speed.records import WORKS, Work
-from benchmarks.speed.topic import OffsetsBeforeRows, OffsetsWithRows, OutputTopic, TopicWatch
+from benchmarks.speed.topic import OffsetsBeforeRows, OffsetsWithRows, OutputTopic, Progress, TopicWatch
 from benchmarks.speed.watch import TableWatch, Watch, ledger_covered, loop_covered, spark_covered
 from streaming_jobs.platform import java, ports
 from streaming_jobs.platform.jars import cache, ensure, parse
@@ -43,6 +43,11 @@ class Assignment:
     records: int
     live: bool
     rows: int | None = None
+
+    @property
+    def output(self) -> str:
+        """The name of the output of a contestant that writes a topic."""
+        return f"output-{self.folder.name}"
 
 
 class Contestant(Protocol):
@@ -167,27 +172,14 @@ class KafkaStreams:
         classes = os.pathsep.join([str(target / "peer.jar"), str(target / "libraries" / "*")])
         command = [
             "java", "-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", classes, "benchmark.Peer",
-            assignment.work, assignment.bootstrap, assignment.topic, self._output(assignment),
+            assignment.work, assignment.bootstrap, assignment.topic, assignment.output,
             str(assignment.folder / "state"),
         ]  # fmt: skip
         return Child(command, clean_environment(), assignment.folder / "output.log", "READY")
 
     def watch(self, assignment: Assignment) -> Watch:
         """The offsets that it commits, and its output topic, which is made here."""
-        output = self._output(assignment)
-        create_topic(assignment.bootstrap, output)
-        return TopicWatch(
-            assignment.bootstrap,
-            group=output,
-            source=assignment.topic,
-            output=output,
-            work=assignment.work,
-            live=assignment.live,
-            progress=OffsetsWithRows(),
-        )
-
-    def _output(self, assignment: Assignment) -> str:
-        return f"output-{assignment.folder.name}"
+        return _topic_watch(assignment, OffsetsWithRows())
 
 
 @dataclass(frozen=True)
@@ -212,7 +204,7 @@ class Flink:
         """Start the program; it is ready when all tasks of its job run."""
         command = [
             str(self._python()), "-m", "benchmarks.speed.peers.flink_sql", assignment.work, assignment.bootstrap,
-            assignment.topic, self._output(assignment), str(assignment.folder), str(self._connector()),
+            assignment.topic, assignment.output, str(assignment.folder), str(self._connector()),
             str(ports.free_port()),
         ]  # fmt: skip
         environment = clean_environment(JVM_ARGS="-Xmx512m", FLINK_LOG_DIR=str(assignment.folder))
@@ -221,29 +213,34 @@ class Flink:
 
     def watch(self, assignment: Assignment) -> Watch:
         """The offsets that it commits, and its output topic, which is made here."""
-        output = self._output(assignment)
-        create_topic(assignment.bootstrap, output)
         written = OutputTopic(
-            assignment.bootstrap, output, work=assignment.work, records=assignment.records, rows=assignment.rows
-        )
-        return TopicWatch(
             assignment.bootstrap,
-            group=output,
-            source=assignment.topic,
-            output=output,
+            assignment.output,
             work=assignment.work,
-            live=assignment.live,
-            progress=OffsetsBeforeRows(written, assignment.records),
+            records=assignment.records,
+            rows=assignment.rows,
         )
-
-    def _output(self, assignment: Assignment) -> str:
-        return f"output-{assignment.folder.name}"
+        return _topic_watch(assignment, OffsetsBeforeRows(written, assignment.records))
 
     def _python(self) -> Path:
         return python_of("flink", _FLINK / "requirements.txt", cache(Settings.load()).parent / "benchmarks")
 
     def _connector(self) -> Path:
         return ensure(Settings.load(), parse((_FLINK / "jars.lock").read_text()))[0]
+
+
+def _topic_watch(assignment: Assignment, progress: Progress) -> TopicWatch:
+    """The watch of a contestant that writes a topic, which is made here, and commits under its name."""
+    create_topic(assignment.bootstrap, assignment.output)
+    return TopicWatch(
+        assignment.bootstrap,
+        group=assignment.output,
+        source=assignment.topic,
+        output=assignment.output,
+        work=assignment.work,
+        live=assignment.live,
+        progress=progress,
+    )
 
 
 INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "2"}

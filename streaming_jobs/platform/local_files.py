@@ -2,8 +2,8 @@
 
 Without its native library, which no package brings, Hadoop sets the permissions of a file by the program `chmod`, and
 it does so twice per file: Spark would start four processes in each batch, for two files of the checkpoint, and more for
-state. They cost 10 ms and as much CPU time as the rest of the checkpoint. Java itself can set permissions; so the
-local file system that Spark has gets the same class with that one method of its own.
+state. Java itself can set permissions; so the local file system that Spark has gets the same class with that one method
+of its own.
 
 The class is compiled when a session starts, by Janino, with which Spark compiles its queries.
 """

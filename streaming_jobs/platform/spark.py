@@ -167,7 +167,7 @@ def _java_options(settings: Settings, name: str, further: Sequence[str] = ()) ->
     collector = "" if _COLLECTOR.search(user_options) else "-XX:+UseSerialGC"  # the JVM does not start with two
     own_files = (f"-Dlog4j2.configurationFile={file.as_uri()}", f"-XX:ErrorFile={folder / name}.crash.log")
     quoted = (f'"{option}"' for option in (*own_files, *further))
-    heap = "" if _HEAP_OPTION.search(user_options) or settings.spark.driver_memory_mb < 96 else _HEAP
+    heap = "" if _HEAP_OPTION.search(user_options) else _HEAP
     options = (*quoted, collector, heap, "-XX:+ExitOnOutOfMemoryError", user_options)
     return " ".join(option for option in options if option)
 

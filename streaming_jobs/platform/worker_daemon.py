@@ -1,7 +1,7 @@
 """The parent of a session's Python workers (`spark.python.daemon.module`), with what they import already imported.
 
-PySpark's own daemon imports nothing and forks: each worker then imports by itself what it needs, for half a second,
-and has 60 MB of its own in memory. Forked from here, workers start at once and share those pages.
+PySpark's own daemon imports nothing and forks: each worker then imports by itself what it needs, again,
+and has it in memory once more. Forked from here, workers start at once and share those pages.
 
 A process with threads must not fork. PyArrow and NumPy start threads when they are imported, unless they are told not
 to. If there is one nevertheless, this process becomes PySpark's own daemon.
@@ -29,7 +29,10 @@ def main() -> None:
         print(f"{threads} threads after the imports: workers are forked without them", file=sys.stderr)
         os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])  # noqa: S606 - ourselves
     for name, value in told.items():  # a user's functions get what the user has set
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
     gc.collect()
     gc.freeze()  # pages of objects that the collector leaves alone stay shared
 

@@ -216,8 +216,8 @@ class BatchPipeline:
         if len(self.stream.sinks) > 1:
             held.callback(frame.unpersist)
             outputs = self.stream.outputs(**{next(iter(self.stream.sources)): frame.persist()}).items()
-            of = {self.stream.sinks[name].name: output for name, output in outputs}
-            frames = {s.name: s.fit(of[s.name], topics) for s in (self.sinks.primary, *self.sinks.secondary)}
+            by_table = {self.stream.sinks[name].name: output for name, output in outputs}
+            frames = {s.name: s.fit(by_table[s.name], topics) for s in (self.sinks.primary, *self.sinks.secondary)}
         waiting = [sink for sink in self.sinks.secondary if self._done(sink, replace(entry, table=sink.name)) is None]
         staged = {}
         for sink in (self.sinks.primary, *waiting):

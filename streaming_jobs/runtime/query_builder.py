@@ -146,10 +146,10 @@ class QueryBuilder:
             )
         if len(outputs) == 1:  # in the table's columns from the start, so that no batch is planned a second time
             frame = pipeline.sinks.primary.fit(next(iter(outputs.values())), [source.name for source in sources])
-            for source in sources:
-                fields = source.topic.value.schema.fieldNames()
-                if (used := used_columns(frame, source.reading_name(name), fields)) is not None:
-                    source.build_only(name, used)
+            by_name = {source.reading_name(name): source for source in sources}
+            fields = {reading: source.topic.value.schema.fieldNames() for reading, source in by_name.items()}
+            for reading, used in used_columns(frame, fields).items():
+                by_name[reading].build_only(name, used)
         else:
             frame = next(iter(frames.values()))
         updates = plan_traits.stateful and self.stream.primary.mode == "upsert"

@@ -217,11 +217,12 @@ class SparkQueries:
         return self._ends.newest(t.name for t in stream.sources.values()) if self._ends is not None else None
 
     def close(self) -> None:
-        """Stop the thread that looks at the topics, and remove the file with the client's properties."""
+        """Stop the thread that looks at the topics, and remove the files that the processes of Spark read."""
         if self._ends is not None:
             self._ends.close()
         if self._client is not None:
-            self._client.unlink(missing_ok=True)
+            for file in self._client.parent.glob(f"{self._client.stem}*"):  # beside it, the columns in use
+                file.unlink(missing_ok=True)
             self._client = self.connection = None
 
     @property

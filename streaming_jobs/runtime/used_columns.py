@@ -41,18 +41,18 @@ _OUTPUT = re.compile(r"\[([^\[\]]*)\], name=")
 _ATTRIBUTE = re.compile(r"(\w+)#(\d+)L?")
 
 
-def used_columns(frame: DataFrame, source: str, fields: Sequence[str]) -> frozenset[str] | None:
-    """The columns of the data source named `source` that a frame uses, those of the record as `_record.field`.
+def used_columns(frame: DataFrame, sources: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
+    """The columns that a frame uses of each data source, by its name; those of the record as `_record.field`.
 
-    `fields` are the record's. None: all columns.
+    `sources`: the fields of each one's record. A source of which all columns are used is not in the answer.
     """
-    with all_fields_shown(frame.sparkSession):
+    with all_fields_shown(frame.sparkSession), _nothing_decided(frame.sparkSession):
         plan = frame._jdf.queryExecution()
         if _TIME.search(str(plan.analyzed().toString()).lower()):
-            return None
-        with _nothing_decided(frame.sparkSession):
-            optimised = plan.sparkSession().sessionState().optimizer().execute(plan.analyzed())
-        return used_in(str(optimised.toString()), source, fields)
+            return {}
+        optimised = str(plan.sparkSession().sessionState().optimizer().execute(plan.analyzed()).toString())
+    found = {name: used_in(optimised, name, fields) for name, fields in sources.items()}
+    return {name: used for name, used in found.items() if used is not None}
 
 
 @contextmanager
@@ -64,11 +64,14 @@ def _nothing_decided(session: SparkSession) -> Iterator[None]:
     try:
         yield
     finally:
-        session.conf.unset(_EXCLUDED) if before is None else session.conf.set(_EXCLUDED, before)
+        if before is None:
+            session.conf.unset(_EXCLUDED)
+        else:
+            session.conf.set(_EXCLUDED, before)
 
 
 def used_in(plan: str, source: str, fields: Sequence[str]) -> frozenset[str] | None:
-    """The same for a plan given as text."""
+    """The columns of one source, from the text of a plan; None: all."""
     lines = plan.split("\n")  # a name may have other characters that end a line
     (at, *further) = [i for i, line in enumerate(lines) if f", {source}, " in line] or [0]
     output = _OUTPUT.search(lines[at])

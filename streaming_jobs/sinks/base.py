@@ -88,7 +88,7 @@ class Sink(Protocol):
         So this is done before the query starts, where the query has one output.
         """
 
-    def prepare(self, fitted: DataFrame, rows: BatchOfRows) -> PendingWrite:
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the rows of a frame that `fit` made."""
 
 

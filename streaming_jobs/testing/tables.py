@@ -220,9 +220,9 @@ class MemoryTable:
         """The output as it is."""
         return output
 
-    def prepare(self, fitted: DataFrame, rows: BatchOfRows) -> PendingWrite:
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the frame's rows."""
-        return MemoryWrite(self, fitted.toArrow())
+        return MemoryWrite(self, frame.toArrow())
 
     def prepare_letters(
         self,

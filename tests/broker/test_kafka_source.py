@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import psutil
@@ -15,7 +16,7 @@ from streaming_jobs.formats import Raw
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, assert_chained, ledger, on_topic, produce, rows, until
-from tests.support.things import plain, thing
+from tests.support.things import THINGS, plain, thing
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -28,6 +29,12 @@ def numbers(made: Bench) -> list[int]:
 def sizes(records: DataFrame) -> DataFrame:
     """Length and first byte of each value."""
     return records.select(F.octet_length("value").alias("size"), F.hex(F.substring("value", 1, 1)).alias("first"))
+
+
+@stream(source=THINGS, sink=DeltaTable("plain"))
+def only_numbers(things: DataFrame) -> DataFrame:
+    """One of three fields; the event time is a second one that is used."""
+    return things.select("n")
 
 
 def python_processes(module: str) -> list[psutil.Process]:
@@ -142,6 +149,21 @@ def test_no_option_and_no_plan_shows_credentials(bench: BenchFactory, topic: str
     assert not any("hush" in part for part in commands)
     running.request_stop()
     made.finish(running)
+
+
+def test_the_source_builds_the_fields_that_the_stream_uses_and_no_other(bench: BenchFactory, topic: str) -> None:
+    made = bench()
+    made.topics.create(topic, 1)
+    produce(made.bootstrap, topic, map(thing, range(10)))
+    running = made.start(on_topic(only_numbers, topic), "continuous")
+    until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
+    client = made.connection.client
+    (file,) = client.parent.glob(f"{client.stem}-*.json")
+    used = {name for name in json.loads(file.read_text()) if name.startswith("_record.")}
+    assert used == {"_record.n", "_record.t"}
+    running.request_stop()
+    made.finish(running)
+    assert numbers(made) == list(range(10))
 
 
 def test_an_idle_stream_costs_next_to_nothing(bench: BenchFactory, topic: str) -> None:

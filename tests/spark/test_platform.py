@@ -22,9 +22,7 @@ def local_files(spark: SparkSession) -> Any:
     return jvm.org.apache.hadoop.fs.FileSystem.get(root, spark._jsc.hadoopConfiguration())
 
 
-def test_a_file_has_the_permissions_of_the_umask_and_no_process_sets_them(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_has_the_permissions_of_the_umask_and_java_sets_them(spark: SparkSession, tmp_path: Path) -> None:
     jvm: Any = spark._jvm
     files = local_files(spark)
     path = jvm.org.apache.hadoop.fs.Path

@@ -42,7 +42,8 @@ def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def used(spark: SparkSession, function: Function, topic: KafkaTopic = TOPIC) -> frozenset[str] | None:
     source = KafkaSource("things", topic, Path("/nowhere/client.json"), timedelta(seconds=5))
     frame = source.stream(spark, start={0: 0}, limits=Limits(1, 1, 1, 1), owner="used")
-    return used_columns(function(frame), source.reading_name("used"), NAMES)
+    name = source.reading_name("used")
+    return used_columns(function(frame), {name: NAMES}).get(name)
 
 
 def fields(used: frozenset[str] | None) -> set[str]:

@@ -111,6 +111,7 @@ class Output(DeltaOutput):
         self.driver = driver
 
     def fit(self, output: Frame, topics: object) -> Frame:  # type: ignore[override]
+        self.driver.fitted.append(self.name)
         return output
 
     def prepare(self, frame: Frame, rows: BatchOfRows) -> PendingWrite:  # type: ignore[override]
@@ -140,6 +141,7 @@ class Driver:
         self.null_keys_of = PRIMARY
         self.noted = 0
         self.ways: list[tuple[bool, bool]] = []
+        self.fitted: list[str] = []
         self.before_commit: Callable[[], object] = lambda: self.log.append("before_commit")
         self.report: Callable[[BatchReport], object] = self.reports.append
         self.replan: Callable[[Any, int], bool] = lambda *_: False

@@ -57,12 +57,12 @@ class DeltaOutput:
         """The table's columns, and those that ordering, deleting and refusing need."""
         return fitted(self.sink, output, topics)
 
-    def prepare(self, fitted: DataFrame, rows: BatchOfRows) -> PendingWrite:
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the rows."""
         driver, spark_commits = self.way(rows)
         return prepare_write(
             self.sink,
-            fitted,
+            frame,
             driver=driver,
             spark_commits=spark_commits,
             batch=(rows.generation, rows.batch),

@@ -30,5 +30,12 @@ def test_java_options_of_ones_own_come_after_ours_and_choose_the_collector(
     assert ("-XX:+UseSerialGC" in options) == serial
 
 
+@pytest.mark.parametrize("own", ["-Xms1g", "-Xmn200m", "-XX:MinHeapFreeRatio=40", "-XX:InitialHeapSize=1g"])
+def test_a_heap_of_ones_own_is_left_alone(settings: SettingsFactory, own: str) -> None:
+    assert "-Xms96m" in _java_options(settings(), "both")
+    options = _java_options(settings({"spark.extra": {"spark.driver.extraJavaOptions": own}}), "both").split()
+    assert [o for o in options if o.startswith(("-Xm", "-XX:M", "-XX:I"))] == [own]
+
+
 def test_a_query_that_does_not_stop_holds_the_session_up_for_seconds_only(settings: SettingsFactory) -> None:
     assert profile(settings())["spark.sql.streaming.stopTimeout"] == "5s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pyarrow as pa
@@ -64,6 +65,19 @@ def test_each_row_is_in_its_table_and_each_entry_says_what_was_read_and_written(
     assert primary == entry(0, rows={SECONDARY: 2, "dead_letters": 2, "written": 2})
     assert newest_entry(disk, SECONDARY) == entry(0, SECONDARY, rows={"written": 2})
     assert newest_entry(disk, DEAD_LETTERS) == entry(0, DEAD_LETTERS, rows={"written": 2})
+
+
+def test_a_frame_of_several_tables_is_fitted_in_the_batch_and_that_of_one_before_the_query(start: Start) -> None:
+    several = start()
+    several.run(0)
+    assert several.fitted == [PRIMARY, SECONDARY]
+    alone = start()
+    both = alone.pipeline.stream
+    name, declared = next(iter(both.sinks.items()))
+    alone.pipeline.stream = replace(both, sinks={name: declared})
+    alone.pipeline.sinks = replace(alone.pipeline.sinks, secondary=())
+    alone.run(1)
+    assert alone.fitted == []
 
 
 def test_the_primary_names_the_transaction_of_every_other_table(disk: Disk, start: Start) -> None:
