@@ -46,7 +46,6 @@ from benchmarks.speed.process import clean_environment
 from streaming_jobs.examples.flights.content import TOPIC
 from streaming_jobs.examples.flights.feeder import PARTITIONS
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.platform.spark import WORKER_DAEMON
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.planner import SMALL
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
@@ -63,7 +62,6 @@ PARTS = 6
 BEHIND_S = 10.0
 MEMORY_FROM = 10.0
 _START, _END = 240.0, 60.0
-_DAEMONS = {"pyspark.daemon", WORKER_DAEMON}
 _POOLS = ("block-manager-", "tokio-rt-worker")
 """Of the names of threads in pools with a bound of their own, which they reach within minutes or never: two of Spark's
 block manager, 100 each, and that of deltalake, at most 512, which has as many as ever worked at the same time."""
@@ -99,7 +97,8 @@ def _of(figure: str, kind: str) -> Callable[[Sample], float]:
 
 
 KINDS = ("driver", "JVM", "planners", "workers", "other Python")
-"""Other Python processes take data sources apart. Spark ends them when they are idle, so they are judged apart."""
+"""Other Python processes are the fork server and its clients, the parent of the workers, and those that take data
+sources apart. Spark ends them when they are idle, so they are judged apart."""
 BOUNDS = (
     *(Bound(f"processes, {kind}", _of("processes", kind), 1) for kind in KINDS[2:]),
     *(Bound(f"{what}, {kind}", _of(what, kind), 12) for what in ("threads", "descriptors") for kind in KINDS),
@@ -181,7 +180,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 def look(driver: DriverProcess, at: float) -> Sample:
     """A sample of a session's processes; those that end meanwhile are left out, and programs that the JVM calls."""
     jvm = driver.jvm
-    below = jvm.children(recursive=True) if jvm is not None else []
+    below = psutil.Process(driver.pid).children(recursive=True)
     plan, read = planners(below), workers(below)
     known = {process.pid for process in (*plan, *read)}
     others = [process for process in below if process.pid not in known and _is_python(process)]
@@ -209,7 +208,7 @@ def _threads(pid: int) -> int:
 
 def _is_python(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return bool(_DAEMONS & set(process.cmdline()))
+        return process.name().startswith("python")
     return False
 
 

@@ -20,6 +20,7 @@ import structlog
 from streaming_jobs.errors import SetupError, TransientError
 from streaming_jobs.platform import spark
 from streaming_jobs.platform.class_data import RECORD_SECONDS
+from streaming_jobs.platform.fork_server import ForkServer
 from streaming_jobs.platform.processes.exit_status import jvm_gone
 from streaming_jobs.settings import Settings
 
@@ -71,6 +72,7 @@ class LocalSpark:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     """The JVM, once it was started; None if it existed before (spark-submit)."""
     _session: SparkSession | None = field(default=None, init=False)
+    _forks: ForkServer | None = field(default=None, init=False)
 
     @property
     def jvm(self) -> int | None:
@@ -85,7 +87,7 @@ class LocalSpark:
     def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
         """Start the JVM and the session in it."""
         self._session = self.launch(self.settings, name=name, keep_open=inherited, record_classes=self.record_classes)
-        self.process = spark.jvm(self._session)
+        self.process, self._forks = spark.jvm(self._session), spark.forks(self._session)
         return self._session
 
     def failure(self, patience: float = 0.0) -> TransientError | None:
@@ -109,13 +111,19 @@ class LocalSpark:
             self.process.wait(JVM_END if self.record_classes is None else RECORD_SECONDS)
         except subprocess.TimeoutExpired:
             self._end_at_once(self.process)
+        self._end_forks()
 
     def kill(self) -> None:
         """Kill the JVM: an orderly stop would wait for the batch. A JVM that existed before is left running."""
         if self.process is not None:
             self._end_at_once(self.process)
+            self._end_forks()
         else:
             self.stop()
+
+    def _end_forks(self) -> None:
+        if self._forks is not None:
+            self._forks.close()
 
     @staticmethod
     def _end_at_once(process: subprocess.Popen[bytes]) -> None:

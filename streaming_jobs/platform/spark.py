@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 import psutil
 
 from streaming_jobs.files import private_folder
-from streaming_jobs.platform import class_data, java, spark_jvm
+from streaming_jobs.platform import class_data, fork_server, java, spark_jvm
+from streaming_jobs.platform.fork_server import ForkServer
 from streaming_jobs.platform.jars import spark_jars
 from streaming_jobs.platform.local_files import use_local_files
 from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS
@@ -27,8 +28,6 @@ _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.File
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _GATEWAY_PORT, _GATEWAY_SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 """spark-submit names by them the JVM that it has started, and PySpark connects to it."""
-WORKER_DAEMON = "streaming_jobs.platform.worker_daemon"
-"""The module that Python workers are forked from."""
 _HEAP = "-Xms96m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 """Java would begin with a 64th of the machine's memory, and give nothing back."""
 _HEAP_OPTION = re.compile(r"-Xm[nsx]|-XX:(Initial|Max|Min)(HeapSize|HeapFreeRatio|RAMPercentage)")
@@ -95,31 +94,48 @@ def start(
     already (spark-submit, Databricks), it is used. Raises SetupError when a jar is missing or damaged, or there is no
     Java to use.
     """
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    from pyspark import SparkConf, SparkContext
-    from pyspark.sql import SparkSession
-
-    if SparkContext._active_spark_context is None:  # PySpark would take the gateway of a JVM that has ended
-        SparkContext._gateway = SparkContext._jvm = None
-    jars = spark_jars(settings)
+    there_already = _GATEWAY_PORT in os.environ
     scratch = _scratch(settings)
+    own = not there_already and settings.spark.master.startswith("local")
+    server = fork_server.start(scratch, output) if own else None
+    os.environ["PYSPARK_PYTHON"] = sys.executable if server is None else str(server.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    try:
+        properties = _properties(settings, name, scratch, record_classes, archive=not there_already)
+        gateway = _existing_gateway() if there_already else _new_gateway(settings, properties, keep_open, output)
+        session = _session(properties, gateway)
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
+    gateway.fork_server = server
+    return session
+
+
+def _properties(
+    settings: Settings, name: str, scratch: Path, record_classes: Path | None, *, archive: bool
+) -> dict[str, str]:
+    """Those of the profile, and what is of this session and this machine."""
+    jars = spark_jars(settings)
     # Files that a killed JVM leaves (unpacked native libraries, folders of Spark) are then removed with its scratch.
     further = [f"-Djava.io.tmpdir={scratch}"]
-    there_already = _GATEWAY_PORT in os.environ
     if record_classes is not None:
         further += class_data.recording(record_classes)
-    elif not there_already:
+    elif archive:
         further += class_data.reading(class_data.archive(settings, "spark", jars))
     user_jars = settings.spark.extra.get(CLASS_PATH)
-    properties = {
+    return {
         **profile(settings),
         CLASS_PATH: os.pathsep.join([*(str(jar) for jar in jars), *([user_jars] if user_jars else [])]),
         JAVA_OPTIONS: _java_options(settings, name, further),
         "spark.local.dir": str(scratch),
     }
-    if not there_already and settings.spark.master.startswith("local"):  # a cluster may not have this package
-        properties.setdefault("spark.python.daemon.module", WORKER_DAEMON)
-    gateway = _existing_gateway() if there_already else _new_gateway(settings, properties, keep_open, output)
+
+
+def _session(properties: Mapping[str, str], gateway: Any) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
     context = SparkContext(conf=SparkConf(loadDefaults=False).setAll([*properties.items()]), gateway=gateway)
     session = SparkSession(context)
     use_local_files(session)
@@ -127,7 +143,11 @@ def start(
 
 
 def _existing_gateway() -> Any:
+    from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._active_spark_context is None:  # PySpark would take the gateway of a JVM that has ended
+        SparkContext._gateway = SparkContext._jvm = None
 
     return launch_gateway()  # type: ignore[no-untyped-call]
 
@@ -203,3 +223,8 @@ def _scratch(settings: Settings) -> Path:
 def jvm(session: SparkSession) -> subprocess.Popen[bytes] | None:
     """The JVM that this process started; None if the JVM existed before."""
     return getattr(session.sparkContext._gateway, "proc", None)
+
+
+def forks(session: SparkSession) -> ForkServer | None:
+    """The fork server of this process's Python workers, if there is one."""
+    return getattr(session.sparkContext._gateway, "fork_server", None)

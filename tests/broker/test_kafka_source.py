@@ -37,10 +37,15 @@ def only_numbers(things: DataFrame) -> DataFrame:
     return things.select("n")
 
 
+PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
+WORKERS = "pyspark.daemon pyspark.worker"
+FORK_SERVER = "streaming_jobs.platform.fork_server.server"
+
+
 def python_processes(module: str) -> list[psutil.Process]:
-    """The Python processes of Spark's JVMs below this process that run a module."""
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if any(module in part for part in _command(child))]
+    """The Python processes below this process that run a module; none of the clients that stand for them."""
+    commands = {child: " ".join(_command(child)) for child in psutil.Process().children(recursive=True)}
+    return [child for child, line in commands.items() if f"-m {module}" in line and "fork_server/client.py" not in line]
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -121,10 +126,12 @@ def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFa
     made.topics.create(topic, 2)
     produce(made.bootstrap, topic, map(thing, range(40_000)))
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or (running.status.batch or 0) >= 0, 60, "the first batch")
+    until(lambda: running.poll(made.spark) or running.status.batch is not None, 60, "the first batch")
     sent = 40_000
-    for module in ("python_streaming_source_runner", "worker_daemon", "python_streaming_source_runner"):
-        for process in until(lambda module=module: python_processes(module), 60, module):  # type: ignore[misc]
+    at_once = (PLANNER, WORKERS, FORK_SERVER)  # later ones are started without the server
+    for modules in ((PLANNER,), (WORKERS,), (PLANNER,), at_once, (PLANNER,)):
+        found = [until(lambda module=module: python_processes(module), 60, module) for module in modules]  # type: ignore[misc]
+        for process in (process for processes in found for process in processes):
             process.kill()
         produce(made.bootstrap, topic, map(thing, range(sent, sent + 30_000)))
         sent += 30_000
@@ -133,7 +140,7 @@ def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFa
     made.finish(running)
     assert numbers(made) == list(range(sent))
     assert_chained(ledger(made.settings, "plain"))
-    until(lambda: not python_processes("python_streaming_source_runner"), 30, "the end of the planner")
+    until(lambda: not python_processes(PLANNER), 30, "the end of the planner")
 
 
 def test_no_option_and_no_plan_shows_credentials(bench: BenchFactory, topic: str) -> None:
@@ -172,7 +179,7 @@ def test_an_idle_stream_costs_next_to_nothing(bench: BenchFactory, topic: str) -
     produce(made.bootstrap, topic, map(thing, range(10)))
     running = made.start(on_topic(plain, topic), "continuous")
     until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
-    (planner,) = python_processes("python_streaming_source_runner")[-1:]
+    (planner,) = python_processes(PLANNER)[-1:]
     before, began = sum(planner.cpu_times()[:2]), time.monotonic()
     while time.monotonic() - began < 5:
         running.poll(made.spark)

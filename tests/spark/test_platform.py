@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
+
+from streaming_jobs.platform.spark import forks
 
 pytestmark = pytest.mark.spark
 
@@ -37,22 +41,29 @@ def test_a_file_has_the_permissions_of_the_umask_and_java_sets_them(spark: Spark
     assert (tmp_path / "of a").stat().st_mode & 0o7777 == 0o1777
 
 
-def test_workers_are_forked_from_a_daemon_that_has_imported_what_they_need(spark: SparkSession) -> None:
+def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession) -> None:
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import sys
+        import sys  # of the worker
 
         for _ in batches:
             ready = "streaming_jobs.sources.kafka_data_source" in sys.modules and "pyarrow" in sys.modules
             from_archive = ".zip" in str(sys.modules["pyspark"].__file__)
-            rows = {"pid": [os.getpid()], "parent": [os.getppid()], "ready": [ready], "from_archive": [from_archive]}
-            yield pa.RecordBatch.from_pydict(rows)
+            equal_hashes = hash("a value") == expected
+            row = [[os.getppid()], [ready], [from_archive], [equal_hashes], [os.environ.get("OPENBLAS_NUM_THREADS")]]
+            yield pa.RecordBatch.from_arrays([*map(pa.array, row[:4]), pa.array(row[4], pa.string())], names)
 
-    found = spark.range(1).mapInArrow(look, "pid long, parent long, ready boolean, from_archive boolean").collect()
-    (worker,) = found
-    assert worker.ready and not worker.from_archive
+    command = [sys.executable, "-c", "print(hash('a value'))"]
+    expected = int(subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": "0"}))
+    names = ["parent", "ready", "from_archive", "equal_hashes", "threads"]
+    types = "parent long, ready boolean, from_archive boolean, equal_hashes boolean, threads string"
+    (worker,) = spark.range(1).mapInArrow(look, types).collect()
+    assert worker.ready and worker.equal_hashes and not worker.from_archive
+    assert worker.threads == os.environ.get("OPENBLAS_NUM_THREADS")
     daemon = psutil.Process(worker.parent)
-    assert "streaming_jobs.platform.worker_daemon" in daemon.cmdline()
+    assert " ".join(daemon.cmdline()).split() == ["python", "-m", "pyspark.daemon", "pyspark.worker"]
     assert daemon.num_threads() == 1, "a process with threads must not fork"
+    assert (server := forks(spark)) is not None
+    assert daemon.ppid() == server.process.pid
 
 
 def test_no_process_has_looked_for_data_sources(spark: SparkSession) -> None:

@@ -103,10 +103,9 @@ class DriverProcess:
         self.child.kill()
 
     def _children(self) -> list[psutil.Process]:
-        jvm = self.jvm
-        if jvm is not None:
+        if self.exit_code is None:
             with suppress(psutil.Error):
-                return jvm.children(recursive=True)
+                return psutil.Process(self.pid).children(recursive=True)
         return []
 
     def words(self, lines: int = 6) -> str:

@@ -1,12 +1,14 @@
-"""The Python processes that a session's JVM starts: the planners, and the workers while they read.
+"""The Python processes that Spark uses: the planners, and the workers while they read.
 
-    JVM
+    fork server
     |- python -m pyspark.sql.streaming.python_streaming_source_runner    a planner, one per running query
-    |- python -m streaming_jobs.platform.worker_daemon pyspark.worker    forks workers, reads nothing itself
+    |- python -m pyspark.daemon pyspark.worker                           forks workers, reads nothing itself
     |    |- the same command line                                        a worker; Spark reuses it
-    |- python -m pyspark.daemon pyspark.sql.worker.*                     take data sources apart; read no records
+    `- python -m pyspark.daemon pyspark.sql.worker.*                     take data sources apart; read no records
 
-The kill of one of them ends no session: its stream fails, or Spark repeats the task, and the stream goes on.
+Below the JVM there is a client of the fork server for each; its command line has the same words after its own. Without
+a fork server the processes themselves are below the JVM. The kill of one of them ends no session: its stream fails, or
+Spark repeats the task, and the stream goes on.
 """
 
 from __future__ import annotations
@@ -17,20 +19,18 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from streaming_jobs.platform.spark import WORKER_DAEMON
-
 PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
-_WORKER = "pyspark.worker"
+_WORKERS = ["-m", "pyspark.daemon", "pyspark.worker"]
 
 
 def planners(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """The planners among these processes, the oldest pid first."""
-    return sorted((p for p in processes if PLANNER in _command(p)), key=lambda p: p.pid)
+    return sorted((p for p in processes if _command(p)[1:] == ["-m", PLANNER]), key=lambda p: p.pid)
 
 
 def workers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """The workers among these processes, without the daemons that fork them; the oldest pid first."""
-    forked = {p.pid: p for p in processes if {WORKER_DAEMON, _WORKER} <= set(_command(p))}
+    forked = {p.pid: p for p in processes if _command(p)[1:] == _WORKERS}
     return sorted((p for p in forked.values() if _parent(p) in forked), key=lambda p: p.pid)
 
 
@@ -61,8 +61,9 @@ class ReadingWorkers:
 
 
 def _command(process: psutil.Process) -> Sequence[str]:
+    """The words of a command line: a process that has set its title has one word, filled up with blanks."""
     with suppress(psutil.Error):
-        return process.cmdline()
+        return " ".join(process.cmdline()).split()
     return ()
 
 

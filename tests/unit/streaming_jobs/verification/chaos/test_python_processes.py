@@ -9,10 +9,10 @@ from typing import Any
 
 import psutil
 
-from streaming_jobs.platform.spark import WORKER_DAEMON
 from streaming_jobs.verification.chaos.python_processes import ReadingWorkers, planners, workers
 
 PORT = 9092
+CLIENT = "/usr/bin/python -IS fork_server/client.py /scratch"
 Address = namedtuple("Address", "ip port")
 
 
@@ -26,9 +26,12 @@ class Process:
     used: float = 1.0
     port: int | None = PORT
     gone: bool = False
+    titled: bool = True
+    python: str = "python"
 
     def cmdline(self) -> list[str]:
-        return ["python", "-m", *self.module.split()]
+        words = [*self.python.split(), "-m", *self.module.split()]
+        return [" ".join(words), "", ""] if self.titled else words
 
     def ppid(self) -> int:
         return self.parent
@@ -47,12 +50,14 @@ class Process:
 def tree() -> list[Any]:
     return [
         Process(30, "pyspark.sql.streaming.python_streaming_source_runner"),
-        Process(11, f"{WORKER_DAEMON} pyspark.worker", parent=10),
-        Process(12, f"{WORKER_DAEMON} pyspark.worker", parent=10),
-        Process(10, f"{WORKER_DAEMON} pyspark.worker"),
+        Process(5, "pyspark.sql.streaming.python_streaming_source_runner", titled=False, python=CLIENT),
+        Process(6, "pyspark.daemon pyspark.worker", titled=False, python=CLIENT),
+        Process(11, "pyspark.daemon pyspark.worker", parent=10),
+        Process(12, "pyspark.daemon pyspark.worker", parent=10),
+        Process(10, "pyspark.daemon pyspark.worker"),
         Process(20, "pyspark.daemon pyspark.sql.worker.plan_data_source_read"),
         Process(21, "pyspark.daemon pyspark.sql.worker.plan_data_source_read", parent=20),
-        Process(29, "pyspark.sql.streaming.python_streaming_source_runner"),
+        Process(29, "pyspark.sql.streaming.python_streaming_source_runner", titled=False, python="/usr/bin/python"),
     ]
 
 

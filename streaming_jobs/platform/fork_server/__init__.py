@@ -1,0 +1,87 @@
+"""The fork server of a session: Spark's Python processes are forked from it, with their imports already done.
+
+Spark starts a Python process for each thing that it asks of Python: one takes a data source apart, one plans the
+batches of a query, one forks workers. Each would import the same packages for half a second, and have them in memory
+once more. So what Spark starts as its Python is a small client, which asks the server for the process:
+
+    driver
+    |- python -m ...fork_server.server imports while the JVM starts; ends when its standard input does
+    |    `- python -m pyspark...       forked, with the client's arguments, environment, folder, standard streams
+    `- JVM
+         `- python client.py            what Spark takes for that process: they end together
+
+A client that gets no answer becomes the process that it was to ask for, so a server that is gone costs time only.
+Linux only: elsewhere Spark starts its Python processes itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from streaming_jobs.platform.fork_server.client import SOCKET, address
+
+_CLOSE = 10.0
+
+
+@dataclass(frozen=True)
+class ForkServer:
+    """A server, seen from the driver that has started it."""
+
+    process: subprocess.Popen[bytes]
+    executable: Path
+    """A program that does what Python does, by asking the server."""
+
+    def close(self) -> None:
+        """End it, and what was forked from it. Spark's JVM should have ended before."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(_CLOSE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(_CLOSE)
+
+
+def start(folder: Path, output: IO[bytes] | None = None) -> ForkServer | None:
+    """Start a server with its socket in `folder`, which is this user's alone; `output` receives what it prints.
+
+    None where it would not work: not on Linux, or no program may be started in the folder.
+    """
+    executable = folder / "python"
+    client = shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("client.py")), str(folder)])
+    executable.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+    executable.chmod(stat.S_IRWXU)
+    if sys.platform != "linux" or not os.access(executable, os.X_OK):
+        return None
+    with _listening(folder) as listening:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"{__name__}.server", str(listening.fileno())],
+            env={**os.environ, "PYTHONHASHSEED": "0"},  # as Spark's JVM has it: a value's hash is the same everywhere
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=[listening.fileno()],
+            process_group=0,  # Ctrl-C is for the driver
+        )
+    return ForkServer(process, executable)
+
+
+def _listening(folder: Path) -> socket.socket:
+    """A socket that accepts clients from now on; they wait until the server answers."""
+    listening = socket.socket(socket.AF_UNIX)
+    (folder / SOCKET).unlink(missing_ok=True)
+    descriptor, path = address(str(folder))
+    try:
+        listening.bind(path)
+    finally:
+        os.close(descriptor)
+    listening.listen()
+    return listening
