@@ -16,8 +16,8 @@ import psutil
 from streaming_jobs.files import private_folder
 from streaming_jobs.platform import class_data, fork_server, java, spark_jvm
 from streaming_jobs.platform.fork_server import ForkServer
+from streaming_jobs.platform.hadoop import use_local_files, without_unused_defaults
 from streaming_jobs.platform.jars import spark_jars
-from streaming_jobs.platform.local_files import use_local_files
 from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS
 from streaming_jobs.settings import Settings
 
@@ -139,6 +139,8 @@ def _session(properties: Mapping[str, str], gateway: Any) -> SparkSession:
     context = SparkContext(conf=SparkConf(loadDefaults=False).setAll([*properties.items()]), gateway=gateway)
     session = SparkSession(context)
     use_local_files(session)
+    if properties["spark.master"].startswith("local"):
+        without_unused_defaults(session)
     return session
 
 

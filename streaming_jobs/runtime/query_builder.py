@@ -138,7 +138,7 @@ class QueryBuilder:
         output_plans.note(
             StreamFolder.of(self.settings, name).output_plans, record.code[-1].hash, by_table, frames.values()
         )
-        handle = QueryHandle()
+        handle = QueryHandle(spark)
         pipeline = self._pipeline(record, sources, tables, plan_traits, handle)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(

@@ -5,19 +5,52 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from streaming_jobs.errors import TransientError
+from streaming_jobs.platform.jvm_code import new_object
 from streaming_jobs.sources.base import Observed
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+log = structlog.get_logger()
+
+_DROPPED, _WATERMARK = "numRowsDroppedByWatermark", "eventTimeWatermarkForLateEvents"
+_DROPPED_ROWS = f"""
+public class DroppedRows implements java.util.function.Function {{
+    private long dropped, watermark;
+
+    public synchronized Object apply(Object plan) throws Exception {{
+        dropped = watermark = 0;
+        add((org.apache.spark.sql.execution.SparkPlan) plan);
+        return dropped + " " + watermark;
+    }}
+
+    private void add(org.apache.spark.sql.execution.SparkPlan node) throws Exception {{
+        scala.Option metric = node.metrics().get("{_DROPPED}");
+        if (metric.isDefined()) {{
+            dropped += ((Number) ((org.apache.spark.util.AccumulatorV2) metric.get()).value()).longValue();
+            scala.Option mark = (scala.Option) node.getClass().getMethod("{_WATERMARK}", new Class[0])
+                .invoke(node, new Object[0]);
+            if (mark.isDefined()) watermark = Math.max(watermark, ((Number) mark.get()).longValue());
+        }}
+        for (scala.collection.Iterator nodes = node.children().iterator(); nodes.hasNext();)
+            add((org.apache.spark.sql.execution.SparkPlan) nodes.next());
+    }}
+}}
+"""
 
 
 class QueryHandle:
     """The running query, once there is one: the pipeline's first batch can come before `start` returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, spark: SparkSession | None = None) -> None:
+        self._spark = spark
         self._ready = threading.Event()
         self._query: StreamingQuery | None = None
+        self._dropped_rows: Any = None
 
     def bind(self, query: StreamingQuery) -> None:
         """Set the query, once it has started."""
@@ -35,17 +68,11 @@ class QueryHandle:
 
     def dropped_behind(self) -> int | None:
         """The watermark (ms) behind which the plan that ran last dropped rows of its state; None if it dropped none."""
-        waiting, dropped, watermarks = [self._execution().executedPlan()], 0, [0]
-        while waiting:
-            node = waiting.pop()
-            children = node.children()
-            waiting += [children.apply(i) for i in range(children.size())]
-            metric = node.metrics().get("numRowsDroppedByWatermark")
-            if metric.isDefined():
-                dropped += int(metric.get().value())
-                mark = node.eventTimeWatermarkForLateEvents()
-                watermarks += [int(mark.get())] if mark.isDefined() else []
-        return max(watermarks) if dropped else None
+        if self._dropped_rows is None:
+            assert self._spark is not None
+            self._dropped_rows = new_object(self._spark, "DroppedRows", _DROPPED_ROWS)
+        dropped, watermark = self._dropped_rows.apply(self._execution().executedPlan()).split()
+        return int(watermark) if int(dropped) else None
 
     def _execution(self) -> Any:
         if not self._ready.wait(30) or self._query is None:

@@ -41,6 +41,13 @@ def test_a_file_has_the_permissions_of_the_umask_and_java_sets_them(spark: Spark
     assert (tmp_path / "of a").stat().st_mode & 0o7777 == 0o1777
 
 
+def test_defaults_of_yarn_and_mapreduce_are_not_in_the_configuration_and_what_was_set_is(spark: SparkSession) -> None:
+    hadoop = spark._jsc.hadoopConfiguration()
+    assert hadoop.get("yarn.resourcemanager.hostname") is None and hadoop.get("mapreduce.map.memory.mb") is None
+    assert hadoop.get("mapreduce.fileoutputcommitter.algorithm.version") == "2"
+    assert hadoop.get("fs.s3a.impl") and hadoop.get("fs.AbstractFileSystem.file.impl")
+
+
 def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession) -> None:
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import sys  # of the worker
