@@ -14,12 +14,13 @@ from __future__ import annotations
 import fcntl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
@@ -35,6 +36,9 @@ from streaming_jobs.settings import KafkaSettings, Settings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import KEEP_FOREVER, Topics
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 PARTITIONS = 4
 """Number of partitions of the topic when the feeder creates it; an existing topic is used as it is."""
 CHUNK = 5_000
@@ -42,6 +46,8 @@ CHUNK = 5_000
 _TICK = 0.1
 
 Progress = Callable[[int, int], None]
+_Record = tuple[bytes, bytes, int]
+"""Key, value, timestamp in ms."""
 _log = structlog.get_logger("recourse.feeder")
 
 
@@ -87,7 +93,8 @@ def feed(
         before = _prepared(settings.kafka, topics, total, again)
         wanted = np.arange(total) if again else before.missing
         held = 0 if again else before.held
-        sending = _Sending(settings.kafka, topics, dataset.records(share), stop or threading.Event(), min(chunk, CHUNK))
+        flights = dataset.departures(share)
+        sending = _Sending(settings.kafka, topics, flights, stop or threading.Event(), min(chunk, CHUNK))
         started = time.monotonic()
         sent = sending.send(wanted, rate, lambda n: progress(held + n, total) if progress else None, repeat=again)
         seconds = time.monotonic() - started
@@ -154,10 +161,10 @@ class _Sending:
     """Sends records with one producer after the other: a lost connection ends one, and the topic is read again."""
 
     def __init__(
-        self, kafka: KafkaSettings, topics: Topics, records: dataset.Records, stop: threading.Event, chunk: int
+        self, kafka: KafkaSettings, topics: Topics, flights: pd.DataFrame, stop: threading.Event, chunk: int
     ) -> None:
         self.interrupted = False
-        self._kafka, self._topics, self._records = kafka, topics, records
+        self._kafka, self._topics, self._flights = kafka, topics, flights
         self._stop, self._chunk = stop, chunk
 
     def send(
@@ -169,7 +176,7 @@ class _Sending:
         """
         before, left = 0, wanted
         while True:
-            sender = _Sender(self._kafka, self._topics.bootstrap, self._records, self._stop, self._chunk, repeat)
+            sender = _Sender(self._kafka, self._topics.bootstrap, self._flights, self._stop, self._chunk, repeat)
             try:
                 sent = sender.send(left, rate, partial(_onward, progressed, before))
                 self.interrupted = sender.interrupted
@@ -183,7 +190,7 @@ class _Sending:
         began = time.monotonic()
         while True:
             try:
-                present = content(self._kafka, self._topics, len(self._records.keys))
+                present = content(self._kafka, self._topics, len(self._flights))
                 break
             except BrokerUnreachable:
                 if time.monotonic() - began > self._kafka.timeout.total_seconds():
@@ -199,6 +206,13 @@ def _onward(progressed: Callable[[int], None], before: int, sent: int) -> None:
     progressed(before + sent)
 
 
+def _records(flights: pd.DataFrame, positions: NDArray[np.int64]) -> Iterator[_Record]:
+    """The records at these positions, made when they are needed: all of them take 150 MB."""
+    for begin in range(0, len(positions), CHUNK):
+        made = dataset.records_of(flights.iloc[positions[begin : begin + CHUNK]])
+        yield from zip(made.keys, made.values, made.timestamps, strict=True)
+
+
 class _Sender:
     """One producer and the loop around it: send a chunk, wait for its acknowledgement, pause, stop."""
 
@@ -206,14 +220,14 @@ class _Sender:
         self,
         kafka: KafkaSettings,
         bootstrap: str,
-        records: dataset.Records,
+        flights: pd.DataFrame,
         stop: threading.Event,
         chunk: int,
         retry: bool,
     ) -> None:
         """With `retry` a lost connection is left to the producer, otherwise it raises _Lost."""
         self.interrupted = False
-        self._records = records
+        self._flights = flights
         self._stop = stop
         self._chunk = chunk
         self._retry = retry
@@ -237,12 +251,12 @@ class _Sender:
 
     def send(self, positions: NDArray[np.int64], rate: float | None, progressed: Callable[[int], None]) -> int:
         """Send these records in order; raises _Lost, or BrokerUnreachable when the broker takes none for long."""
-        sent, started = 0, time.monotonic()
+        sent, started, records = 0, time.monotonic(), _records(self._flights, positions)
         try:
             while sent < len(positions) and not self._stop.is_set():
                 due = len(positions) if rate is None else int((time.monotonic() - started) * rate) + 1
                 if size := min(due - sent, self._chunk, len(positions) - sent):
-                    self._send_chunk(positions[sent : sent + size].tolist())
+                    self._send_chunk(islice(records, size))
                     sent += size
                     progressed(sent)
                 if rate is not None and sent < len(positions):
@@ -252,11 +266,10 @@ class _Sender:
             self._acknowledged()
         return sent
 
-    def _send_chunk(self, positions: list[int]) -> None:
-        keys, values, stamps = self._records.keys, self._records.values, self._records.timestamps
+    def _send_chunk(self, records: Iterable[_Record]) -> None:
         self._failures.succeeded()  # a connection lost while nothing was in flight does not matter
-        for at in positions:
-            self._producer.produce(TOPIC, value=values[at], key=keys[at], timestamp=stamps[at])
+        for key, value, timestamp in records:
+            self._producer.produce(TOPIC, value=value, key=key, timestamp=timestamp)
         self._acknowledged()
 
     def _acknowledged(self) -> None:
