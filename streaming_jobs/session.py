@@ -156,6 +156,7 @@ class Session:
     def _prepare(self, leases: Sequence[Lease]) -> None:
         for stream, lease in zip(self.streams, leases, strict=True):
             self.running.append(self._runner(stream, lease))
+        self.runtime.begin(*self._spark_for(leases))
         self.queries.open(self.streams)
         for running in self.running:
             try:
@@ -175,9 +176,13 @@ class Session:
             log.warning("stream not started: a stop is requested", stream=name, by=newer.who)
             running.leave_stopped()
 
-    def _start_spark(self, leases: Sequence[Lease]) -> None:
+    def _spark_for(self, leases: Sequence[Lease]) -> tuple[str, list[int]]:
+        """The name of the Spark session, and the descriptors that its JVM inherits."""
         inherited = [descriptor for lease in leases for descriptor in lease.inherited]
-        self.spark = self.runtime.start("-".join(s.name for s in self.streams)[:80], inherited)
+        return "-".join(stream.name for stream in self.streams)[:80], inherited
+
+    def _start_spark(self, leases: Sequence[Lease]) -> None:
+        self.spark = self.runtime.start(*self._spark_for(leases))
         for lease in leases:
             if self.runtime.jvm is not None:
                 lease.record_jvm(self.runtime.jvm)

@@ -97,7 +97,7 @@ def _run(settings: Settings, spark: Path, broker: Path) -> tuple[int | None, int
     with kafka, _printed(settings).open("wb") as printed:
         feed(settings, rate=None, share=share(spark))
         streams = Topology.load(settings.flows).select([])
-        runtime = LocalSpark(settings, record_classes=spark, launch=partial(spark_session.start, output=printed))
+        runtime = LocalSpark(settings, record_classes=spark, launch=partial(spark_session.launch, output=printed))
         session = Session(settings, streams, trigger="available-now", runtime=runtime)
         code = session.run()
     if code:

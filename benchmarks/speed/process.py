@@ -42,6 +42,11 @@ class Child:
         self._reader.start()
         self.usage.start()
 
+    @property
+    def pid(self) -> int:
+        """Of the process itself."""
+        return self._child.pid
+
     def wait_ready(self, seconds: float) -> None:
         """Until it says that it is ready; raises ContestantFailed."""
         deadline = time.monotonic() + seconds

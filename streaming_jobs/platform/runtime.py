@@ -20,8 +20,8 @@ import structlog
 from streaming_jobs.errors import SetupError, TransientError
 from streaming_jobs.platform import spark
 from streaming_jobs.platform.class_data import RECORD_SECONDS
-from streaming_jobs.platform.fork_server import ForkServer
 from streaming_jobs.platform.processes.exit_status import jvm_gone
+from streaming_jobs.platform.spark import Launched
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,11 +34,17 @@ JVM_END = 60.0
 
 
 class Runtime(Protocol):
-    """One Spark session for one driver: `start` once, then `stop` or `kill` once."""
+    """One Spark session for one driver: `begin`, `start`, then `stop` or `kill`, each once; `begin` may be left out."""
 
     @property
     def jvm(self) -> int | None:
         """The pid of the process in which queries may run; None before `start` and after an orderly end."""
+
+    def begin(self, name: str, inherited: Sequence[int] = ()) -> None:
+        """Begin what takes long of a start, and do not wait for it; `start` has the same arguments then.
+
+        Raises SetupError if there is no Spark to use.
+        """
 
     def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
         """Return the session. A JVM that is started for it inherits the descriptors (the leases).
@@ -56,9 +62,6 @@ class Runtime(Protocol):
         """End what was started without waiting for a running batch."""
 
 
-Start = Callable[..., "SparkSession"]
-
-
 @dataclass
 class LocalSpark:
     """Spark on this machine, in a JVM that ends with the session.
@@ -68,11 +71,11 @@ class LocalSpark:
 
     settings: Settings
     record_classes: Path | None = None
-    launch: Start = spark.start
+    launch: Callable[..., Launched] = spark.launch
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     """The JVM, once it was started; None if it existed before (spark-submit)."""
+    _launched: Launched | None = field(default=None, init=False)
     _session: SparkSession | None = field(default=None, init=False)
-    _forks: ForkServer | None = field(default=None, init=False)
 
     @property
     def jvm(self) -> int | None:
@@ -84,10 +87,17 @@ class LocalSpark:
         """The JVM's exit code, negative for a signal; None while it runs."""
         return self.process.returncode if self.process is not None else None
 
+    def begin(self, name: str, inherited: Sequence[int] = ()) -> None:
+        """Start the JVM."""
+        self._launched = self.launch(self.settings, name=name, keep_open=inherited, record_classes=self.record_classes)
+        self.process = self._launched.process
+
     def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
-        """Start the JVM and the session in it."""
-        self._session = self.launch(self.settings, name=name, keep_open=inherited, record_classes=self.record_classes)
-        self.process, self._forks = spark.jvm(self._session), spark.forks(self._session)
+        """Start the JVM, if `begin` has not, and the session in it."""
+        if self._launched is None:
+            self.begin(name, inherited)
+        assert self._launched is not None
+        self._session = self._launched.session()
         return self._session
 
     def failure(self, patience: float = 0.0) -> TransientError | None:
@@ -96,39 +106,30 @@ class LocalSpark:
 
     def stop(self) -> None:
         """Stop the session, then its JVM; kill the JVM if it does not end in time."""
-        if self._session is None:
-            return
-        try:
-            self._session.stop()
-        except Exception as error:  # noqa: BLE001 - the JVM may be gone already, which is what is wanted here
-            log.info("the Spark session did not stop", reason=str(error)[:200])
-        if self.process is None:
-            return
-        if self.process.stdin is not None:
-            with suppress(OSError):
-                self.process.stdin.close()
-        try:
-            self.process.wait(JVM_END if self.record_classes is None else RECORD_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._end_at_once(self.process)
-        self._end_forks()
+        if self._session is not None:
+            try:
+                self._session.stop()
+            except Exception as error:  # noqa: BLE001 - the JVM may be gone already, which is what is wanted here
+                log.info("the Spark session did not stop", reason=str(error)[:200])
+            if self.process is not None:
+                self._end(self.process)
+        if self._launched is not None:
+            self._launched.kill()
 
     def kill(self) -> None:
         """Kill the JVM: an orderly stop would wait for the batch. A JVM that existed before is left running."""
-        if self.process is not None:
-            self._end_at_once(self.process)
-            self._end_forks()
+        if self.process is not None and self._launched is not None:
+            self._launched.kill()
         else:
             self.stop()
 
-    def _end_forks(self) -> None:
-        if self._forks is not None:
-            self._forks.close()
-
-    @staticmethod
-    def _end_at_once(process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        process.wait(5)
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Let the JVM end, for which it has some time."""
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(JVM_END if self.record_classes is None else RECORD_SECONDS)
 
 
 @dataclass
@@ -140,6 +141,9 @@ class ExistingSpark:
     jvm: int | None = field(default=None, init=False)
     """The pid of its process, from `start` to an orderly end: if this driver dies, the next one waits for it."""
     _ours: SparkSession | None = field(default=None, init=False)
+
+    def begin(self, name: str, inherited: Sequence[int] = ()) -> None:
+        """Nothing: it runs already."""
 
     def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:  # noqa: ARG002 - it runs already
         """Make a session beside the existing one; its properties and queries are its own."""

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
 from streaming_jobs.files import private_folder
-from streaming_jobs.platform import class_data, fork_server, java, spark_jvm
+from streaming_jobs.platform import class_data, fork_server, java, spark_jvm, testing_utilities
 from streaming_jobs.platform.fork_server import ForkServer
 from streaming_jobs.platform.hadoop import use_local_files, without_unused_defaults
 from streaming_jobs.platform.jars import spark_jars
-from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS
+from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS, StartingJvm
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.File
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _GATEWAY_PORT, _GATEWAY_SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 """spark-submit names by them the JVM that it has started, and PySpark connects to it."""
+_FUNCTIONS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
+"""Spark's own extension of each session; it uses the table of functions."""
 _HEAP = "-Xms96m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 """Java would begin with a 64th of the machine's memory, and give nothing back."""
 _HEAP_OPTION = re.compile(r"-Xm[nsx]|-XX:(Initial|Max|Min)(HeapSize|HeapFreeRatio|RAMPercentage)")
@@ -78,15 +84,51 @@ def profile(settings: Settings) -> dict[str, str]:
     }
 
 
-def start(
+@dataclass(frozen=True)
+class Launched:
+    """The processes of a session that is being started. Ask for the `session`, or `kill` them.
+
+    `jvm` and `forks` are None if the JVM existed before (spark-submit, Databricks).
+    """
+
+    properties: Mapping[str, str]
+    jvm: StartingJvm | None
+    forks: ForkServer | None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The JVM."""
+        return self.jvm.process if self.jvm is not None else None
+
+    def session(self) -> SparkSession:
+        """Wait for the JVM, and make the session in it. Raises TransientError if the JVM ends before it answers."""
+        testing_utilities.answer_first()
+        try:
+            for module in ("pyspark.sql", "pyspark.java_gateway"):  # while the JVM starts
+                importlib.import_module(module)
+            gateway = _gateway() if self.jvm is None else _gateway_to(self.jvm)
+            return _session(self.properties, gateway)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """End what was started, at once."""
+        if self.jvm is not None:
+            self.jvm.kill()
+        if self.forks is not None:
+            self.forks.close()
+
+
+def launch(
     settings: Settings,
     *,
     name: str = "recourse",
     keep_open: Sequence[int] = (),
     output: IO[bytes] | None = None,
     record_classes: Path | None = None,
-) -> SparkSession:
-    """Start a JVM and the session in it.
+) -> Launched:
+    """Start the JVM of a session and the fork server of its Python processes, without waiting for them.
 
     `keep_open` are descriptors that the JVM inherits (the leases); `output` receives what the JVM itself prints;
     `record_classes` is a file for the class-data archive that the JVM writes when it ends.
@@ -94,22 +136,29 @@ def start(
     already (spark-submit, Databricks), it is used. Raises SetupError when a jar is missing or damaged, or there is no
     Java to use.
     """
-    there_already = _GATEWAY_PORT in os.environ
+    existing = _GATEWAY_PORT in os.environ
     scratch = _scratch(settings)
-    own = not there_already and settings.spark.master.startswith("local")
-    server = fork_server.start(scratch, output) if own else None
-    os.environ["PYSPARK_PYTHON"] = sys.executable if server is None else str(server.executable)
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    properties = _properties(settings, name, scratch, record_classes, archive=not existing)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if existing:
+        return Launched(properties, None, None)
+    from pyspark.find_spark_home import _find_spark_home
+
+    home = Path(_find_spark_home())
+    jvm = spark_jvm.launch(java.choose(settings), home, properties, keep_open=keep_open, output=output)
     try:
-        properties = _properties(settings, name, scratch, record_classes, archive=not there_already)
-        gateway = _existing_gateway() if there_already else _new_gateway(settings, properties, keep_open, output)
-        session = _session(properties, gateway)
+        forks = fork_server.start(scratch, output) if settings.spark.master.startswith("local") else None
     except BaseException:
-        if server is not None:
-            server.close()
+        jvm.kill()
         raise
-    gateway.fork_server = server
-    return session
+    if forks is not None:
+        os.environ["PYSPARK_PYTHON"] = str(forks.executable)
+    return Launched(properties, jvm, forks)
+
+
+def start(settings: Settings, **options: Any) -> SparkSession:
+    """`launch`, and wait for the session."""
+    return launch(settings, **options).session()
 
 
 def _properties(
@@ -132,10 +181,33 @@ def _properties(
     }
 
 
+def _gateway() -> Any:
+    """PySpark's connection to the JVM that the environment names."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._active_spark_context is None:  # PySpark would take the gateway of a JVM that has ended
+        SparkContext._gateway = SparkContext._jvm = None
+    return launch_gateway()  # type: ignore[no-untyped-call]
+
+
+def _gateway_to(starting: StartingJvm) -> Any:
+    """PySpark connects to our JVM as to that of spark-submit, and imports the classes that it needs."""
+    jvm = starting.answer()
+    os.environ.update({_GATEWAY_PORT: str(jvm.port), _GATEWAY_SECRET: jvm.secret})
+    try:
+        gateway = _gateway()
+    finally:
+        del os.environ[_GATEWAY_PORT], os.environ[_GATEWAY_SECRET]
+    gateway.proc = jvm.process
+    return gateway
+
+
 def _session(properties: Mapping[str, str], gateway: Any) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    threading.Thread(target=_initialise_functions, args=[gateway], name="functions", daemon=True).start()
     context = SparkContext(conf=SparkConf(loadDefaults=False).setAll([*properties.items()]), gateway=gateway)
     session = SparkSession(context)
     use_local_files(session)
@@ -144,35 +216,12 @@ def _session(properties: Mapping[str, str], gateway: Any) -> SparkSession:
     return session
 
 
-def _existing_gateway() -> Any:
-    from pyspark import SparkContext
-    from pyspark.java_gateway import launch_gateway
+def _initialise_functions(gateway: Any) -> None:
+    """Let the JVM make its table of SQL functions, which takes half a second, while it makes the Spark context."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-    if SparkContext._active_spark_context is None:  # PySpark would take the gateway of a JVM that has ended
-        SparkContext._gateway = SparkContext._jvm = None
-
-    return launch_gateway()  # type: ignore[no-untyped-call]
-
-
-def _new_gateway(
-    settings: Settings, properties: Mapping[str, str], keep_open: Sequence[int], output: IO[bytes] | None
-) -> Any:
-    from pyspark.find_spark_home import _find_spark_home
-
-    home = Path(_find_spark_home())
-    jvm = spark_jvm.start(java.choose(settings), home, properties, keep_open=keep_open, output=output)
-    # PySpark connects to our JVM as to that of spark-submit, and imports the classes that it needs.
-    os.environ.update({_GATEWAY_PORT: str(jvm.port), _GATEWAY_SECRET: jvm.secret})
-    try:
-        gateway = _existing_gateway()
-    except BaseException:
-        jvm.process.kill()
-        jvm.process.wait()
-        raise
-    finally:
-        del os.environ[_GATEWAY_PORT], os.environ[_GATEWAY_SECRET]
-    gateway.proc = jvm.process
-    return gateway
+    with suppress(Py4JError):  # the session does it then
+        gateway.jvm.java.lang.Class.forName(_FUNCTIONS)
 
 
 def _cores(master: str) -> int:
@@ -220,13 +269,3 @@ def _scratch(settings: Settings) -> Path:
         if not (pid.isdigit() and psutil.pid_exists(int(pid))):
             shutil.rmtree(old, ignore_errors=True)
     return private_folder(root / f"{os.getpid()}-spark")
-
-
-def jvm(session: SparkSession) -> subprocess.Popen[bytes] | None:
-    """The JVM that this process started; None if the JVM existed before."""
-    return getattr(session.sparkContext._gateway, "proc", None)
-
-
-def forks(session: SparkSession) -> ForkServer | None:
-    """The fork server of this process's Python workers, if there is one."""
-    return getattr(session.sparkContext._gateway, "fork_server", None)

@@ -35,7 +35,9 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LIBRARY_PATH = "spark.driver.extraLibraryPath"
 _MEMORY = "spark.driver.memory"
 _MAIN = "org.apache.spark.deploy.SparkSubmit"
+_ANSWER = "answer"
 _POLL = 0.01
+_KILLED = 5.0
 
 MODULE_OPTIONS = (
     # Java 17 and 21 do not know all of them.
@@ -75,7 +77,31 @@ class Gateway:
     secret: str
 
 
-def start(
+@dataclass(frozen=True)
+class StartingJvm:
+    """A JVM that has been started: ask for its `answer`, or `kill` it."""
+
+    process: subprocess.Popen[bytes]
+    _folder: tempfile.TemporaryDirectory[str]
+
+    def answer(self) -> Gateway:
+        """Wait until it answers; raises TransientError if it ends before."""
+        try:
+            return Gateway(self.process, *_answer(self.process, Path(self._folder.name) / _ANSWER))
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            self._folder.cleanup()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait(_KILLED)
+        self._folder.cleanup()
+
+
+def launch(
     java: Java,
     spark_home: Path,
     properties: Mapping[str, str],
@@ -83,37 +109,35 @@ def start(
     keep_open: Sequence[int] = (),
     output: IO[bytes] | None = None,
     environment: Mapping[str, str] = os.environ,
-) -> Gateway:
-    """Start the JVM of a session with these Spark properties, and wait until it answers.
+) -> StartingJvm:
+    """Start the JVM of a session with these Spark properties.
 
     It inherits the descriptors `keep_open`; `output` receives what it prints, None: where we print.
-    Raises ConfigurationError for a heap size among the Java options, TransientError if the JVM ends before it answers.
+    Raises ConfigurationError for a heap size among the Java options.
     """
     options = arguments(java, spark_home, properties, environment)
     user_arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-    with tempfile.TemporaryDirectory(prefix="recourse-jvm-") as name:
-        folder = Path(name)
-        options_file, properties_file, answer = folder / "java.options", folder / "spark.properties", folder / "answer"
+    temporary = tempfile.TemporaryDirectory(prefix="recourse-jvm-")
+    try:
+        folder = Path(temporary.name)
+        options_file, properties_file = folder / "java.options", folder / "spark.properties"
         write_atomic(options_file, argument_file(options), durable=False)
         write_atomic(properties_file, as_properties(properties), durable=False)
         # The user's spark-defaults.conf has what is not in our file, as it had beside --conf.
         submit = ["--properties-file", str(properties_file), "--load-spark-defaults", *user_arguments]
         process = subprocess.Popen(
             [str(java.executable), f"@{options_file}", _MAIN, *submit],
-            env=_environment(spark_home, properties, environment, answer),
+            env=_environment(spark_home, properties, environment, folder / _ANSWER),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             pass_fds=tuple(keep_open),
             preexec_fn=_ignore_interrupts,  # noqa: PLW1509 - as PySpark does: Ctrl-C is for us, not for the JVM
         )
-        try:
-            port, secret = _answer(process, answer)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-    return Gateway(process, port, secret)
+    except BaseException:
+        temporary.cleanup()
+        raise
+    return StartingJvm(process, temporary)
 
 
 def module_options(java: Java) -> list[str]:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -21,8 +21,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, UsageError
 from streaming_jobs.positions import OffsetBounds
-from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import Failures, client_config
+
+if TYPE_CHECKING:  # planners import this module, and settings take a tenth of a second
+    from streaming_jobs.settings import KafkaSettings
 
 __all__ = ["KEEP_FOREVER", "TopicInfo", "Topics", "client_config"]
 

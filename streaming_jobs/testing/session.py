@@ -49,6 +49,9 @@ class MemoryRuntime:
     failed: TransientError | None = None
     """The error that ended the session; a test sets it."""
 
+    def begin(self, name: str, inherited: Sequence[int] = ()) -> None:
+        """Nothing: it takes no time."""
+
     def start(self, name: str, inherited: Sequence[int] = ()) -> SparkSession:
         """Return an object in place of a session."""
         self.names.append(name)

@@ -15,8 +15,6 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
-from streaming_jobs.platform.spark import forks
-
 pytestmark = pytest.mark.spark
 
 
@@ -69,8 +67,8 @@ def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession
     daemon = psutil.Process(worker.parent)
     assert " ".join(daemon.cmdline()).split() == ["python", "-m", "pyspark.daemon", "pyspark.worker"]
     assert daemon.num_threads() == 1, "a process with threads must not fork"
-    assert (server := forks(spark)) is not None
-    assert daemon.ppid() == server.process.pid
+    server = psutil.Process(daemon.ppid())
+    assert "streaming_jobs.platform.fork_server.server" in server.cmdline() and server.ppid() == os.getpid()
 
 
 def test_no_process_has_looked_for_data_sources(spark: SparkSession) -> None:

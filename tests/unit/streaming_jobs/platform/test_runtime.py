@@ -17,6 +17,7 @@ from streaming_jobs.platform.runtime import ExistingSpark, LocalSpark, Runtime
 from streaming_jobs.settings import Settings
 from streaming_jobs.testing import MemoryRuntime
 from tests.conftest import SettingsFactory
+from tests.support.launched import launched
 
 
 @dataclass
@@ -31,11 +32,10 @@ class Launch:
 
     def __call__(self, settings: Settings, **asked: Any) -> Any:
         self.asked = asked
-        gateway = SimpleNamespace()
-        if self.command:
-            gateway.proc = subprocess.Popen(self.command, stdin=subprocess.PIPE, pass_fds=tuple(asked["keep_open"]))
-            self.processes.append(gateway.proc)
-        return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway), stop=self.stop)
+        if not self.command:
+            return launched(None, self.stop)
+        self.processes.append(subprocess.Popen(self.command, stdin=subprocess.PIPE, pass_fds=tuple(asked["keep_open"])))
+        return launched(self.processes[-1], self.stop)
 
     def stop(self) -> None:
         self.stops += 1
@@ -93,6 +93,27 @@ def test_a_jvm_is_killed_without_waiting_for_its_session(settings: SettingsFacto
     assert (launch.stops, runtime.exit_code, runtime.jvm) == (0, -9, None)
     failure = runtime.failure()
     assert failure is not None and "killed by signal 9" in failure.found
+
+
+@pytest.mark.parametrize("end", [LocalSpark.stop, LocalSpark.kill])
+def test_a_jvm_that_was_begun_and_is_not_needed_is_killed(
+    settings: SettingsFactory, launches: list[Launch], end: Callable[[LocalSpark], None]
+) -> None:
+    launches.append(Launch(["sleep", "60"]))
+    runtime = LocalSpark(settings(), launch=launches[-1])
+    runtime.begin("orders", [])
+    assert runtime.jvm == launches[-1].processes[0].pid
+    end(runtime)
+    assert (launches[-1].stops, runtime.exit_code, runtime.jvm) == (0, -9, None)
+
+
+def test_a_session_is_made_in_the_jvm_that_was_begun(settings: SettingsFactory, launches: list[Launch]) -> None:
+    launches.append(Launch())
+    runtime = LocalSpark(settings(), launch=launches[-1])
+    runtime.begin("orders")
+    runtime.start("orders")
+    runtime.stop()
+    assert (len(launches[-1].processes), launches[-1].stops, runtime.exit_code) == (1, 1, 0)
 
 
 def test_a_jvm_that_was_there_first_is_left(settings: SettingsFactory, launches: list[Launch]) -> None:
@@ -220,6 +241,7 @@ def runtime(request: pytest.FixtureRequest, settings: SettingsFactory, launches:
 
 def test_a_runtime_names_no_process_before_its_start_and_after_an_orderly_end(runtime: Runtime) -> None:
     assert runtime.jvm is None and runtime.failure() is None
+    runtime.begin("orders")
     assert runtime.start("orders") is not None
     if isinstance(runtime, MemoryRuntime):
         runtime.jvm = os.getpid()

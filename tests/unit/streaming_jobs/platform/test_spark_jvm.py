@@ -24,8 +24,8 @@ from streaming_jobs.platform.spark_jvm import (
     argument_file,
     arguments,
     class_path,
+    launch,
     python_of_workers,
-    start,
 )
 
 SPARK = Path(str(metadata.distribution("pyspark").locate_file("pyspark")))
@@ -139,9 +139,8 @@ class Fake:
     seen: Path
 
     def start(self, properties: Mapping[str, str], environment: Mapping[str, str], **further: Any) -> Gateway:
-        return start(
-            self.java, SPARK, properties, environment={**os.environ, "SEEN": str(self.seen), **environment}, **further
-        )
+        variables = {**os.environ, "SEEN": str(self.seen), **environment}
+        return launch(self.java, SPARK, properties, environment=variables, **further).answer()
 
 
 @pytest.fixture

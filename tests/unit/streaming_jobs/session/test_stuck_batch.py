@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryQuery, MemoryRuntime
 from tests.support import ROOT
+from tests.support.launched import launched
 from tests.support.sessions import Queries, session_of, state
 from tests.support.worlds import parity, plain
 
@@ -55,8 +55,7 @@ class Launch:
 
     def __call__(self, settings: Settings, *, keep_open: Sequence[int], **_: Any) -> Any:
         self.inherited = tuple(keep_open)
-        jvm = subprocess.Popen(["sleep", "60"], pass_fds=tuple(keep_open))
-        return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=jvm)), stop=self.stop)
+        return launched(subprocess.Popen(["sleep", "60"], pass_fds=tuple(keep_open)), self.stop)
 
     def stop(self) -> None:
         self.stops += 1
@@ -125,6 +124,7 @@ def test_a_stream_whose_batch_is_at_work_is_not_detached_while_others_go_on(home
 STUCK = """
 import os, sys, threading
 from streaming_jobs.session import Patience, main
+from tests.support.launched import launched
 from tests.support.sessions import session_of
 from tests.unit.streaming_jobs.session import test_stuck_batch
 
