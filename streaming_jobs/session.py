@@ -178,8 +178,7 @@ class Session:
 
     def _spark_for(self, leases: Sequence[Lease]) -> tuple[str, list[int]]:
         """The name of the Spark session, and the descriptors that its JVM inherits."""
-        inherited = [descriptor for lease in leases for descriptor in lease.inherited]
-        return "-".join(stream.name for stream in self.streams)[:80], inherited
+        return "-".join(s.name for s in self.streams)[:80], [each for lease in leases for each in lease.inherited]
 
     def _start_spark(self, leases: Sequence[Lease]) -> None:
         self.spark = self.runtime.start(*self._spark_for(leases))

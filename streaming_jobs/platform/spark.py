@@ -218,9 +218,7 @@ def _session(properties: Mapping[str, str], gateway: Any) -> SparkSession:
 
 def _initialise_functions(gateway: Any) -> None:
     """Let the JVM make its table of SQL functions, which takes half a second, while it makes the Spark context."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
-    with suppress(Py4JError):  # the session does it then
+    with suppress(Exception):  # the session does it then
         gateway.jvm.java.lang.Class.forName(_FUNCTIONS)
 
 

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -38,6 +39,10 @@ _MAIN = "org.apache.spark.deploy.SparkSubmit"
 _ANSWER = "answer"
 _POLL = 0.01
 _KILLED = 5.0
+_COMPILER, _GIVES_WAY = "C2 CompilerThre", 10
+"""The name of the threads of Java's second compiler (15 characters, as Linux keeps it), and their nice value.
+
+It uses as much CPU time in a start as Spark itself does, for code that is fast enough until there is data."""
 
 MODULE_OPTIONS = (
     # Java 17 and 21 do not know all of them.
@@ -227,7 +232,9 @@ def _answer(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
 
     The file appears by a rename, so it is whole.
     """
+    giving_way = False
     while not file.exists():
+        giving_way = giving_way or _compiler_gives_way(process.pid)
         if process.poll() is not None:
             raise TransientError(
                 f"Spark's JVM ended while it started: {ended_by(process.returncode)}",
@@ -237,3 +244,14 @@ def _answer(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
     data = file.read_bytes()
     length = int.from_bytes(data[4:8])
     return int.from_bytes(data[:4]), data[8 : 8 + length].decode()
+
+
+def _compiler_gives_way(pid: int) -> bool:
+    """Let the JVM's second compiler use what CPU time others leave; False if its threads do not run yet. Linux only."""
+    found = False
+    with suppress(OSError):  # a thread has ended, or this is another system
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            if (task / "comm").read_text().rstrip() == _COMPILER:
+                os.setpriority(os.PRIO_PROCESS, int(task.name), _GIVES_WAY)
+                found = True
+    return found

@@ -15,6 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
+from streaming_jobs.platform.spark import launch
+from tests.conftest import SettingsFactory
+
 pytestmark = pytest.mark.spark
 
 
@@ -69,6 +72,19 @@ def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession
     assert daemon.num_threads() == 1, "a process with threads must not fork"
     server = psutil.Process(daemon.ppid())
     assert "streaming_jobs.platform.fork_server.server" in server.cmdline() and server.ppid() == os.getpid()
+
+
+def test_javas_second_compiler_gives_way_to_everybody_else(settings: SettingsFactory) -> None:
+    launched = launch(settings({"spark.extra": {}}), name="compilers")
+    try:
+        assert launched.jvm is not None
+        pid = launched.jvm.answer().process.pid
+        threads = {task.name: (task / "comm").read_text()[:2] for task in Path(f"/proc/{pid}/task").iterdir()}
+        priorities = {name: os.getpriority(os.PRIO_PROCESS, int(thread)) for thread, name in threads.items()}
+    finally:
+        launched.kill()
+    assert priorities.pop("C2") == 10
+    assert set(priorities.values()) == {0}
 
 
 def test_no_process_has_looked_for_data_sources(spark: SparkSession) -> None:
