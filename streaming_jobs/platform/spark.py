@@ -18,10 +18,11 @@ from typing import IO, TYPE_CHECKING, Any
 import psutil
 
 from streaming_jobs.files import private_folder
-from streaming_jobs.platform import class_data, fork_server, java, spark_jvm, testing_utilities
-from streaming_jobs.platform.fork_server import ForkServer
+from streaming_jobs.platform import class_data, java, spark_jvm, testing_utilities
 from streaming_jobs.platform.hadoop import use_local_files, without_unused_defaults
 from streaming_jobs.platform.jars import spark_jars
+from streaming_jobs.platform.processes import forks
+from streaming_jobs.platform.processes.forks import ForkServer
 from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS, StartingJvm
 from streaming_jobs.settings import Settings
 
@@ -88,12 +89,12 @@ def profile(settings: Settings) -> dict[str, str]:
 class Launched:
     """The processes of a session that is being started. Ask for the `session`, or `kill` them.
 
-    `jvm` and `forks` are None if the JVM existed before (spark-submit, Databricks).
+    `jvm` and `server`, the fork server, are None if the JVM existed before (spark-submit, Databricks).
     """
 
     properties: Mapping[str, str]
     jvm: StartingJvm | None
-    forks: ForkServer | None
+    server: ForkServer | None
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
@@ -116,8 +117,8 @@ class Launched:
         """End what was started, at once."""
         if self.jvm is not None:
             self.jvm.kill()
-        if self.forks is not None:
-            self.forks.close()
+        if self.server is not None:
+            self.server.close()
 
 
 def launch(
@@ -147,13 +148,13 @@ def launch(
     home = Path(_find_spark_home())
     jvm = spark_jvm.launch(java.choose(settings), home, properties, keep_open=keep_open, output=output)
     try:
-        forks = fork_server.start(scratch, output) if settings.spark.master.startswith("local") else None
+        server = forks.start(scratch, output) if settings.spark.master.startswith("local") else None
     except BaseException:
         jvm.kill()
         raise
-    if forks is not None:
-        os.environ["PYSPARK_PYTHON"] = str(forks.executable)
-    return Launched(properties, jvm, forks)
+    if server is not None:
+        os.environ["PYSPARK_PYTHON"] = str(server.executable)
+    return Launched(properties, jvm, server)
 
 
 def start(settings: Settings, **options: Any) -> SparkSession:

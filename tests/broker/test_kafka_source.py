@@ -39,13 +39,13 @@ def only_numbers(things: DataFrame) -> DataFrame:
 
 PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 WORKERS = "pyspark.daemon pyspark.worker"
-FORK_SERVER = "streaming_jobs.platform.fork_server.server"
+FORK_SERVER = "streaming_jobs.platform.processes.fork_server"
 
 
 def python_processes(module: str) -> list[psutil.Process]:
     """The Python processes below this process that run a module; none of the clients that stand for them."""
     commands = {child: " ".join(_command(child)) for child in psutil.Process().children(recursive=True)}
-    return [child for child, line in commands.items() if f"-m {module}" in line and "fork_server/client.py" not in line]
+    return [child for child, line in commands.items() if f"-m {module}" in line and "fork_client.py" not in line]
 
 
 def _command(process: psutil.Process) -> list[str]:

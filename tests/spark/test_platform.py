@@ -71,7 +71,7 @@ def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession
     assert " ".join(daemon.cmdline()).split() == ["python", "-m", "pyspark.daemon", "pyspark.worker"]
     assert daemon.num_threads() == 1, "a process with threads must not fork"
     server = psutil.Process(daemon.ppid())
-    assert "streaming_jobs.platform.fork_server.server" in server.cmdline() and server.ppid() == os.getpid()
+    assert "streaming_jobs.platform.processes.fork_server" in server.cmdline() and server.ppid() == os.getpid()
 
 
 def test_javas_second_compiler_gives_way_to_everybody_else(settings: SettingsFactory) -> None:

@@ -12,7 +12,7 @@ import psutil
 from streaming_jobs.verification.chaos.python_processes import ReadingWorkers, planners, workers
 
 PORT = 9092
-CLIENT = "/usr/bin/python -IS fork_server/client.py /scratch"
+CLIENT = "/usr/bin/python -IS processes/fork_client.py /scratch"
 Address = namedtuple("Address", "ip port")
 
 

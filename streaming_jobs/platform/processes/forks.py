@@ -5,10 +5,10 @@ batches of a query, one forks workers. Each would import the same packages for h
 once more. So what Spark starts as its Python is a small client, which asks the server for the process:
 
     driver
-    |- python -m ...fork_server.server imports while the JVM starts; ends when its standard input does
-    |    `- python -m pyspark...       forked, with the client's arguments, environment, folder, standard streams
+    |- python -m ...fork_server          imports while the JVM starts; ends when its standard input does
+    |    `- python -m pyspark...         forked, with the client's arguments, environment, folder, standard streams
     `- JVM
-         `- python client.py            what Spark takes for that process: they end together
+         `- python fork_client.py        what Spark takes for that process: they end together
 
 A client that gets no answer becomes the process that it was to ask for, so a server that is gone costs time only.
 Linux only: elsewhere Spark starts its Python processes itself.
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from streaming_jobs.platform.fork_server.client import SOCKET, address
+from streaming_jobs.platform.processes.fork_client import SOCKET, address
 
 _CLOSE = 10.0
 
@@ -56,14 +56,14 @@ def start(folder: Path, output: IO[bytes] | None = None) -> ForkServer | None:
     None where it would not work: not on Linux, or no program may be started in the folder.
     """
     executable = folder / "python"
-    client = shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("client.py")), str(folder)])
+    client = shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("fork_client.py")), str(folder)])
     executable.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
     executable.chmod(stat.S_IRWXU)
     if sys.platform != "linux" or not os.access(executable, os.X_OK):
         return None
     with _listening(folder) as listening:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"{__name__}.server", str(listening.fileno())],
+            [sys.executable, "-m", "streaming_jobs.platform.processes.fork_server", str(listening.fileno())],
             env={**os.environ, "PYTHONHASHSEED": "0"},  # as Spark's JVM has it: a value's hash is the same everywhere
             stdin=subprocess.PIPE,
             stdout=output,

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streaming_jobs.platform import fork_server
-from streaming_jobs.platform.fork_server import ForkServer
-from streaming_jobs.platform.fork_server.client import address
+from streaming_jobs.platform.processes import forks
+from streaming_jobs.platform.processes.fork_client import address
+from streaming_jobs.platform.processes.forks import ForkServer
 
 FAILED = "Python is started without the fork server"
 PROGRAM = """
@@ -51,7 +51,7 @@ def served(folder: Path, **environment: str) -> Iterator[ForkServer]:
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
-        server = fork_server.start(folder)
+        server = forks.start(folder)
     finally:
         for name, value in before.items():
             if value is None:
@@ -190,7 +190,7 @@ def test_with_a_thread_of_somebody_else_there_is_no_server(folder: Path, client:
 
 def test_where_no_program_may_be_started_there_is_no_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (folder / "python", os.X_OK))
-    assert fork_server.start(folder) is None
+    assert forks.start(folder) is None
 
 
 def test_another_user_cannot_reach_the_server(server: ForkServer, folder: Path) -> None:

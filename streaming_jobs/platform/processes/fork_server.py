@@ -24,7 +24,7 @@ from typing import Any
 
 from setproctitle import getproctitle, setproctitle
 
-from streaming_jobs.platform.fork_server.client import NUMBER, exactly
+from streaming_jobs.platform.processes.fork_client import NUMBER, exactly
 
 _ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 _IMPORTED = (

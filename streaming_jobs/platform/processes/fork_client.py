@@ -1,6 +1,8 @@
 """What Spark starts instead of Python: asks the fork server for the process, and stands for it until it ends.
 
-It runs as a file, and imports little, so that it starts at once: `python -IS client.py FOLDER -m MODULE ARGUMENT...`.
+It runs as a file, and imports little, so that it starts at once:
+
+    python -IS fork_client.py FOLDER -m MODULE ARGUMENT...
 """
 
 from __future__ import annotations
