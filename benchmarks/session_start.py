@@ -3,7 +3,8 @@
     python -m benchmarks.session_start --rounds 10 [--set stream.pace=live]
 
 The stream is the stateless one of benchmarks/speed/flows.py on a topic of 1,000 records; each round has a home of its
-own. CPU seconds are those that the driver, its JVM and the other Python processes have used when the stream runs.
+own. CPU seconds are those that the driver, its JVM and the other Python processes have used when the stream runs,
+without processes that have ended by then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -45,9 +47,10 @@ def cpu_seconds(driver: int) -> dict[str, float]:
     used = {"driver": 0.0, "JVM": 0.0, "other Python": 0.0}
     process = psutil.Process(driver)
     for each in (process, *process.children(recursive=True)):
-        times = each.cpu_times()
-        kind = "driver" if each.pid == driver else "JVM" if each.name() == "java" else "other Python"
-        used[kind] += times.user + times.system
+        with suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            kind = "driver" if each.pid == driver else "JVM" if each.name() == "java" else "other Python"
+            used[kind] += times.user + times.system
     return used
 
 

@@ -2,8 +2,8 @@
 
     python -m streaming_jobs.session --streams flights_clean,carrier_totals
 
-Order of a start: leases, then preflight of every stream (no JVM yet, so a refusal is shown within a second), then
-the JVM, which inherits the leases, then the queries. One stream's failure leaves the others running. The session ends
+Order of a start: leases, then the JVM, which inherits them, meanwhile the preflight of every stream (a refusal is
+shown within a second), then the queries. One stream's failure leaves the others running. The session ends
 when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<stream>/stop`, by the end of standard
 input under `--supervised` (the parent is gone), or because the trigger was available-now.
 
@@ -156,7 +156,8 @@ class Session:
     def _prepare(self, leases: Sequence[Lease]) -> None:
         for stream, lease in zip(self.streams, leases, strict=True):
             self.running.append(self._runner(stream, lease))
-        self.runtime.begin(*self._spark_for(leases))
+        with self.status_files.beating(self.running):
+            self.runtime.begin(*self._spark_for(leases))
         self.queries.open(self.streams)
         for running in self.running:
             try:

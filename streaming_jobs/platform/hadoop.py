@@ -6,7 +6,8 @@ and more for state. Java itself can set permissions; so the local file system th
 that one method of its own.
 
 Configuration: Spark copies and serialises it in each batch, twice for each operator with state. Two thirds of it are
-what Hadoop's jar has as defaults for YARN and MapReduce, which a session on this machine does not use.
+what Hadoop's jar has as defaults for YARN and MapReduce, which a session on this machine does not use, but for those of
+reading and writing files.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ public class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
 """
 _DEFAULTS = """
 public class UnusedDefaults implements java.util.function.Function {
+    private static final String KEPT = "mapreduce\\\\.(fileoutputcommitter|outputcommitter|input|output)\\\\..*";
+
     public Object apply(Object configuration) {
         org.apache.hadoop.conf.Configuration all = (org.apache.hadoop.conf.Configuration) configuration;
         java.util.List unused = new java.util.ArrayList();
@@ -45,7 +48,7 @@ public class UnusedDefaults implements java.util.function.Function {
             String name = (String) ((java.util.Map.Entry) entries.next()).getKey();
             String[] sources = all.getPropertySources(name);
             String source = sources == null ? "" : sources[sources.length - 1];
-            if (source.equals("yarn-default.xml") || source.equals("mapred-default.xml")) {
+            if (source.equals("yarn-default.xml") || source.equals("mapred-default.xml") && !name.matches(KEPT)) {
                 unused.add(name);
             }
         }

@@ -38,7 +38,7 @@ class Runtime(Protocol):
 
     @property
     def jvm(self) -> int | None:
-        """The pid of the process in which queries may run; None before `start` and after an orderly end."""
+        """The pid of the process in which queries may run; None before the start and after an orderly end."""
 
     def begin(self, name: str, inherited: Sequence[int] = ()) -> None:
         """Begin what takes long of a start, and do not wait for it; `start` has the same arguments then.
@@ -97,7 +97,11 @@ class LocalSpark:
         if self._launched is None:
             self.begin(name, inherited)
         assert self._launched is not None
-        self._session = self._launched.session()
+        try:
+            self._session = self._launched.session()
+        except BaseException:
+            self.process = None  # the start has failed and has ended it: the error tells why, its exit code would not
+            raise
         return self._session
 
     def failure(self, patience: float = 0.0) -> TransientError | None:

@@ -35,6 +35,7 @@ _GATEWAY_PORT, _GATEWAY_SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET
 """spark-submit names by them the JVM that it has started, and PySpark connects to it."""
 _FUNCTIONS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 """Spark's own extension of each session; it uses the table of functions."""
+_INITIALISED = 60.0
 _HEAP = "-Xms96m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 """Java would begin with a 64th of the machine's memory, and give nothing back."""
 _HEAP_OPTION = re.compile(r"-Xm[nsx]|-XX:(Initial|Max|Min)(HeapSize|HeapFreeRatio|RAMPercentage)")
@@ -146,7 +147,7 @@ def launch(
     from pyspark.find_spark_home import _find_spark_home
 
     home = Path(_find_spark_home())
-    jvm = spark_jvm.launch(java.choose(settings), home, properties, keep_open=keep_open, output=output)
+    jvm = spark_jvm.launch(java.choose(settings), home, properties, keep_open=keep_open, output=output, scratch=scratch)
     try:
         server = forks.start(scratch, output) if settings.spark.master.startswith("local") else None
     except BaseException:
@@ -208,8 +209,10 @@ def _session(properties: Mapping[str, str], gateway: Any) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    threading.Thread(target=_initialise_functions, args=[gateway], name="functions", daemon=True).start()
+    functions = threading.Thread(target=_initialise_functions, args=[gateway], name="functions", daemon=True)
+    functions.start()
     context = SparkContext(conf=SparkConf(loadDefaults=False).setAll([*properties.items()]), gateway=gateway)
+    functions.join(_INITIALISED)  # two threads that initialise the same classes could wait for each other
     session = SparkSession(context)
     use_local_files(session)
     if properties["spark.master"].startswith("local"):
@@ -219,7 +222,7 @@ def _session(properties: Mapping[str, str], gateway: Any) -> SparkSession:
 
 def _initialise_functions(gateway: Any) -> None:
     """Let the JVM make its table of SQL functions, which takes half a second, while it makes the Spark context."""
-    with suppress(Exception):  # the session does it then
+    with suppress(Exception):  # the session meets it too, and tells
         gateway.jvm.java.lang.Class.forName(_FUNCTIONS)
 
 

@@ -39,8 +39,9 @@ _MAIN = "org.apache.spark.deploy.SparkSubmit"
 _ANSWER = "answer"
 _POLL = 0.01
 _KILLED = 5.0
-_COMPILER, _GIVES_WAY = "C2 CompilerThre", 10
-"""The name of the threads of Java's second compiler (15 characters, as Linux keeps it), and their nice value.
+_COMPILER, _GIVES_WAY, _LAST = "C2 CompilerThre", 10, 19
+"""The name of the threads of Java's second compiler (15 characters, as Linux keeps it), by how much their nice value is
+higher than that of others, and the highest one.
 
 It uses as much CPU time in a start as Spark itself does, for code that is fast enough until there is data."""
 
@@ -102,8 +103,10 @@ class StartingJvm:
     def kill(self) -> None:
         """End it at once."""
         self.process.kill()
-        self.process.wait(_KILLED)
-        self._folder.cleanup()
+        try:
+            self.process.wait(_KILLED)
+        finally:
+            self._folder.cleanup()
 
 
 def launch(
@@ -113,16 +116,18 @@ def launch(
     *,
     keep_open: Sequence[int] = (),
     output: IO[bytes] | None = None,
+    scratch: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> StartingJvm:
     """Start the JVM of a session with these Spark properties.
 
-    It inherits the descriptors `keep_open`; `output` receives what it prints, None: where we print.
+    Options and properties lie in a folder of their own in `scratch` until it answers. It inherits the descriptors
+    `keep_open`; `output` receives what it prints, None: where we print.
     Raises ConfigurationError for a heap size among the Java options.
     """
     options = arguments(java, spark_home, properties, environment)
     user_arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-    temporary = tempfile.TemporaryDirectory(prefix="recourse-jvm-")
+    temporary = tempfile.TemporaryDirectory(prefix="recourse-jvm-", dir=scratch)
     try:
         folder = Path(temporary.name)
         options_file, properties_file = folder / "java.options", folder / "spark.properties"
@@ -197,7 +202,7 @@ def _environment(
         **inherited,
         **python_of_workers(spark_home, properties.get("spark.master", ""), environment),
         "SPARK_CONNECT_MODE": "0",
-        "PYTHONHASHSEED": "0",
+        "PYTHONHASHSEED": environment.get("PYTHONHASHSEED", "0"),
         # A hundred threads would have a part of the memory each.
         "MALLOC_ARENA_MAX": environment.get("MALLOC_ARENA_MAX", "2"),
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer),
@@ -252,6 +257,7 @@ def _compiler_gives_way(pid: int) -> bool:
     with suppress(OSError):  # a thread has ended, or this is another system
         for task in Path(f"/proc/{pid}/task").iterdir():
             if (task / "comm").read_text().rstrip() == _COMPILER:
-                os.setpriority(os.PRIO_PROCESS, int(task.name), _GIVES_WAY)
+                nice = os.getpriority(os.PRIO_PROCESS, int(task.name)) + _GIVES_WAY
+                os.setpriority(os.PRIO_PROCESS, int(task.name), min(nice, _LAST))
                 found = True
     return found

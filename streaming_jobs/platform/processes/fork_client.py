@@ -19,7 +19,7 @@ SOCKET = "fork-server"
 """The name of the server's socket in its folder."""
 NUMBER = 4
 """Bytes of a length, a pid and an exit code, big-endian."""
-_PATIENCE = 8.0  # Spark waits 10 s for a process
+_PATIENCE = 4.0  # Spark waits 10 s for a process, and without the server it takes some seconds
 
 
 def main() -> None:

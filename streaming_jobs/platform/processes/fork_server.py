@@ -10,12 +10,14 @@ import gc
 import importlib
 import json
 import os
+import re
 import runpy
 import select
 import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -37,15 +39,29 @@ _IMPORTED = (
     "streaming_jobs.sources.range_reader",
     "streaming_jobs.sources.topics",
 )
+_APPLIED = ("PYTHONPATH", "PYTHONUNBUFFERED")
 _REQUEST = 2.0
 """Seconds for a client to say what it wants."""
 _END = 3.0
 """Seconds for the forked processes to end, before they are killed."""
 
 
+def _of_a_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that count when an interpreter starts and cannot be applied later; PYTHON_... are Spark's."""
+    names = (name for name in environment if name.startswith("LD_") or re.fullmatch(r"PYTHON[A-Z0-9]+", name))
+    return {name: environment[name] for name in names if name not in _APPLIED}
+
+
+_OURS = _of_a_start(os.environ)
+
+
 def main() -> None:
     """Import, and serve at the listening socket that was inherited, until the standard input ends."""
-    listening = socket.socket(fileno=int(sys.argv[1]))
+    listening = socket.socket(fileno=os.dup(int(sys.argv[1])))  # a small number, for select
+    os.close(int(sys.argv[1]))
+    if sys.stdout is None or sys.stderr is None:
+        sys.exit(1)  # descriptors 0 to 2 may be others than the standard streams
+    os.close(os.pidfd_open(os.getpid()))  # raises OSError where it cannot be done
     getproctitle()  # it finds the command line beside the environment, as long as that is the one we began with
     _import()
     if (threads := sum(1 for _ in Path("/proc/self/task").iterdir())) > 1:
@@ -88,10 +104,13 @@ class Request:
         client.settimeout(_REQUEST)
         length, streams, _, _ = socket.recv_fds(client, NUMBER, 3)
         try:
-            return cls(streams, **json.loads(exactly(client, int.from_bytes(length))))
+            request = cls(streams, **json.loads(exactly(client, int.from_bytes(length))))
+            if (theirs := _of_a_start(request.environment)) != _OURS:
+                raise ValueError(f"the interpreter has other variables: {sorted(theirs.items() ^ _OURS.items())}")
         except BaseException:
             _close(*streams)
             raise
+        return request
 
 
 @dataclass
@@ -162,13 +181,19 @@ class Server:
 
     def _answer(self) -> Request | None:
         """Fork for the next client; returns its request in the forked process. Without an answer it helps itself."""
-        client, _ = self._listening.accept()
+        client, request = None, None
         try:
+            client, _ = self._listening.accept()
             request = Request.read(client)
+            if select.select([client], [], [], 0)[0]:
+                raise OSError("the client has not waited")
             pid = os.fork()
         except (OSError, ValueError, TypeError) as error:
             print(f"the fork server has not answered: {error}", file=sys.stderr)
-            client.close()
+            if client is not None:
+                client.close()
+            if request is not None:
+                _close(*request.streams)
             return None
         if pid == 0:
             self._listening.close()
@@ -192,6 +217,7 @@ def become(request: Request) -> None:
         stream.reconfigure(line_buffering=True, write_through=True)
     os.environ.clear()
     os.environ.update(request.environment)
+    time.tzset()
     os.chdir(request.folder)
     path = [entry for entry in request.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[1:1] = [entry for entry in path if entry not in sys.path]

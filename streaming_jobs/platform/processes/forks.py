@@ -53,7 +53,7 @@ class ForkServer:
 def start(folder: Path, output: IO[bytes] | None = None) -> ForkServer | None:
     """Start a server with its socket in `folder`, which is this user's alone; `output` receives what it prints.
 
-    None where it would not work: not on Linux, or no program may be started in the folder.
+    None where it cannot work: not on Linux, or programs or sockets cannot be in the folder.
     """
     executable = folder / "python"
     client = shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("fork_client.py")), str(folder)])
@@ -61,10 +61,15 @@ def start(folder: Path, output: IO[bytes] | None = None) -> ForkServer | None:
     executable.chmod(stat.S_IRWXU)
     if sys.platform != "linux" or not os.access(executable, os.X_OK):
         return None
-    with _listening(folder) as listening:
+    try:
+        socket_of_server = _listening(folder)
+    except OSError:  # a file system without sockets
+        return None
+    with socket_of_server as listening:
         process = subprocess.Popen(
             [sys.executable, "-m", "streaming_jobs.platform.processes.fork_server", str(listening.fileno())],
-            env={**os.environ, "PYTHONHASHSEED": "0"},  # as Spark's JVM has it: a value's hash is the same everywhere
+            # As the JVM and PySpark have it: a value's hash is the same in all processes.
+            env={**os.environ, "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")},
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,

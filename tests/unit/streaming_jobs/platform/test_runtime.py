@@ -107,6 +107,30 @@ def test_a_jvm_that_was_begun_and_is_not_needed_is_killed(
     assert (launches[-1].stops, runtime.exit_code, runtime.jvm) == (0, -9, None)
 
 
+def test_the_error_of_a_start_is_told_and_not_that_its_jvm_was_killed(settings: SettingsFactory) -> None:
+    def refused() -> None:
+        raise ValueError("Could not parse Master URL: 'sprak'")
+
+    launch = Launch(["sleep", "60"])
+
+    def launching(*arguments: Any, **asked: Any) -> Any:
+        made = launch(*arguments, **asked)
+
+        def session() -> None:
+            made.kill()
+            refused()
+
+        made.session = session
+        return made
+
+    runtime = LocalSpark(settings(), launch=launching)
+    with pytest.raises(ValueError, match="sprak"):
+        runtime.start("orders")
+    assert launch.processes[0].returncode == -9
+    assert runtime.failure() is None and runtime.jvm is None
+    runtime.stop()
+
+
 def test_a_session_is_made_in_the_jvm_that_was_begun(settings: SettingsFactory, launches: list[Launch]) -> None:
     launches.append(Launch())
     runtime = LocalSpark(settings(), launch=launches[-1])

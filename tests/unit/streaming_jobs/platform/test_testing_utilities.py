@@ -31,6 +31,16 @@ def asked(wants: str, first: str = "") -> list[str]:
 def test_they_are_loaded_when_they_are_wanted() -> None:
     assert asked("from pyspark.testing.utils import assertDataFrameEqual") == ["False", "module"]
     assert asked("from pyspark.testing import assertDataFrameEqual") == ["False", "module"]
+    for wants in (
+        "import pyspark.testing.utils as it",
+        "import pyspark.testing as it",
+        "from pyspark.testing import utils as it",
+    ):
+        assert asked(f"{wants}\nassertDataFrameEqual = it.assertDataFrameEqual") == ["False", "module"]
+    assert (
+        asked("import pyspark.testing.pandasutils\nfrom pyspark.testing.utils import assertDataFrameEqual")[0]
+        == "False"
+    )
 
 
 def test_they_stay_where_they_are_loaded_already() -> None:

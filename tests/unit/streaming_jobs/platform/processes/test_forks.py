@@ -24,6 +24,8 @@ import os, sys, time
 if sys.argv[1] == "say":
     print(__name__, sys.argv[1:], sys.stdin.read(), os.getcwd(), os.environ["ONLY"], len(os.environ["LONG"]))
     print("an error", file=sys.stderr)
+if sys.argv[1] == "zone":
+    print(time.tzname[0])
 if sys.argv[1] == "wait":
     print("waits", flush=True)
     time.sleep(60)
@@ -77,7 +79,15 @@ def client(folder: Path, tmp_path: Path) -> Iterator[Client]:
     started = []
 
     def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-        variables = {"PATH": os.environ["PATH"], "ONLY": "its own", "PYTHONPATH": str(tmp_path), "LONG": "é" * 50_000}
+        ours = {name: value for name, value in os.environ.items() if name.startswith(("LD_", "PYTHON"))}
+        variables = {
+            **ours,
+            "PATH": os.environ["PATH"],
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+            "ONLY": "its own",
+            "PYTHONPATH": str(tmp_path),
+            "LONG": "é" * 50_000,
+        }
         started.append(
             subprocess.Popen(
                 [folder / "python", "-m", "program", *arguments],
@@ -170,6 +180,29 @@ def test_a_client_that_asks_for_nothing_disturbs_nobody(server: ForkServer, clie
     assert FAILED not in client("say", "5").communicate("x", timeout=30)[1]
     assert time.monotonic() - began < 8
     assert not forked(server)
+
+
+@pytest.mark.parametrize(("name", "value"), [("PYTHONWARNINGS", "error"), ("LD_PRELOAD", ""), ("PYTHONHASHSEED", "7")])
+def test_what_counts_only_when_python_starts_is_not_forked(
+    server: ForkServer, client: Client, name: str, value: str
+) -> None:
+    output, errors = client("say", "0", **{name: value}).communicate("x", timeout=30)
+    assert "['say', '0']" in output and FAILED in errors
+
+
+def test_a_client_that_has_not_waited_gets_no_process(server: ForkServer, client: Client, folder: Path) -> None:
+    client("say", "0").communicate("x", timeout=30)
+    server.process.send_signal(signal.SIGSTOP)
+    waiting = client("wait", "0")
+    assert waiting.stdout is not None and waiting.stdout.readline() == "waits\n", "it has helped itself"
+    server.process.send_signal(signal.SIGCONT)
+    assert FAILED not in client("say", "0").communicate("x", timeout=30)[1]
+    assert not forked(server)
+
+
+def test_a_time_zone_of_the_client_is_applied(server: ForkServer, client: Client) -> None:
+    assert FAILED not in client("zone", "0", TZ="Asia/Tokyo").communicate("x", timeout=30)[1]
+    assert client("zone", "0", TZ="Asia/Tokyo").communicate("x", timeout=30)[0] == "JST\n"
 
 
 @pytest.mark.parametrize("variable", ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "JE_ARROW_MALLOC_CONF"])
