@@ -69,12 +69,13 @@ def test_nothing_is_left_of_a_run_that_is_cut_off(tmp_path: Path, end: signal.Si
         text=True,
     )
     try:
-        until(lambda: started(process, home), 60, "the first driver's JVM")
+        until(lambda: started(process, home), 60, "the first stream")
         children = psutil.Process(process.pid).children(recursive=True)
         assert len([child for child in children if child.name() == "java"]) >= 2
         process.send_signal(end)
         _, output = process.communicate(timeout=30)
-        assert psutil.wait_procs(children, timeout=30)[1] == []
+        left = psutil.wait_procs(children, timeout=30)[1]
+        assert left == [], [" ".join(each.cmdline()) for each in left]
     finally:
         process.kill()
         process.wait()
@@ -83,7 +84,8 @@ def test_nothing_is_left_of_a_run_that_is_cut_off(tmp_path: Path, end: signal.Si
 
 
 def started(process: subprocess.Popen[str], home: Path) -> bool:
-    """True if broker and driver have a JVM each."""
+    """True if broker and driver have a JVM each, and the driver has asked the broker for all that it needs."""
     assert process.poll() is None, f"it ended at {time.ctime()}"
     named = [child.name() for child in psutil.Process(process.pid).children(recursive=True)]
-    return (home / "logs" / "driver-001.log").exists() and named.count("java") >= 2
+    log = home / "logs" / "driver-001.log"
+    return log.exists() and "stream started" in log.read_text() and named.count("java") >= 2
