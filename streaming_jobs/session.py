@@ -33,7 +33,7 @@ from streaming_jobs import collisions
 from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError, TransientError
 from streaming_jobs.failures import classify
 from streaming_jobs.platform.runtime import LocalSpark, Runtime
-from streaming_jobs.runtime import restart_in_place, session_options
+from streaming_jobs.runtime import parent, restart_in_place, session_options
 from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.code_watch import CodeWatch, as_line, versions
 from streaming_jobs.runtime.handover import Handover
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
             signal.signal(number, lambda *_: stop.set())
         restart_in_place.take_signals(stop)
         if options.supervised:
-            threading.Thread(target=_watch_stdin, args=(stop,), daemon=True).start()
+            parent.watch(stop)
         code = session.run()
         if session.superseded and arguments is None:
             restart_in_place.start(stop)
@@ -340,14 +340,6 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         sys.stderr.flush()
         os._exit(code)
     return code
-
-
-def _watch_stdin(stop: threading.Event) -> None:
-    # os.read, not sys.stdin: a thread inside the buffered reader aborts the interpreter at exit.
-    while os.read(0, 4096):
-        pass
-    log.info("standard input ended: the parent is gone")
-    stop.set()
 
 
 if __name__ == "__main__":

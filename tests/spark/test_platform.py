@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from pyspark.sql.datasource import DataSource
 
 from streaming_jobs.platform.spark import launch
 from tests.conftest import SettingsFactory
+from tests.support.driver import until
 
 pytestmark = pytest.mark.spark
 
@@ -53,6 +55,25 @@ def test_defaults_of_yarn_and_mapreduce_are_not_in_the_configuration_and_what_wa
         assert hadoop.get(name) == whole.get(name) is not None
     assert hadoop.get("mapreduce.fileoutputcommitter.algorithm.version") == "2"
     assert hadoop.get("fs.s3a.impl") and hadoop.get("fs.AbstractFileSystem.file.impl")
+
+
+def test_old_objects_of_the_jvm_are_collected_before_its_heap_is_full(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    beans = jvm.java.lang.management.ManagementFactory
+    (old,) = [pool for pool in beans.getMemoryPoolMXBeans() if pool.getName() == "Tenured Gen"]
+    (full,) = [each for each in beans.getGarbageCollectorMXBeans() if each.getName() == "MarkSweepCompact"]
+    jvm.java.lang.System.gc()
+    collections, threshold = full.getCollectionCount(), old.getUsageThreshold()
+    assert 128 << 20 <= threshold < old.getUsage().getMax() // 2
+    held: list[Any] = []
+    while full.getCollectionCount() == collections and len(held) < 64:
+        held.append(spark.sparkContext._gateway.new_array(jvm.byte, 16 << 20))
+        time.sleep(0.05)
+    until(lambda: old.getUsageThreshold() > threshold, 10, "twice what is in use is the next threshold")
+    assert len(held) << 24 <= threshold + (64 << 20)
+    held.clear()
+    jvm.java.lang.System.gc()
+    assert old.getUsage().getUsed() < threshold
 
 
 def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession) -> None:
