@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # in order: contestants, broker and folder go first
     failures = 0
     if options.report:
-        runs = results.load(options.report)
+        runs = [run for file in options.report for run in results.load(file)]
     else:
         runs = results.load(options.out) if options.out else []
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -90,7 +90,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--quiet", type=float, default=100.0, metavar="CORES", help="make runs again that more other load disturbed")
     add("--variant", type=variant, action="append", default=[], metavar="NAME:KEY=VALUE,...", help="see above")
     add("--out", type=Path, metavar="FILE", help="JSON; runs are added to those in it")
-    add("--report", type=Path, metavar="FILE", help="run nothing, print the runs in this file")
+    add("--report", type=Path, nargs="+", metavar="FILE", help="run nothing, print the runs in these files")
     add("--plot", type=Path, metavar="FILE", help="draw them (.svg or .png); needs matplotlib")
     options = parser.parse_args(arguments)
     for name, allowed in (("works", WORKS), ("kinds", KINDS)):
