@@ -160,11 +160,16 @@ class Session:
             self.runtime.begin(*self._spark_for(leases))
         self.queries.open(self.streams)
         for running in self.running:
+            if self.stop_all.is_set():
+                break
             try:
                 running.preflight()
             except Exception as error:  # noqa: BLE001 - one stream's trouble leaves the others running
                 running.fail(classify(error))
             self._answer(running)
+        for running in self.running:
+            if self.stop_all.is_set() and not running.ended:
+                running.leave_stopped()
 
     def _answer(self, running: StreamRunner) -> None:
         """Clear the stop request that this start was made to end, if preflight allows the start; obey any other one."""
@@ -322,8 +327,7 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
             command = [*sys.orig_argv, "--print-versions"]
             watch = CodeWatch(command, settings, selection.streams, config) if arguments is None else None
             handover = Handover(settings, selection.left_out, watch)
-        chosen = {"trigger": options.trigger, "answers": selection.answers, "handover": handover}
-        session = make(settings, selection.streams, **chosen)
+        session = make(settings, selection.streams, trigger=options.trigger, answers=selection.answers, handover=handover)
         stop = session.stop_all
         for number in restart_in_place.STOP_SIGNALS:
             signal.signal(number, lambda *_: stop.set())

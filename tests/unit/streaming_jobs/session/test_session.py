@@ -42,6 +42,20 @@ def test_a_table_that_cannot_be_read_fails_its_stream_alone(home: Settings) -> N
     assert (state(home, "plain"), state(home, "parity")) == ("failed", "stopped")
 
 
+def test_after_a_stop_no_stream_is_checked_or_started_any_more(home: Settings) -> None:
+    checked: list[str] = []
+
+    def preflight(stream: Stream) -> None:
+        checked.append(stream.name)
+        session.stop_all.set()
+
+    runtime = MemoryRuntime()
+    session = session_of(home, [plain, parity], runtime=runtime, queries=Queries(home, at_preflight=preflight))
+    assert session.run() == 0 and checked == ["plain"] and session.spark is None
+    assert (state(home, "plain"), state(home, "parity")) == ("stopped", "stopped")
+    assert runtime.ends == ["stop"]
+
+
 def test_a_full_disk_stops_no_stream_and_is_told_once(home: Settings) -> None:
     runtime = MemoryRuntime()
     queries = Queries(home, at_preflight=lambda stream: unwritable(home, stream.name))

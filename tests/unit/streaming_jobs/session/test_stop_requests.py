@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -73,13 +74,13 @@ def test_a_start_that_preflight_refuses_leaves_the_marker(home: Settings) -> Non
 
     def run(error: Exception | None = None) -> int:
         def preflight(_: Stream) -> None:
+            if isinstance(error, TransientError):
+                threading.Timer(0.2, session.stop_all.set).start()  # while it waits for its next try
             if error is not None:
                 raise error
 
         queries = Queries(home, at_preflight=preflight)
         session = session_of(home, [plain], answers=stop_request.requests(home), queries=queries)
-        if isinstance(error, TransientError):
-            session.stop_all.set()  # while it waits for its next try
         return session.run()
 
     assert run(PreflightRefused("fenced", "resume it")) == 78
