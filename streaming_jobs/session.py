@@ -166,7 +166,8 @@ class Session:
                 running.preflight()
             except Exception as error:  # noqa: BLE001 - one stream's trouble leaves the others running
                 running.fail(classify(error))
-            self._answer(running)
+            if not running.ended:
+                self._answer(running)
         for running in self.running:
             if self.stop_all.is_set() and not running.ended:
                 running.leave_stopped()
@@ -174,8 +175,6 @@ class Session:
     def _answer(self, running: StreamRunner) -> None:
         """Clear the stop request that this start was made to end, if preflight allows the start; obey any other one."""
         name, request = running.stream.name, self.answers.get(running.stream.name)
-        if running.ended:
-            return
         if request is not None and request.plan is None:
             stop_request.clear(self.settings, name, request)
         if (newer := stop_request.request(self.settings, name)) is not None:
@@ -188,9 +187,9 @@ class Session:
 
     def _start_spark(self, leases: Sequence[Lease]) -> None:
         self.spark = self.runtime.start(*self._spark_for(leases))
-        for lease in leases:
-            if self.runtime.jvm is not None:
-                lease.record_jvm(self.runtime.jvm)
+        if (jvm := self.runtime.jvm) is not None:
+            for lease in leases:
+                lease.record_jvm(jvm)
         for running in self.running:
             if not running.ended and not self.stop_all.is_set():
                 running.start(self.spark)
@@ -327,7 +326,8 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
             command = [*sys.orig_argv, "--print-versions"]
             watch = CodeWatch(command, settings, selection.streams, config) if arguments is None else None
             handover = Handover(settings, selection.left_out, watch)
-        session = make(settings, selection.streams, trigger=options.trigger, answers=selection.answers, handover=handover)
+        chosen = {"trigger": options.trigger, "answers": selection.answers, "handover": handover}
+        session = make(settings, selection.streams, **chosen)
         stop = session.stop_all
         for number in restart_in_place.STOP_SIGNALS:
             signal.signal(number, lambda *_: stop.set())
