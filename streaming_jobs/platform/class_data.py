@@ -5,7 +5,8 @@ Java 17 and 21 write such a file when they end (`-XX:ArchiveClassesAtExit`) and 
 and 515): the classes are loaded and linked in it, and it has profiles of the methods, with which the compiler begins
 at once. Either is used only after Java has checked that it is the Java, and the class path the one, that the file was
 made with; otherwise it starts without. The file's name has a hash of both, so another Java or other jars have another
-file. streaming_jobs/warm_up.py makes them. A file takes 60 to 250 MB; the newest three of each kind are kept.
+file; and of Arrow's options, which choose other code: profiles of the one make the other slower.
+streaming_jobs/warm_up.py makes them. A file takes 60 to 250 MB; the newest three of each kind are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Literal
 
 from streaming_jobs.platform import java
 from streaming_jobs.platform.jars import cache
-from streaming_jobs.platform.spark_jvm import module_options
+from streaming_jobs.platform.spark_jvm import ARROW_OPTIONS, module_options
 from streaming_jobs.settings import Settings
 
 Kind = Literal["spark", "broker"]
@@ -42,7 +43,7 @@ def archive(settings: Settings, kind: Kind, jars: Iterable[Path]) -> Path:
     parts = [str(executable), str(executable.stat().st_mtime_ns), *(str(jar) for jar in jars)]
     if kind == "spark":
         distribution = metadata.distribution("pyspark")
-        parts += [distribution.version, str(distribution.locate_file("pyspark")), *module_options(used)]
+        parts += [distribution.version, str(distribution.locate_file("pyspark")), *module_options(used), *ARROW_OPTIONS]
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return folder(settings) / f"{kind}-{name}{_AOT if used.major >= _AOT_SINCE else _CDS}"
 
