@@ -3,8 +3,8 @@
     python -m benchmarks.session_start --rounds 10 [--set stream.pace=live]
 
 The stream is the stateless one of benchmarks/speed/flows.py on a topic of 1,000 records; each round has a home of its
-own. CPU seconds are those that the driver, its JVM and the other Python processes have used when the stream runs,
-without processes that have ended by then.
+own. CPU seconds are those that the driver, its JVM and the other Python processes have used when the stream runs; a
+child that has ended by then counts with its parent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psutil
 from benchmarks.measuring import Figures, quiet, save, table
 from benchmarks.speed.contestants import Assignment, Recourse
 from benchmarks.speed.feed import create_topic, feed_backlog
-from benchmarks.speed.process import Moment
+from benchmarks.speed.process import Moment, cpu_seconds, family
 from benchmarks.speed.records import generate
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
@@ -35,22 +35,20 @@ def one_start(contestant: Recourse, assignment: Assignment) -> dict[str, float]:
     child = contestant.start(assignment)
     try:
         child.wait_ready(_READY)
-        used = cpu_seconds(child.pid)
+        used = cpu_by_kind(child.pid)
         elsewhere = before.elsewhere(Moment.now())
     finally:
         child.stop()
     return {"seconds": child.ready_at - child.started, **used, "other load": elsewhere}
 
 
-def cpu_seconds(driver: int) -> dict[str, float]:
+def cpu_by_kind(driver: int) -> dict[str, float]:
     """CPU seconds so far of a session's processes, by kind."""
     used = {"driver": 0.0, "JVM": 0.0, "other Python": 0.0}
-    process = psutil.Process(driver)
-    for each in (process, *process.children(recursive=True)):
+    for process in family(driver):
         with suppress(psutil.NoSuchProcess):
-            times = each.cpu_times()
-            kind = "driver" if each.pid == driver else "JVM" if each.name() == "java" else "other Python"
-            used[kind] += times.user + times.system
+            kind = "driver" if process.pid == driver else "JVM" if process.name() == "java" else "other Python"
+            used[kind] += cpu_seconds(process)
     return used
 
 

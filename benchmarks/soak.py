@@ -70,14 +70,14 @@ class Sample:
 class Up:
     """`recourse up` as a child that ends with us."""
 
-    def __init__(self, home: Path, retention: float) -> None:
+    def __init__(self, home: Path, retention: float, rate: float = 0.0) -> None:
         environment = clean_environment(
             RECOURSE_HOME=str(home),
             RECOURSE_TABLE__DELETED_FILE_RETENTION=f"{round(retention)} seconds",
             RECOURSE_TABLE__LOG_VERSIONS=str(min(500, max(60, round(retention)))),
         )
         self.output = home.parent / "up.log"
-        up = [sys.executable, "-m", "orchestration.cli", "up", "--rate", "0", "--port", "0"]
+        up = [sys.executable, "-m", "orchestration.cli", "up", "--rate", str(rate), "--port", "0"]
         with self.output.open("wb") as output:
             self.child = ChildCommand(up, environment, REPOSITORY).start_reaped(output)
 

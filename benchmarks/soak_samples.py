@@ -51,6 +51,11 @@ class Census:
         self.megabytes += size / 2**20
 
 
+def role_of(command: str) -> str:
+    """The role of a process of `recourse up`, by its command line."""
+    return next((role for part, role in _ROLES if part in command), "others")
+
+
 def memory_by_role(home: Path) -> dict[str, float]:
     """Resident memory, MB, of every process that belongs to this home, by what it is."""
     found: dict[str, float] = {}
@@ -61,7 +66,7 @@ def memory_by_role(home: Path) -> dict[str, float]:
             command, size = " ".join(process.cmdline()), process.memory_info().rss / 2**20
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        role = next((role for part, role in _ROLES if part in command), "others")
+        role = role_of(command)
         found[role] = found.get(role, 0.0) + size
     return dict(sorted(found.items()))
 

@@ -120,11 +120,11 @@ class Usage:
     def now(self) -> Used:
         """Look at once."""
         with self._lock:
-            family = _family(self._pid)
-            self._cpu = max(self._cpu, sum(_cpu(process) for process in family))
+            processes = family(self._pid)
+            self._cpu = max(self._cpu, sum(cpu_seconds(process) for process in processes))
             if time.monotonic() - self._weighed >= _WEIGH_EVERY:  # the kernel walks all pages for it
                 self._weighed = time.monotonic()
-                self._peak = max(self._peak, sum(proportional_mb(process) for process in family))
+                self._peak = max(self._peak, sum(proportional_mb(process) for process in processes))
             return Used(self._cpu, self._peak)
 
     def _run(self) -> None:
@@ -145,7 +145,7 @@ class Moment:
         """Look at once."""
         times = psutil.cpu_times()
         idle = times.idle + times.iowait
-        return cls(time.time(), sum(times[:8]) - idle, sum(_cpu(process) for process in _family(os.getpid())))
+        return cls(time.time(), sum(times[:8]) - idle, sum(cpu_seconds(process) for process in family(os.getpid())))
 
     def elsewhere(self, after: Moment) -> float:
         """Cores that others kept busy between two moments: what disturbed the measurement."""
@@ -160,7 +160,7 @@ def clean_environment(**own: str) -> dict[str, str]:
     return {**variables, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **own}
 
 
-def _cpu(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
     """CPU seconds of a process and of its children that have ended and were waited for."""
     try:
         return float(sum(process.cpu_times()[:4]))
@@ -176,7 +176,8 @@ def proportional_mb(process: psutil.Process) -> float:
         return 0.0
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def family(pid: int) -> list[psutil.Process]:
+    """A process and its descendants; none if it has ended."""
     try:
         first = psutil.Process(pid)
         return [first, *first.children(recursive=True)]

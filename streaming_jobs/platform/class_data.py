@@ -20,7 +20,7 @@ from typing import Literal
 
 from streaming_jobs.platform import java
 from streaming_jobs.platform.jars import cache
-from streaming_jobs.platform.spark_jvm import ARROW_OPTIONS, module_options
+from streaming_jobs.platform.spark_jvm import module_options
 from streaming_jobs.settings import Settings
 
 Kind = Literal["spark", "broker"]
@@ -43,7 +43,7 @@ def archive(settings: Settings, kind: Kind, jars: Iterable[Path]) -> Path:
     parts = [str(executable), str(executable.stat().st_mtime_ns), *(str(jar) for jar in jars)]
     if kind == "spark":
         distribution = metadata.distribution("pyspark")
-        parts += [distribution.version, str(distribution.locate_file("pyspark")), *module_options(used), *ARROW_OPTIONS]
+        parts += [distribution.version, str(distribution.locate_file("pyspark")), *module_options(used)]
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return folder(settings) / f"{kind}-{name}{_AOT if used.major >= _AOT_SINCE else _CDS}"
 

@@ -24,6 +24,7 @@ from streaming_jobs.platform.jars import spark_jars
 from streaming_jobs.platform.jvm_heap import collect_early
 from streaming_jobs.platform.processes import forks
 from streaming_jobs.platform.processes.forks import ForkServer
+from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
 from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS, StartingJvm
 from streaming_jobs.settings import Settings
 
@@ -74,7 +75,7 @@ def profile(settings: Settings) -> dict[str, str]:
         # No chmod process per file; only safe with state files that carry unique ids (format 2).
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
-        # Kept for Spark's own UI, which is off: 1,000 of each and 100,000 tasks by default.
+        # Kept for Spark's own UI, which is off: 1,000 of each and 100,000 tasks by default, 20 MB after 1,500 queries.
         "spark.ui.retainedJobs": "50",
         "spark.ui.retainedStages": "50",
         "spark.ui.retainedTasks": "500",
@@ -111,6 +112,7 @@ class Launched:
     def session(self) -> SparkSession:
         """Wait for the JVM, and make the session in it. Raises TransientError if the JVM ends before it answers."""
         testing_utilities.answer_first()
+        pandas_on_demand()
         try:
             for module in ("pyspark.sql", "pyspark.java_gateway"):  # while the JVM starts
                 importlib.import_module(module)

@@ -150,11 +150,6 @@ def launch(
     return StartingJvm(process, temporary)
 
 
-ARROW_OPTIONS = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false")
-"""Arrow's Java library checks bounds and nulls of each value that Spark reads or writes, which Spark has done already.
-Without, a record of a backlog costs a sixth less CPU."""
-
-
 def module_options(java: Java) -> list[str]:
     """Those of `MODULE_OPTIONS` that this Java takes without a warning."""
     return [option for option in MODULE_OPTIONS if java.major < _GONE.get(option, java.major + 1)]
@@ -173,7 +168,6 @@ def arguments(java: Java, spark_home: Path, properties: Mapping[str, str], envir
         class_path(spark_home, properties, environment),
         *shlex.split(environment.get("SPARK_SUBMIT_OPTS", "")),
         f"-Xmx{properties[_MEMORY]}",
-        *ARROW_OPTIONS,
         *shlex.split(properties.get("spark.driver.defaultJavaOptions", "")),
         *user_options,
         *module_options(java),

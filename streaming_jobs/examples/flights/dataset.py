@@ -34,6 +34,13 @@ TOTAL = 336_776
 """Flights in the package."""
 
 _MINUTE = pd.Timedelta(minutes=1)
+_SMALL = {
+    **dict.fromkeys(("month", "day"), "int8"),
+    **dict.fromkeys(("year", "flight", "distance"), "int16"),
+    **dict.fromkeys(("dep_delay", "arr_delay", "air_time"), "Int16"),
+    **dict.fromkeys(("carrier", "tailnum", "origin", "dest"), "category"),
+}
+"""The smallest types: the flights then take 20 MB, not 107."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +208,7 @@ def _departures() -> pd.DataFrame:
             "departs_at": actual_dep.where(~cancelled, sched_dep),
         }
     )
-    flights = flights.sort_values("departs_at", kind="stable", ignore_index=True)
+    flights = flights.astype(_SMALL).sort_values("departs_at", kind="stable", ignore_index=True)
     del raw, day, clock, sched_dep, cancelled, actual_dep
     _give_back()  # a third of what reading took
     return flights

@@ -240,7 +240,6 @@ class _Sender:
             # As Kafka's Java clients do; librdkafka's own default places most keys elsewhere.
             "partitioner": "murmur2_random",
             "linger.ms": 5,
-            "queue.buffering.max.messages": 20_000,
             "compression.type": "lz4",
             # No deadline per record: a dropped one would leave a gap in the order. The feed ends without progress.
             "message.timeout.ms": 0,

@@ -27,6 +27,7 @@ from typing import Any
 from setproctitle import getproctitle, setproctitle
 
 from streaming_jobs.platform.processes.fork_client import NUMBER, exactly
+from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
 
 _ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 _IMPORTED = (
@@ -85,6 +86,7 @@ def _import() -> None:
             del os.environ[name]
         else:
             os.environ[name] = value
+    pandas_on_demand()
     gc.collect()
     gc.freeze()  # pages of objects that the collector leaves alone stay shared
 

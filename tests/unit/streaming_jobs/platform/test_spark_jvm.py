@@ -19,7 +19,6 @@ from streaming_jobs.errors import ConfigurationError, TransientError
 from streaming_jobs.platform.java import Java
 from streaming_jobs.platform.java_properties import as_properties
 from streaming_jobs.platform.spark_jvm import (
-    ARROW_OPTIONS,
     MODULE_OPTIONS,
     Gateway,
     argument_file,
@@ -57,7 +56,6 @@ def test_the_options_are_those_that_the_launcher_would_have_given() -> None:
     assert options[2:] == [
         "-Df=g",
         "-Xmx512m",
-        *ARROW_OPTIONS,
         "-Dd=e",
         "-Da=b c",
         "-XX:+UseSerialGC",

@@ -124,7 +124,6 @@ def test_a_stream_whose_batch_is_at_work_is_not_detached_while_others_go_on(home
 STUCK = """
 import os, sys, threading
 from streaming_jobs.session import Patience, main
-from tests.support.launched import launched
 from tests.support.sessions import session_of
 from tests.unit.streaming_jobs.session import test_stuck_batch
 

@@ -1,0 +1,68 @@
+"""PyArrow without pandas, until somebody else imports it.
+
+`pyarrow.array` imports pandas, 36 MB and a third of a second, to see if it was given one of its objects. If there is no
+pandas it remembers that, until it is asked to make a pandas object. So it is told that there is none; and as soon as a
+user's code imports pandas, PyArrow looks again.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class _Finder:
+    """The first finder of this process: it denies pandas to PyArrow, and lets everybody else have it."""
+
+    def __init__(self) -> None:
+        self.denied_in: int | None = threading.get_ident()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of pandas as other finders have it; raises ModuleNotFoundError while it is denied."""
+        if name != "pandas":
+            return None
+        if self.denied_in == threading.get_ident():
+            raise ModuleNotFoundError("PyArrow is to do without pandas", name=name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def run(module: ModuleType) -> None:
+                execute(module)
+                self.found()
+
+            loader.exec_module = run
+        return spec
+
+    def found(self) -> None:
+        """Have PyArrow look again."""
+        import pyarrow as pa
+
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            pa.array([None]).to_pandas()
+
+
+def pandas_on_demand() -> None:
+    """From now on PyArrow imports no pandas; nothing changes if pandas is imported already, or this was called before.
+
+    Forked processes inherit it.
+    """
+    import pyarrow as pa
+
+    if "pandas" in sys.modules or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array([None])
+    finally:
+        finder.denied_in = None
