@@ -1,1 +1,20 @@
-"""Whether an output is right: row rules, suites, the gate before a publish. Nothing is in here yet."""
+"""Whether an output is right: suites of expectations on tables, their runs, their history. Read `suites.py` first.
+
+    from quality import suite
+
+    @suite(table="orders", key=["order_id"])
+    def orders_rows():
+        """Every order has a customer and a price."""
+        import great_expectations.expectations as gxe
+
+        return [gxe.ExpectColumnValuesToNotBeNull(column="customer")]
+
+Great Expectations takes five seconds to import, so it is imported inside the function, which runs only in a check.
+Row rules, which are judged in the batches themselves, are declared with the stream (`streaming_jobs/rules.py`).
+"""
+
+from __future__ import annotations
+
+from quality.suites import Suite, TableCheck, suite
+
+__all__ = ["Suite", "TableCheck", "suite"]

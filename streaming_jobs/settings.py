@@ -24,6 +24,7 @@ from streaming_jobs.settings_sections import (
     BrokerSettings,
     DagsterSettings,
     KafkaSettings,
+    QualitySettings,
     SavepointSettings,
     SparkSettings,
     StreamOverrides,
@@ -40,6 +41,7 @@ __all__ = [
     "KafkaSettings",
     "Loaded",
     "Origin",
+    "QualitySettings",
     "SavepointSettings",
     "Settings",
     "SparkSettings",
@@ -87,6 +89,7 @@ class Settings(BaseSettings):
     table: TableSettings = TableSettings()
     savepoint: SavepointSettings = SavepointSettings()
     dagster: DagsterSettings = DagsterSettings()
+    quality: QualitySettings = QualitySettings()
 
     @classmethod
     def settings_customise_sources(  # type: ignore[override]

@@ -220,3 +220,20 @@ class DagsterSettings(_Section):
     max_session: Duration = Field(timedelta(hours=24), description="then a continuous session ends and the next begins")
     keep_runs: Duration = Field(timedelta(days=7), description="of finished sessions, of tables' figures")
     keepalive: bool = Field(True, description="start continuous jobs automatically, and again after a failure")
+
+
+class QualitySettings(_Section):
+    """Suites of expectations on tables, their runs and their history (`recourse quality`)."""
+
+    suites: list[str] = Field([], description="packages or modules that declare suites, besides those of `flows`")
+    pandas_rows: int = Field(500_000, ge=0, description="rows of a slice that pandas evaluates; more go to Spark")
+    docs_kept: int = Field(20, ge=1, description="Data Docs pages of each suite that are kept")
+    history_days: int = Field(90, ge=1, description="then validations leave the history")
+    every: Duration = Field(timedelta(minutes=5), description="between two runs of a suite by Dagster's schedule")
+    webhook: SecretStr = Field(
+        SecretStr(""), description="URL that is told of checks that turn red or green; empty: none"
+    )
+    email_to: list[str] = Field([], description="addresses that are told of them; empty: none")
+    email_from: str = Field("recourse@localhost", description="sender of these e-mails")
+    smtp_host: str = Field("127.0.0.1", description="server that takes them")
+    smtp_port: int = Field(25, ge=1, le=65535, description="its port")

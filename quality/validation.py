@@ -1,0 +1,80 @@
+"""The result of a suite's run: one outcome per expectation, on one slice of one version of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Severity = Literal["critical", "warning", "info"]
+Engine = Literal["pandas", "spark", "none"]
+"""What evaluated the expectations; `none`: there were none, or no rows."""
+
+MOST_ROWS = 20
+"""Failing rows that an outcome shows, at most."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one expectation.
+
+    `expectation` names it within its suite; `kind` is Great Expectations' type, or the word of a table check. `rows` is
+    the number of rows that were looked at, `failing` of those that failed; None where it is not about rows. `sample`
+    has failing rows, `MOST_ROWS` at most, the key's columns first. `error`: why it could not be evaluated; it has not
+    passed then. `number` is what was observed, as far as it is a number.
+    """
+
+    expectation: str
+    kind: str
+    passed: bool
+    severity: Severity = "critical"
+    observed: str = ""
+    number: float | None = None
+    rows: int | None = None
+    failing: int | None = None
+    sample: tuple[Mapping[str, Any], ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class FirstFailing:
+    """The batch that wrote the first failing row, the code that wrote the batch, and the command that goes before it."""
+
+    expectation: str
+    generation: int
+    batch: int
+    code: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One run of a suite; times in seconds, `started_at` since 1970.
+
+    `version` is the table's version that was looked at; `since` the version after which its rows came, None for all.
+    `files` of the `files_in_table` files were read, with `rows` rows. `slice` says it in words.
+    """
+
+    id: str
+    suite: str
+    table: str
+    stream: str
+    table_id: str
+    version: int
+    since: int | None
+    slice: str
+    files: int
+    files_in_table: int
+    rows: int
+    engine: Engine
+    started_at: float
+    seconds: float
+    outcomes: tuple[Outcome, ...]
+    first_failing: FirstFailing | None = None
+    docs: str = ""
+    """The path of the Data Docs page; empty without one."""
+
+    @property
+    def passed(self) -> bool:
+        """True if every expectation passed."""
+        return all(outcome.passed for outcome in self.outcomes)
