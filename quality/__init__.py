@@ -4,7 +4,6 @@
 
     @suite(table="orders", key=["order_id"])
     def orders_rows():
-        """Every order has a customer and a price."""
         import great_expectations.expectations as gxe
 
         return [gxe.ExpectColumnValuesToNotBeNull(column="customer")]

@@ -59,7 +59,7 @@ def suite(
     table: str,
     name: str | None = None,
     key: Sequence[str] = (),
-    slice: SliceKind = "new",
+    slice: SliceKind = "new",  # noqa: A002 - the word of the field
     checks: Sequence[TableCheck] = (),
 ) -> Callable[[Callable[[], Sequence[Any]]], Suite]:
     """Declare the decorated function, which returns expectations, as a suite; its name is the default name."""

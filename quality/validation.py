@@ -38,7 +38,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class FirstFailing:
-    """The batch that wrote the first failing row, the code that wrote the batch, and the command that goes before it."""
+    """The batch that wrote the first failing row, the code that wrote it, and the command that goes before it."""
 
     expectation: str
     generation: int
