@@ -28,9 +28,9 @@ from benchmarks.speed import flows
 from benchmarks.speed.feed import create_topic, feed_backlog
 from benchmarks.speed.records import generate
 from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.state.ledger_file import LedgerFile
 
 BATCHES = {100: 220}

@@ -29,10 +29,10 @@ from benchmarks.measuring import megabytes, named, on_topic, quantile, quiet, sa
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.stream import DeltaTable
 

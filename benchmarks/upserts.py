@@ -38,11 +38,12 @@ from streaming_jobs.columns import POSITION_COLUMN, SOURCE_COLUMN
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.spark import start
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.delta.writers import ArrowAppend, prepare_write
+from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import POSITION_FIELD
 from streaming_jobs.stream import DeltaTable
 

@@ -21,7 +21,8 @@ OWN_COLUMN = "recourse.column"
 """In a table's schema, the metadata of a column that Recourse has added."""
 
 _OWN_COLUMNS = frozenset(
-    {"__delete", "__reset", "__reset_at", "__topic", "__partition", "__offset", "__position", "__row", "__number"}
+    {"__delete", "__reset", "__reset_at", "__topic", "__partition", "__offset", "__position"}
+    | {"__row", "__number", "__broken"}
 )
 _UNORDERED = frozenset({"array", "map", "struct", "variant", "void"})
 

@@ -13,6 +13,7 @@
         ├── ForeignWrite      another writer changed rows of the stream's table
         ├── FunctionFailed    the stream's own function raised the same exception again
         ├── OutputMismatch    the rows do not fit the table
+        ├── RuleBroken        rows break a row rule that stops the stream
         └── CommitImpossible  a property or feature of the table forbids the commit
 
 Each error carries a stable code (`REC-0xx`), what was found, and what to do next. The docstring of a class is its
@@ -188,6 +189,16 @@ class CommitImpossible(PermanentError):
     """
 
     code = "REC-028"
+
+
+class RuleBroken(PermanentError):
+    """Rows of a batch break a row rule with `on_fail="fail"`: the batch was not written, and the stream stopped.
+
+    The message names the rule and some of the rows. Correct the function or the data, or let the rule quarantine, drop
+    or warn; then start the stream again: it repeats the batch.
+    """
+
+    code = "REC-029"
 
 
 class BrokerUnreachable(TransientError):

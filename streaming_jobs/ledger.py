@@ -68,9 +68,23 @@ NO_CODE = CodeVersion("", "")
 """The code version of an entry that no batch has written."""
 
 
+DROPPED, QUARANTINED = "dropped:", "quarantined:"
+"""Begin the names, with that of a table, under which an entry counts the rows that row rules have taken out of it."""
+
+
+def taken_out(rows: Mapping[str, int], how: str) -> int:
+    """The rows of all tables that rules have dropped, or set aside, by the `rows` of an entry."""
+    return sum(number for name, number in rows.items() if name.startswith(how))
+
+
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One commit's entry. `rows`: name -> number of rows written; `txns`: other sink -> its transaction version."""
+    """One commit's entry. `rows`: name -> number of rows written; `txns`: other sink -> its transaction version.
+
+    `rows` of a batch's primary table: `written` are its own, `dead_letters`, `late`, and by name those of other tables;
+    `quarantined:<table>` and `dropped:<table>` were taken out by row rules. `rules`: table -> rule -> rows that broke
+    it.
+    """
 
     kind: Kind
     stream: str
@@ -83,6 +97,7 @@ class LedgerEntry:
     code: CodeVersion = NO_CODE
     plan: str | None = None
     note: str | None = None
+    rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def txn(self) -> Txn:
@@ -110,6 +125,8 @@ class LedgerEntry:
             "code": {"hash": self.code.hash, "package": self.code.package},
         }
         value.update({k: v for k, v in (("plan", self.plan), ("note", self.note)) if v is not None})
+        if self.rules:
+            value["rules"] = {table: dict(broken) for table, broken in self.rules.items()}
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
@@ -140,4 +157,5 @@ class LedgerEntry:
             code=CodeVersion(**value["code"]),
             plan=value.get("plan"),
             note=value.get("note"),
+            rules=value.get("rules", {}),
         )

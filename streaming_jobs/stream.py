@@ -32,6 +32,7 @@ from streaming_jobs.columns import (
 from streaming_jobs.declared_table import DeclaredTable, Mode, is_declared_table
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
+from streaming_jobs.rules import NO_RULES, RowRules, Rule, rules_by_sink
 from streaming_jobs.spelling import instead
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 MAX_AHEAD = "1 day"
 """The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""
 
-_DELETES = "_deletes"
+_DELETES, _QUARANTINE = "_deletes", "_quarantine"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -183,7 +184,8 @@ class DeltaTable:
 class Stream:
     """One named flow. Several sources bind to parameters by name; with several sinks the function returns a mapping.
 
-    The first sink is the primary one: its ledger decides which batches are done. The others are secondary.
+    The first sink is the primary one: its ledger decides which batches are done. The others are secondary. `rules` has
+    the row rules of a sink by its name in `sinks`.
     """
 
     name: str
@@ -192,6 +194,7 @@ class Stream:
     sinks: Mapping[str, DeclaredTable]
     description: str = ""
     owners: Sequence[str] = field(default=())
+    rules: Mapping[str, Sequence[Rule]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked_name("stream", self.name)
@@ -209,6 +212,9 @@ class Stream:
         topics = [topic.name for topic in self.sources.values()]
         if len(set(topics)) < len(topics):
             raise UsageError(f"stream {self.name} reads a topic twice: {topics}", "declare it once")
+        object.__setattr__(self, "rules", rules_by_sink(self.name, self.rules, self.sinks))
+        for name in self.quarantines.values():
+            checked_name("table", name)
         if len(set(self.table_names)) < len(self.table_names):
             raise UsageError(f"stream {self.name} names a table twice: {list(self.table_names)}")
 
@@ -246,10 +252,26 @@ class Stream:
         """The tables that remember the deletes of its sinks, in their order."""
         return tuple(table for sink in self.sinks.values() if (table := sink.deletes) is not None)
 
+    def rules_of(self, table: str) -> RowRules:
+        """The row rules of one of its tables."""
+        rules = (self.rules.get(name, ()) for name, sink in self.sinks.items() if sink.name == table)
+        return RowRules(tuple(next(rules, ()))) or NO_RULES
+
+    @property
+    def quarantines(self) -> Mapping[str, str]:
+        """The tables with a rule that sets rows aside -> the tables of these rows."""
+        names = (sink.name for sink in self.sinks.values())
+        return {name: f"{name}{_QUARANTINE}" for name in names if self.rules_of(name).quarantines}
+
     @property
     def table_names(self) -> tuple[str, ...]:
-        """Every table that it writes: its sinks, their remembered deletes, its dead letters."""
-        return (*(s.name for s in self.sinks.values()), *(table.name for table in self.deletes), self.dead_letters)
+        """Every table that it writes: its sinks, their remembered deletes and quarantines, its dead letters."""
+        return (
+            *(sink.name for sink in self.sinks.values()),
+            *(table.name for table in self.deletes),
+            *self.quarantines.values(),
+            self.dead_letters,
+        )
 
     @property
     def dead_letters(self) -> str:
@@ -263,8 +285,12 @@ def stream(
     sink: DeclaredTable | Mapping[str, DeclaredTable],
     name: str | None = None,
     owners: Sequence[str] = (),
+    rules: Sequence[Rule] | Mapping[str, Sequence[Rule]] = (),
 ) -> Callable[[Callable[..., Any]], Stream]:
-    """Declare the decorated function as a stream; its docstring is the description, its name the default name."""
+    """Declare the decorated function as a stream; its docstring is the description, its name the default name.
+
+    `rules` are those of the sink; with several sinks, a mapping of each sink's name to its rules.
+    """
 
     def declare(function: Callable[..., Any]) -> Stream:
         if isinstance(source, Mapping):
@@ -273,6 +299,12 @@ def stream(
             parameters = list(inspect.signature(function).parameters) or ["source"]
             sources = {parameters[0]: source}
         sinks = dict(sink) if isinstance(sink, Mapping) else {sink.name: sink}
+        if isinstance(rules, Mapping):
+            by_sink = dict(rules)
+        elif len(sinks) > 1 and rules:
+            raise UsageError("rules of a stream with several sinks name no sink", "write rules={'sink': [...]}")
+        else:
+            by_sink = {next(iter(sinks)): rules} if rules else {}
         return Stream(
             name=name or function.__name__,
             function=function,
@@ -280,6 +312,7 @@ def stream(
             sinks=sinks,
             description=inspect.getdoc(function) or "",
             owners=owners,
+            rules=by_sink,
         )
 
     return declare

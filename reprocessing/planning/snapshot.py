@@ -18,6 +18,7 @@ from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
 from streaming_jobs.preflight.take_snapshot import ledger_file, take_snapshot
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import LATE
 from streaming_jobs.sinks.tables import all_tables, open_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
@@ -70,7 +71,7 @@ class PlanningSnapshot:
         tables = []
         for declared, role in all_tables(self.stream):
             table = open_table(self.settings, declared, self.stream.name)
-            if table is None and role == "deletes":  # the stream has not run since it remembers deletes
+            if table is None and role in LATE:  # the stream has not run since it has it
                 continue
             if table is None:
                 raise PreflightRefused(f"table {declared.name} is gone", "put it back from a copy")

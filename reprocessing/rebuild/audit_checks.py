@@ -16,7 +16,7 @@ from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.publish import misfit
 from reprocessing.rebuild.replay_end import kept_table
-from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.stored import LATE, StoredTable
 from streaming_jobs.sinks.tables import all_tables
 
 
@@ -33,7 +33,7 @@ class Rebuilt:
         """The differences of every table with rows of its own; computed when they are first asked for."""
         differences = []
         for declared, role in all_tables(self.context.stream):
-            if role != "deletes":  # they follow from the rows, and depend on the batches that noted them
+            if role not in LATE:  # they follow from the rows, and depend on the batches that noted them
                 rebuilt = kept_table(self.context, declared) or self.staged[declared.name]
                 published = self.published[declared.name].readable()
                 differences.append(compare(declared.name, published, rebuilt.readable(), declared.keys))

@@ -11,7 +11,7 @@ from reprocessing.rebuild.context import Recovery
 from reprocessing.rebuild.publish import fence, fenced_by, refuse_foreign
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.sinks.tables import begin_deletes
+from streaming_jobs.sinks.tables import begin_late
 from streaming_jobs.state import savepoints
 
 
@@ -93,6 +93,6 @@ class Fence(OfOneStream):
         context = recovery.of(self.stream)
         if not fenced_by(context.settings, context.stream, self.plan.id):
             context.journal.write("keep", "done", TakeSavepoint(self.plan).run(recovery))
-        begin_deletes(context.settings, context.stream, generation=context.record.generation)
+        begin_late(context.settings, context.stream, generation=context.record.generation)
         fence(context.settings, context.stream, self.plan.id, self.plan.generation)
         return {}

@@ -11,7 +11,7 @@ The rules:
 4. No other writer has changed the rows of a table since our newest entry, unless a person accepted the change.
 5. The topics are exactly those that the stream began with, and they still have all records from the stream's
    position on.
-6. The stream still has the tables that it began with; one that remembers deletes may begin later.
+6. The stream still has the tables that it began with; remembered deletes and quarantines may begin later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import ends_of
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, TopicSnapshot, restore_checkpoint
+from streaming_jobs.sinks.stored import LATE
 from streaming_jobs.spelling import counted
+
+_DECLARE_AGAIN = {
+    "deletes": "declare order_by and delete_when of its sink again: they hold for the table's whole life",
+    "quarantine": "declare a rule with on_fail='quarantine' for its table again; one that sets no row aside is "
+    "Holds('true', on_fail='quarantine')",
+}
 
 
 @dataclass(frozen=True)
@@ -95,12 +102,10 @@ def _sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
     now = {t.name: t.role for t in snapshot.tables}
     before = {t.name: t.role for t in snapshot.record.tables}
     for name in sorted(before.keys() - now.keys()):
-        again = "declare the sink again"
-        if before[name] == "deletes":
-            again = "declare order_by and delete_when of its sink again: they hold for the table's whole life"
+        again = _DECLARE_AGAIN.get(before[name], "declare the sink again")
         yield Finding("refuse", f"stream {snapshot.stream} no longer writes table {name}", again)
     for name in sorted(now.keys() - before.keys()):
-        if now[name] == "deletes":
+        if now[name] in LATE:
             continue
         yield Finding(
             "refuse",

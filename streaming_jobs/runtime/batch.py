@@ -18,6 +18,7 @@ import structlog
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
+from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Query, StopAtBorder
 from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
 from streaming_jobs.runtime.pace import Pace
@@ -137,7 +138,7 @@ class BatchPipeline:
             entry = self._commit_others(frame.sparkSession, entry, staged, path, held)
             self.hooks.at("secondary_committed", self.stream.name, batch)
             late, newest_record = self._late(frame.sparkSession, entry)
-            entry = replace(entry, rows={**entry.rows, "written": primary.rows, **late})
+            entry = replace(entry, rows={**entry.rows, **late})
             version = primary.commit(entry)
         if version is None:  # it was not in the primary at the top: another writer has committed it since
             raise LedgerConflict(
@@ -230,35 +231,32 @@ class BatchPipeline:
     def _commit_others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> LedgerEntry:
-        """Commit the secondary tables; returns the primary's entry, which names their transactions.
-
-        A table without rows in this batch gets no commit; one that has the batch already gets no second commit.
-        """
-        rows: dict[str, int] = {}
-        mixed = []
+        """Commit the secondary tables that have rows and lack this batch; returns the primary entry with their txns."""
+        counts, mixed = BatchCounts(), []
         for sink, done, pending in self._others(spark, entry, staged, path, held):
-            counted_as = "dead_letters" if sink is self.sinks.dead_letters else sink.name
+            counted_as = self.sinks.counted_as(sink)
             if done is not None:
-                rows[counted_as] = done.rows.get("written", 0)
+                counts.of_commit(counted_as, done)
                 mixed += [sink.name] if done.code != entry.code else []
             elif pending is not None:
-                rows[counted_as] = pending.rows
+                counts.of_write(sink.name, counted_as, pending)
                 if pending.rows:
-                    pending.commit(replace(entry, table=sink.name, rows={"written": pending.rows}))
+                    pending.commit(own_entry(entry, sink.name, pending))
         note = None
         if mixed:
             note = f"mixed batch: {', '.join(mixed)} was written by an earlier version of the code"
             log.warning(note, stream=self.stream.name, batch=entry.batch)
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
-        return replace(entry, rows=rows, txns=txns, note=note)
+        counts.of_write(entry.table, "written", staged[entry.table])
+        return replace(entry, rows=counts.rows, txns=txns, note=note, rules=counts.rules)
 
     def _others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
         """Yields each other table with its entry if it has the batch, else with its pending rows, if there are any.
 
-        Dead letters come first, then remembered deletes: both are found while a table is staged, and a table that has
-        this batch already is not staged again.
+        Dead letters come first, then remembered deletes and quarantines: all are found while a table is staged, and a
+        table that has this batch already is not staged again.
         """
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
@@ -267,6 +265,9 @@ class BatchPipeline:
             noted = staged[table].deletes if table in staged else None
             there = self._done(sink, replace(entry, table=sink.name))
             yield sink, there, noted if noted is not None and noted.rows else None
+        for table, sink in self.sinks.quarantines.items():
+            aside = staged[table].judged.quarantine if table in staged else None
+            yield sink, self._done(sink, replace(entry, table=sink.name)), aside
         for sink in self.sinks.secondary:
             pending = staged.get(sink.name)
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger import DROPPED, QUARANTINED, LedgerEntry, taken_out
 from streaming_jobs.runtime.batch_path import DriverPathAttempts, Route
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.state.checkpoint import Checkpoint
@@ -73,6 +73,16 @@ class BatchReport:
     def dead_letters(self) -> int:
         """Dead letters it wrote."""
         return self.entry.rows.get("dead_letters", 0)
+
+    @property
+    def dropped(self) -> int:
+        """Rows that row rules have dropped."""
+        return taken_out(self.entry.rows, DROPPED)
+
+    @property
+    def quarantined(self) -> int:
+        """Rows that row rules have set aside."""
+        return taken_out(self.entry.rows, QUARANTINED)
 
     @property
     def late(self) -> int:

@@ -76,7 +76,8 @@ def _declared(stream: Stream) -> list[object]:
         (name, s.name, s.keys, s.order_by, s.delete_when, s.partition_by, s.schema and s.schema.simpleString())
         for name, s in stream.sinks.items()
     ]
-    return [sources, sinks]
+    rules = {name: rules for name, rules in stream.rules.items() if rules}
+    return [sources, sinks, *([rules] if rules else [])]
 
 
 def _function_tree(stream: Stream) -> str:

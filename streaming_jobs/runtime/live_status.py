@@ -15,7 +15,7 @@ from streaming_jobs.runtime.lag import Ends, LagClock
 from streaming_jobs.runtime.stream_queries import RunningQuery
 from streaming_jobs.spelling import counted
 from streaming_jobs.state.status import Status, late_rows, moment, update
-from streaming_jobs.state.totals import Totals
+from streaming_jobs.state.totals import Totals, broken_rules
 
 log = structlog.get_logger()
 
@@ -107,6 +107,10 @@ class LiveStatus:
             status.rows_written += done.rows
             status.dead_letters += done.dead_letters
             status.late_rows += done.late
+            status.quarantined += done.quarantined
+            status.dropped += done.dropped
+            for rule, rows in broken_rules(done.entry).items():
+                status.broken[rule] = status.broken.get(rule, 0) + rows
         if done.entry.note:
             status.warnings = [*status.warnings, done.entry.note][-10:]
         log.info(
@@ -116,6 +120,8 @@ class LiveStatus:
             records=done.records,
             rows=done.rows,
             dead_letters=done.dead_letters,
+            quarantined=done.quarantined,
+            dropped=done.dropped,
             ms=done.milliseconds,
             path=done.path,
             committer=done.committer,

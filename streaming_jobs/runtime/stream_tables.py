@@ -10,7 +10,7 @@ from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import SinkSet, Upkeep
-from streaming_jobs.sinks.schemas import DEAD_LETTERS, POSITION_FIELD, TOPICS, remembered_deletes
+from streaming_jobs.sinks.schemas import DEAD_LETTERS, POSITION_FIELD, TOPICS, quarantine_of, remembered_deletes
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.stream import Stream
@@ -37,15 +37,19 @@ def make_tables(
 
 def sinks_of(stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings) -> SinkSet:
     """The tables as the sinks of the stream's batches."""
-    outputs, deletes = [], {}
+    outputs, deletes, quarantines = [], {}, {}
     for declared in stream.sinks.values():
         store, remembered = store_of(declared), tables[declared.deletes.name] if declared.deletes else None
-        outputs.append(store.sink(tables[declared.name], settings, remembered))
+        aside = tables[stream.quarantines[declared.name]] if declared.name in stream.quarantines else None
+        rules = stream.rules_of(declared.name)
+        outputs.append(store.sink(tables[declared.name], settings, remembered, rules=rules, quarantine=aside))
         if remembered is not None:
             deletes[declared.name] = store.sink(remembered, settings)
+        if aside is not None:
+            quarantines[declared.name] = store.sink(aside, settings)
     letters = store_of(stream.primary).dead_letter_sink(tables[stream.dead_letters], settings)
     primary, *secondary = outputs
-    return SinkSet(primary, secondary, letters, deletes)
+    return SinkSet(primary, secondary, letters, deletes, quarantines)
 
 
 def upkeep_of(
@@ -72,6 +76,8 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
             output = _schema(stream, sink.name, outputs)
             checked_order(sink.name, sink.order_by, output)
             return remembered_deletes(sink, output)
+        if stream.quarantines.get(sink.name) == table:
+            return quarantine_of(sink.name, _schema(stream, sink.name, outputs))
     sink, frame = next((stream.sinks[name], f) for name, f in outputs.items() if stream.sinks[name].name == table)
     output = StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
     checked_columns(table, output.fieldNames())

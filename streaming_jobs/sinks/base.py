@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger import QUARANTINED, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from streaming_jobs.sinks.row_rules import Judged
     from streaming_jobs.sources.base import Source
 
 Committer = Literal["direct", "spark"]
@@ -49,6 +50,10 @@ class PendingWrite(Protocol):
     @property
     def deletes(self) -> PendingWrite | None:
         """The write to the table that remembers the deletes; it is committed before this one."""
+
+    @property
+    def judged(self) -> Judged:
+        """The verdict of the row rules; its quarantine is committed before this write."""
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make the rows visible once, with the entry; the sink's version, or None if the batch is in it already."""
@@ -89,7 +94,7 @@ class Sink(Protocol):
         """
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
-        """Compute the rows of a frame that `fit` made."""
+        """Compute the rows of a frame that `fit` made; raises RuleBroken for rows that stop the stream."""
 
 
 class DeadLetterSink(Sink, Protocol):
@@ -133,16 +138,25 @@ class Upkeep(Protocol):
 
 @dataclass(frozen=True)
 class SinkSet:
-    """The sinks of one stream. `deletes`: name of a table -> the sink that remembers the deletes of that table."""
+    """The sinks of one stream.
+
+    By the name of a table, `deletes` has the sink that remembers its deletes, `quarantines` that of rows set aside.
+    """
 
     primary: Sink
     secondary: Sequence[Sink]
     dead_letters: DeadLetterSink
     deletes: Mapping[str, Sink] = field(default_factory=dict)
+    quarantines: Mapping[str, Sink] = field(default_factory=dict)
+
+    def counted_as(self, sink: Sink) -> str:
+        """The name under which the primary table's entry counts the rows of another sink."""
+        aside = next((table for table, each in self.quarantines.items() if each is sink), "")
+        return "dead_letters" if sink is self.dead_letters else f"{QUARANTINED}{aside}" if aside else sink.name
 
     def others(self) -> Iterator[Sink]:
         """All but the primary one."""
-        yield from (*self.secondary, *self.deletes.values(), self.dead_letters)
+        yield from (*self.secondary, *self.deletes.values(), *self.quarantines.values(), self.dead_letters)
 
     def __iter__(self) -> Iterator[Sink]:
         yield self.primary

@@ -6,6 +6,7 @@ from pyspark.sql import types as T
 
 from streaming_jobs.columns import DELETED_AT_COLUMN, OWN_COLUMN, POSITION_COLUMN
 from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.errors import UsageError
 
 
 def _column(name: str, kind: T.DataType, comment: str) -> T.StructField:
@@ -30,6 +31,17 @@ DEAD_LETTERS = T.StructType(
     ]
 )
 """The columns of a table of dead letters."""
+
+QUARANTINE_FIELDS = (
+    _column("_rules", T.ArrayType(T.StringType()), "the row rules that the row breaks"),
+    _column("_reason", T.StringType(), "the same in words"),
+    _column("_topic", T.StringType(), "topic of its record, if the output has `_source`"),
+    _column("_partition", T.IntegerType(), "partition of its record"),
+    _column("_offset", T.LongType(), "offset of its record"),
+    _column("_generation", T.IntegerType(), "generation of the batch that made it"),
+    _column("_batch", T.LongType(), "number of the batch that made it"),
+)
+"""The columns of a quarantine besides those of its table."""
 
 POSITION_FIELD = T.StructField(
     POSITION_COLUMN,
@@ -57,3 +69,16 @@ def remembered_deletes(table: DeclaredTable, output: T.StructType) -> T.StructTy
     """The columns of a table's remembered deletes: keys, order, position, time."""
     names = dict.fromkeys([*table.keys, *table.order_by])
     return T.StructType([*(output[name] for name in names), POSITION_FIELD, _DELETED_AT])
+
+
+def quarantine_of(table: str, output: T.StructType) -> T.StructType:
+    """The columns of a table's quarantine; raises UsageError if the table has a column of one of its own names."""
+    own = {field.name.lower() for field in QUARANTINE_FIELDS}
+    columns = [field for field in output.fields if not is_position(field)]
+    for field in columns:
+        if field.name.lower() in own:
+            raise UsageError(
+                f"table {table}: the column name {field.name} is one of its quarantine's own", "rename the column"
+            )
+    nullable = [T.StructField(field.name, field.dataType, True, field.metadata) for field in columns]
+    return T.StructType([*nullable, *QUARANTINE_FIELDS])

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
 from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
 
@@ -26,8 +27,12 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql.types import StructType
 
-Role = Literal["primary", "secondary", "deletes"]
-"""The role of a table in a stream. One of role `deletes` remembers the deletes of another; any start may create it."""
+Role = Literal["primary", "secondary", "deletes", "quarantine"]
+"""The role of a table in a stream. One of role `deletes` remembers the deletes of another, a `quarantine` has the rows
+that row rules have set aside."""
+
+LATE: tuple[Role, ...] = ("deletes", "quarantine")
+"""The roles of tables that any start may create."""
 
 
 @dataclass(frozen=True)
@@ -267,8 +272,19 @@ class TableStore(Protocol):
     def dead_letters(self, name: str, stream: str) -> DeclaredTable:
         """The declaration of a stream's table of dead letters."""
 
-    def sink(self, table: StoredTable, settings: StreamSettings, deletes: StoredTable | None = None) -> Sink:
-        """A table as a sink of batches; `deletes` is the table that remembers its deletes."""
+    def quarantine(self, name: str, table: DeclaredTable, stream: str) -> DeclaredTable:
+        """The declaration of the quarantine of a stream's table."""
+
+    def sink(
+        self,
+        table: StoredTable,
+        settings: StreamSettings,
+        deletes: StoredTable | None = None,
+        *,
+        rules: RowRules = NO_RULES,
+        quarantine: StoredTable | None = None,
+    ) -> Sink:
+        """A table as a sink of batches: `deletes` remembers its deletes, `quarantine` has what `rules` set aside."""
 
     def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
         """A table of dead letters as a sink of batches."""

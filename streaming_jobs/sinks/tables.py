@@ -23,8 +23,18 @@ def all_tables(stream: Stream) -> list[tuple[DeclaredTable, Role]]:
         (stream.primary, "primary"),
         *((table, "secondary") for table in stream.secondary),
         *((table, "deletes") for table in stream.deletes),
+        *((table, "quarantine") for table in quarantines(stream).values()),
         (letters, "secondary"),
     ]
+
+
+def quarantines(stream: Stream) -> dict[str, DeclaredTable]:
+    """The quarantines of a stream's tables, by the name of the table whose rows they take."""
+    declared = {sink.name: sink for sink in stream.sinks.values()}
+    return {
+        table: store_of(declared[table]).quarantine(name, declared[table], stream.name)
+        for table, name in stream.quarantines.items()
+    }
 
 
 def stores(stream: Stream) -> list[TableStore]:
@@ -51,13 +61,21 @@ def existing_table(settings: Settings, declared: DeclaredTable, stream: str) -> 
     return table
 
 
-def begin_deletes(settings: Settings, stream: Stream, *, generation: int) -> None:
-    """Make the tables of remembered deletes that a stream started by an earlier version of Recourse lacks."""
-    from streaming_jobs.sinks.schemas import remembered_deletes  # its types are PySpark's, which takes long to import
+def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:
+    """Make the remembered deletes and quarantines that a stream has not made since they are declared."""
+    # Their types are PySpark's, which takes long to import.
+    from streaming_jobs.sinks.schemas import quarantine_of, remembered_deletes
 
+    aside = quarantines(stream)
     for declared in stream.sinks.values():
-        deletes, table = declared.deletes, open_table(settings, declared, stream.name)
-        if deletes is not None and table is not None and open_table(settings, deletes, stream.name) is None:
+        table = open_table(settings, declared, stream.name)
+        if table is None:
+            continue
+        deletes, quarantine = declared.deletes, aside.get(declared.name)
+        if deletes is not None and open_table(settings, deletes, stream.name) is None:
             checked_order(declared.name, declared.order_by, table.schema)
             output = remembered_deletes(declared, table.schema)
             store_of(deletes).ensure(settings, deletes, stream.name, output, generation=generation)
+        if quarantine is not None and open_table(settings, quarantine, stream.name) is None:
+            output = quarantine_of(declared.name, table.schema)
+            store_of(quarantine).ensure(settings, quarantine, stream.name, output, generation=generation)

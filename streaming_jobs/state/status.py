@@ -69,6 +69,12 @@ class Status:
     state_mb: float | None = None
     rows_written: int = 0
     dead_letters: int = 0
+    quarantined: int = 0
+    """Rows that row rules have set aside."""
+    dropped: int = 0
+    """Rows that row rules have dropped."""
+    broken: dict[str, int] = field(default_factory=dict)
+    """Rows by table and broken rule, such as `orders.price_between`."""
     late_rows: int = 0
     """Records behind the watermark, of the batches whose state dropped some of them."""
     late_rows_dropped: int = 0

@@ -7,10 +7,10 @@ file are added from the ledger beside the state, so no batch is missed or counte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.ledger import DROPPED, QUARANTINED, LedgerEntry, Txn, taken_out
 from streaming_jobs.state.ledger_file import LedgerFile
 
 _MOST = 200_000
@@ -31,6 +31,10 @@ class Totals:
     rows_written: int = 0
     dead_letters: int = 0
     late_rows: int = 0
+    quarantined: int = 0
+    dropped: int = 0
+    broken: Mapping[str, int] = field(default_factory=dict)
+    """Rows by table and broken rule, such as `orders.price_between`."""
 
     @classmethod
     def of(cls, value: Mapping[str, Any] | None) -> Totals | None:
@@ -52,7 +56,21 @@ class Totals:
             self.rows_written + entry.rows.get("written", 0),
             self.dead_letters + entry.rows.get("dead_letters", 0),
             self.late_rows + entry.rows.get("late", 0),
+            self.quarantined + taken_out(entry.rows, QUARANTINED),
+            self.dropped + taken_out(entry.rows, DROPPED),
+            _sum(self.broken, broken_rules(entry)),
         )
+
+
+def broken_rules(entry: LedgerEntry) -> dict[str, int]:
+    """The rows of a batch by table and broken rule."""
+    return {f"{table}.{rule}": rows for table, rules in entry.rules.items() for rule, rows in rules.items()}
+
+
+def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, int]:
+    if not second:
+        return first
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
 
 
 def totals_from(file: LedgerFile, stream: str, known: Totals | None, now: float) -> Totals:

@@ -19,6 +19,7 @@ from streaming_jobs.declared_table import DeclaredTable, Mode
 from streaming_jobs.errors import OutputMismatch, PreflightRefused
 from streaming_jobs.files import private_folder, write_atomic
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Named, Sink, Upkeep
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
@@ -130,9 +131,23 @@ class MemoryStore:
         """A table of dead letters in this store."""
         return MemoryDeclaration(name, self, DEAD_LETTERS, description=f"Records that the stream {stream} refused")
 
-    def sink(self, table: StoredTable, settings: StreamSettings, deletes: StoredTable | None = None) -> Sink:
+    def quarantine(self, name: str, table: DeclaredTable, stream: str) -> DeclaredTable:
+        """A table in this store."""
+        return MemoryDeclaration(name, self, description=f"Rows that stream {stream} did not write to {table.name}")
+
+    def sink(
+        self,
+        table: StoredTable,
+        settings: StreamSettings,
+        deletes: StoredTable | None = None,
+        *,
+        rules: RowRules = NO_RULES,
+        quarantine: StoredTable | None = None,
+    ) -> Sink:
         """The table itself."""
-        return _table(table)
+        opened = _table(table)
+        opened.rules, opened.quarantine = rules, None if quarantine is None else _table(quarantine)
+        return opened
 
     def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
         """The table itself."""

@@ -20,7 +20,9 @@ from pyspark.sql.types import StructType
 from streaming_jobs.errors import Fenced
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
+from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
+from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged, marked, set_aside, split
 from streaming_jobs.sinks.stored import Commit, Content, Replaced, refuse_foreign
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ class MemoryTable:
     log: list[MemoryCommit] = field(default_factory=list)
     table_id: str = ""
     owner: str | None = None
+    rules: RowRules = NO_RULES
+    quarantine: MemoryTable | None = None
     _known: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -217,12 +221,18 @@ class MemoryTable:
         """Rows can always be removed."""
 
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
-        """The output as it is."""
-        return output
+        """The output as it is, judged if there are rules."""
+        return marked(output, self.name, self.rules) if self.rules else output
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the frame's rows."""
-        return MemoryWrite(self, frame.toArrow())
+        made = split(frame.toArrow(), self.name, self.rules, ())
+        aside = None
+        if made.quarantined is not None and self.quarantine is not None:
+            place = (None, None, None)
+            batch = (rows.generation, rows.batch)
+            aside = MemoryWrite(self.quarantine, set_aside(made.quarantined, self.rules, batch, place))
+        return MemoryWrite(self, made.written, judged=Judged(made.broken, made.dropped, aside))
 
     def prepare_letters(
         self,
@@ -257,6 +267,7 @@ class MemoryWrite:
     table: pa.Table
     null_keys: ClassVar[None] = None
     deletes: ClassVar[None] = None
+    judged: Judged = NOTHING_BROKEN
 
     @property
     def rows(self) -> int:

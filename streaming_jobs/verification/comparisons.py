@@ -5,6 +5,7 @@
 | row counts   | append tables                    | there are as many rows as the entries say were written |
 | records      | plans of one row per record      | every record is one row or a dead letter, by its place, or counted |
 | keys         | upserts                          | no key twice, none that is null |
+| equation     | plans of one row per record      | of each batch: `taken_out.py` |
 | dead letters | every stream                     | each refused record once, with its format's own reason |
 
 Values are not compared here: that takes a truth of the user's own (`truths.py`), or Spark (`recompute.py`).
@@ -29,6 +30,7 @@ from streaming_jobs.verification.records import Made, compare_records, held
 from streaming_jobs.verification.refused_rows import LETTERS
 from streaming_jobs.verification.subject import Comparison, Table
 from streaming_jobs.verification.table_rules import unpacked, within
+from streaming_jobs.verification.taken_out import compare_batches
 
 _UNREADABLE = (DeltaError, OSError, ValueError, pa.ArrowException)
 
@@ -55,12 +57,13 @@ def compare_tables(judged: Judged) -> tuple[list[Comparison], list[Span], list[S
 
 def _table(judged: Judged, table: Table, version: int | None) -> int:
     if version is None:
-        if table.name != judged.subject.dead_letters and table.counted:
+        counts = (judged.coverage.written or {}).get(table.counted, 0)
+        if table.name != judged.subject.dead_letters and table.counted and (counts or not table.is_quarantine):
             judged.tell(table.name, "rows", "wrong", "there is no such table")
         return 0
     handle = DeltaTable(judged.tables / table.name, version=version)
     letters = table.name == judged.subject.dead_letters
-    output = None if letters or not table.counted else _made(judged, table.name)
+    output = None if letters or not table.counted or table.is_quarantine else _made(judged, table.name)
     columns = [*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]
     rows = table_rows.rows(judged.tables / table.name, version, columns or [handle.schema().fields[0].name])
     _foreign(judged, table)
@@ -70,6 +73,7 @@ def _table(judged: Judged, table: Table, version: int | None) -> int:
         _keys(judged, table, rows)
     if output is not None:
         compare_records(judged, table, output, rows, [field.name for field in handle.schema().fields])
+        compare_batches(judged, table, dict(output.outputs))
     if letters:
         _letters(judged, table, rows)
     return int(rows.num_rows)

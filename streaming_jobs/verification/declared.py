@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.verification.dead_letters import Refusals
-from streaming_jobs.verification.subject import Subject, Table
+from streaming_jobs.verification.subject import QUARANTINED, Subject, Table
 
 if TYPE_CHECKING:
     from streaming_jobs.record_format import BlockReader
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 def subject_of(stream: Stream) -> Subject:
     """The stream's tables and topics."""
     first, *others = (topic.name for topic in stream.sources.values())
-    tables = [Table(stream.primary.name, "written", tuple(stream.primary.keys))]
-    tables += [Table(sink.name, sink.name, tuple(sink.keys)) for sink in stream.secondary]
+    aside = stream.quarantines
+    tables = [
+        Table(sink.name, sink.name if number else "written", tuple(sink.keys), aside.get(sink.name, ""))
+        for number, sink in enumerate((stream.primary, *stream.secondary))
+    ]
     tables += [Table(table.name, "", tuple(table.keys)) for table in stream.deletes]
+    tables += [Table(name, f"{QUARANTINED}{table}") for table, name in aside.items()]
     tables.append(Table(stream.dead_letters, "dead_letters"))
     return Subject(
         stream=stream.name, table=stream.primary.name, topic=first, others=tuple(others), tables=tuple(tables)

@@ -30,10 +30,11 @@ from streaming_jobs.platform import table_rows
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.query_plan import analysed
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
-from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, prepare_write
+from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sources.client_file import client_file
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.spelling import counted

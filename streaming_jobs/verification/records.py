@@ -23,6 +23,7 @@ from streaming_jobs.verification.position import VersionGone
 from streaming_jobs.verification.refused_rows import Letters
 from streaming_jobs.verification.subject import Table
 from streaming_jobs.verification.table_rules import Packed, packed, shown, unpacked, within
+from streaming_jobs.verification.taken_out import TakenOut
 from streaming_jobs.verification.topic import TopicContent
 
 _LETTERS_CHANGED = "a change of somebody else to the dead letters was accepted"
@@ -92,13 +93,14 @@ def compare_records(judged: Judged, table: Table, made: Made, rows: pa.Table, co
     else:
         try:
             letters = Letters.of(judged, made.position)
+            taken = TakenOut.of(judged, table, made.position)
         except VersionGone as gone:
-            judged.tell(table.name, "records", "unproved", f"the dead letters cannot be read: {gone}")
+            judged.tell(table.name, "records", "unproved", f"dead letters or quarantine cannot be read: {gone}")
             return
         if made.position is not None:
-            _places(judged, table, made, rows, exactly, at_most, topic, letters)
+            _places(judged, table, made, rows, exactly, at_most, topic, letters, taken)
         else:
-            _number(judged, table, rows.num_rows, exactly, topic, letters, frozenset(columns))
+            _number(judged, table, rows.num_rows, exactly, topic, letters, taken, frozenset(columns))
 
 
 def _accepted(judged: Judged, table: Table, made: Made, rows: pa.Table, at_most: list[Span]) -> None:
@@ -131,13 +133,17 @@ def _places(
     at_most: list[Span],
     topic: TopicContent,
     letters: Letters,
+    taken: TakenOut,
 ) -> None:
     assert made.position is not None
     partition, offset = made.position
     without = rows[offset].null_count
     unique, twice = _once(rows, made.position, at_most)
     due = np.array([], dtype=np.int64) if table.keys else np.setdiff1d(_held(topic, exactly), letters.placed)
-    missing = np.setdiff1d(due, unique)
+    missing = np.setdiff1d(np.setdiff1d(due, unique), taken.places)
+    dropped = len(missing) if len(missing) <= taken.dropped else 0  # which records they were, nothing says
+    missing = missing[dropped:]
+    due = np.intersect1d(due, unique)
     extra = unique[~within(unique, (span for span in judged.coverage.spans if span.topic == topic.name))]
     maybe = _excused(judged, missing, letters)
     missing = missing[: 0 if maybe else len(missing)]
@@ -163,6 +169,8 @@ def _places(
     notes = []
     if len(due):
         notes.append(f"{counted(len(due), 'record', 'is', 'are')} each in exactly one row")
+    if taken.quarantined or dropped:
+        notes.append(f"row rules took out {taken.quarantined:,} (in the quarantine) and {dropped:,} (dropped)")
     if total(at_most) > total(exactly) or table.keys:
         why = "a later row of its key replaces it" if table.keys else f"the plan leaves some out ({made.nodes})"
         notes.append(f"no record is in two rows ({why}: which ones are there is not compared)")
@@ -196,6 +204,7 @@ def _number(
     exactly: list[Span],
     topic: TopicContent,
     letters: Letters,
+    taken: TakenOut,
     columns: frozenset[str],
 ) -> None:
     if _expired(topic, judged.coverage.proved):
@@ -203,14 +212,15 @@ def _number(
         return
     most = len(np.setdiff1d(_held(topic, exactly), letters.whole))
     refused = letters.fitting(columns)
-    due = most - refused
+    due = most - refused - taken.rows
     less = f" ({refused:,} of which the table cannot hold)" if refused else ""
+    less += f" ({taken.quarantined:,} quarantined and {taken.dropped:,} dropped by row rules)" if taken.rows else ""
     should = f"{counted(most, 'record', 'makes', 'make')} one row each{less}, and"
     if due == rows:
         judged.tell(table.name, "records", "ok", f"{should} as many rows are there")
     elif judged.accepted(judged.subject.dead_letters):
         judged.tell(table.name, "records", "not compared", _LETTERS_CHANGED)
-    elif most - len(letters.rows) <= rows <= most and judged.subject.outputs > 1:
+    elif most - len(letters.rows) <= rows + taken.rows <= most and judged.subject.outputs > 1:
         text = f"{should} {counted(rows, 'row', 'is', 'are')} there; which table's rows were refused is not known"
         judged.tell(table.name, "records", "unproved", text)
     else:

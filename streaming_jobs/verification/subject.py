@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from streaming_jobs.verification.table_rules import Rule
 
+QUARANTINED, DROPPED = "quarantined:", "dropped:"
+"""Begin the names under which entries count the rows that row rules took out of a table."""
+
 Outcome = Literal["ok", "wrong", "unproved", "not compared"]
 
 
@@ -37,12 +40,19 @@ class Elsewhere:
 class Table:
     """One table of a stream: the keys of an upsert, and the name under which the primary's entries count its rows.
 
-    A table that remembers deletes is not counted.
+    A table that remembers deletes is not counted. `quarantine` has the rows that row rules took out of the table; it is
+    empty for a table without one.
     """
 
     name: str
     counted: str
     keys: tuple[str, ...] = ()
+    quarantine: str = ""
+
+    @property
+    def is_quarantine(self) -> bool:
+        """True for a table of rows that were taken out of another one."""
+        return self.counted.startswith(QUARANTINED)
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,9 @@ class Subject:
 
     @property
     def outputs(self) -> int:
-        """Number of tables for the stream's rows, those of dead letters and remembered deletes not counted."""
-        return sum(1 for table in self.tables if table.counted and table.name != self.dead_letters)
+        """Number of tables for the stream's rows; dead letters, remembered deletes and quarantines are none."""
+        tables = (table for table in self.tables if table.counted and not table.is_quarantine)
+        return sum(1 for table in tables if table.name != self.dead_letters)
 
     @property
     def dead_letters(self) -> str:

@@ -22,10 +22,10 @@ from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, SinkSet
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.writers import ArrowAppend
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, TOPIC_ID, Disk, parity

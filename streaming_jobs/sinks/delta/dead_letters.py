@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.refused_rows import DETAILS, REASON_COLUMN, with_bytes
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.time_range import without_outside
-from streaming_jobs.sinks.delta.writers import ArrowAppend, prepare_write
+from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sources.base import Source
 from streaming_jobs.stream import DeltaTable

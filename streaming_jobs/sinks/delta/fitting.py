@@ -15,8 +15,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from streaming_jobs.columns import SOURCE_COLUMN
+from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN, packed
+from streaming_jobs.sinks.row_rules import marked
 from streaming_jobs.sinks.schemas import is_position
 
 if TYPE_CHECKING:
@@ -28,8 +30,8 @@ PLACE = (TOPIC, *ORDER)
 """Columns that name a row's record; they are in no table."""
 
 
-def fitted(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> DataFrame:
-    """The table's columns in its order and types, plus the columns that ordering, deleting and refusing need.
+def fitted(sink: DeltaSink, frame: DataFrame, topics: Sequence[str], rules: RowRules = NO_RULES) -> DataFrame:
+    """The table's columns in its order and types, plus the columns that ordering, deleting, refusing, judging need.
 
     For appends from one topic the topic's name is left out: only refused rows need it, and `named` adds it to them.
     """
@@ -48,7 +50,10 @@ def fitted(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> DataFram
     elif sourced and _is_place(frame):
         names = ORDER if len(topics) == 1 else PLACE
         columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in names]
-    return frame.select(*columns)
+    whole = frame.select(*columns)
+    if not rules:
+        return whole
+    return marked(whole, sink.name, rules, exempt=F.col(DELETE_COLUMN) if DELETE_COLUMN in whole.columns else None)
 
 
 def has_place(rows: DataFrame) -> bool:

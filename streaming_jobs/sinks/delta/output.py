@@ -10,6 +10,7 @@ from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.log import newest
+from streaming_jobs.sinks.delta.quarantine import NO_JUDGE, Judge
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.writers import prepare_write
 
@@ -18,12 +19,19 @@ if TYPE_CHECKING:
 
 
 class DeltaOutput:
-    """One table, run with `settings`; `remembers` is the table that remembers its deletes."""
+    """One table, run with `settings`; `remembers` is the table that remembers its deletes, `judge` has its rules."""
 
-    def __init__(self, sink: DeltaSink, settings: StreamSettings, remembers: DeltaSink | None = None) -> None:
+    def __init__(
+        self,
+        sink: DeltaSink,
+        settings: StreamSettings,
+        remembers: DeltaSink | None = None,
+        judge: Judge = NO_JUDGE,
+    ) -> None:
         self.sink = sink
         self.own = settings
         self.remembers = remembers
+        self.judge = judge
 
     @property
     def name(self) -> str:
@@ -54,8 +62,8 @@ class DeltaOutput:
         self.sink.sync()
 
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
-        """The table's columns, and those that ordering, deleting and refusing need."""
-        return fitted(self.sink, output, topics)
+        """The table's columns, and those that ordering, deleting, refusing and judging need."""
+        return fitted(self.sink, output, topics, self.judge.rules)
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
         """Compute the rows."""
@@ -68,6 +76,7 @@ class DeltaOutput:
             batch=(rows.generation, rows.batch),
             topics=rows.topics,
             delete_table=self.remembers,
+            judge=self.judge,
         )
 
     def way(self, rows: BatchOfRows) -> tuple[bool, bool]:

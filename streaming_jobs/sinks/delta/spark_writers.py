@@ -17,6 +17,7 @@ from streaming_jobs.sinks.delta.upsert_order import (
     clauses,
     order_of,
 )
+from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,6 +34,7 @@ class SparkAppend:
     rows: int
     null_keys: pa.Table | None = None
     deletes: ClassVar[None] = None
+    judged: Judged = NOTHING_BROKEN
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make the rows visible once, with the entry."""
@@ -55,6 +57,7 @@ class SparkMerge:
     null_keys: pa.Table | None
     by_position: bool = False
     deletes: PendingWrite | None = None
+    judged: Judged = NOTHING_BROKEN
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Make the rows visible once, with the entry."""

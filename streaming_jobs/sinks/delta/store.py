@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.files import hard_link, sync, sync_files
 from streaming_jobs.ledger import LedgerEntry, app_id
+from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
 from streaming_jobs.sinks.delta import torn_commits
@@ -33,6 +34,7 @@ from streaming_jobs.sinks.delta.dead_letters import DeadLetterTable, declared_de
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.output import DeltaOutput
+from streaming_jobs.sinks.delta.quarantine import Judge, declared_quarantine
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable, delta_content
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
@@ -76,9 +78,22 @@ class DeltaStore:
         """A Delta table of dead letters."""
         return declared_dead_letters(name, stream)
 
-    def sink(self, table: StoredTable, settings: StreamSettings, deletes: StoredTable | None = None) -> Sink:
+    def quarantine(self, name: str, table: DeclaredTable, stream: str) -> DeclaredTable:
+        """A Delta table beside it."""
+        return declared_quarantine(name, table, stream)
+
+    def sink(
+        self,
+        table: StoredTable,
+        settings: StreamSettings,
+        deletes: StoredTable | None = None,
+        *,
+        rules: RowRules = NO_RULES,
+        quarantine: StoredTable | None = None,
+    ) -> Sink:
         """The table as batches see it."""
-        return DeltaOutput(_sink(table), settings, None if deletes is None else _sink(deletes))
+        judge = Judge(rules, None if quarantine is None else _sink(quarantine))
+        return DeltaOutput(_sink(table), settings, None if deletes is None else _sink(deletes), judge)
 
     def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
         """The table of dead letters as batches see it."""

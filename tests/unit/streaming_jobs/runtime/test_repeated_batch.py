@@ -16,8 +16,12 @@ from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.runtime.query_plan import PlanTraits
 from streaming_jobs.sinks.base import BatchOfRows
 from streaming_jobs.sinks.delta import writers as staged
+from streaming_jobs.sinks.delta.direct_writers import ParquetAppend
+from streaming_jobs.sinks.delta.judging import Judging
+from streaming_jobs.sinks.delta.quarantine import NO_JUDGE
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.writers import ParquetAppend, _parquet
+from streaming_jobs.sinks.delta.writers import _parquet
+from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
 from tests.support.batch_driver import STATE, UNKNOWN, Driver, Output, Start, commits_of, newest_entry, numbers
 from tests.support.worlds import DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, Disk, append, entry, offsets
 
@@ -57,10 +61,15 @@ def test_a_batch_killed_anywhere_is_repeated_and_every_row_is_there_once(
     assert disk.findings() == []
 
 
-def write_as_executors(sink: DeltaSink, rows: pa.Table, target: Path) -> None:
+def write_as_executors(judging: Judging, rows: pa.Table, target: Path) -> tuple[None, Judged]:
     """Stands for Spark's writer."""
     target.mkdir(parents=True)
     pq.write_table(rows, target / "part-0.parquet")
+    return None, NOTHING_BROKEN
+
+
+def parquet(sink: DeltaSink, rows: Any, batch: tuple[int, int] = (1, 0)) -> ParquetAppend:
+    return _parquet(Judging(sink, NO_JUDGE, batch), rows)
 
 
 def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_committed(
@@ -69,7 +78,7 @@ def test_a_repeated_batch_keeps_the_files_of_the_dead_letters_that_it_has_commit
     def on_executors(driver: Driver) -> Driver:
         def staged_files(output: Output, refused: Any, null_keys: Any, rows: BatchOfRows) -> ParquetAppend:
             table = driver.letters_in_memory(output, refused, null_keys, rows).table
-            return _parquet(output.sink, table, (rows.generation, rows.batch))
+            return parquet(output.sink, table, (rows.generation, rows.batch))
 
         driver.prepare_letters = staged_files
         driver.bad = 2
@@ -93,11 +102,11 @@ def test_files_that_are_in_the_table_are_no_leftover_of_their_batch(
     rows = pa.table({"k": ["x"], "n": pa.array([1], pa.int64())})
 
     monkeypatch.setattr(staged, "_write_parquet", write_as_executors)
-    _parquet(sink, rows, (1, 0))
+    parquet(sink, rows)
     (died,) = (sink.path / "g0001").iterdir()
-    _parquet(sink, rows, (1, 0)).commit(entry(0))
+    parquet(sink, rows).commit(entry(0))
     assert not died.exists()
-    _parquet(sink, rows, (1, 0))
+    parquet(sink, rows)
     assert numbers(disk, PRIMARY) == [1]
 
 

@@ -16,7 +16,7 @@ from streaming_jobs.runtime.stream_tables import make_tables, sinks_of, upkeep_o
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
-from streaming_jobs.sinks.tables import all_tables, begin_deletes, open_tables
+from streaming_jobs.sinks.tables import all_tables, begin_late, open_tables
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore, MemoryTable
 from tests.conftest import SettingsFactory
@@ -65,10 +65,10 @@ def test_a_stream_that_begins_to_remember_deletes_gets_the_table_for_them_once(s
     make_tables(home, before, {"prices": frame(SOURCED)}, 1)
     market = stream(PRICES)
     assert "prices_deletes" not in open_tables(home, market)
-    begin_deletes(home, market, generation=2)
+    begin_late(home, market, generation=2)
     made = open_tables(home, market)["prices_deletes"]
     assert made.schema.fieldNames() == ["k", "n", "_deleted_at", "_position"] and str(made.position) == "g0002 batch -1"
-    begin_deletes(home, market, generation=3)
+    begin_late(home, market, generation=3)
     again = open_tables(home, market)["prices_deletes"]
     assert (again.table_id, again.position) == (made.table_id, made.position)
 

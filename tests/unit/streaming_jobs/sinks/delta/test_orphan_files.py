@@ -17,11 +17,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import orphan_files
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance, crowded
 from streaming_jobs.sinks.delta.orphan_files import Unlisted, due
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
-from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory
 from tests.support.delta_table import AWKWARD

@@ -21,11 +21,12 @@ from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks import schemas
 from streaming_jobs.sinks.delta import maintenance, remembered_deletes
+from streaming_jobs.sinks.delta.direct_writers import ArrowMerge
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
-from streaming_jobs.sinks.delta.writers import ArrowMerge, merged
+from streaming_jobs.sinks.delta.writers import merged
 from streaming_jobs.sinks.schemas import POSITION_FIELD, is_position
 from streaming_jobs.stream import DeltaTable as Declared
 from tests.conftest import SettingsFactory

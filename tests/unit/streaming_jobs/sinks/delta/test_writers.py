@@ -12,12 +12,12 @@ from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.ledger import Txn
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge, ParquetAppend
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.upsert_rows import last_per_key
-from streaming_jobs.sinks.delta.writers import ArrowAppend, ArrowMerge, ParquetAppend
 from tests.support.delta_table import AWKWARD, ROWS, Make, rows_in
 from tests.support.worlds import STREAM, entry
 

@@ -1,0 +1,261 @@
+"""Row rules on every way of a batch's rows into a table: what is written, set aside, dropped, counted, and refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from streaming_jobs.errors import RuleBroken, UsageError
+from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, RowRules, Rule, Unique
+from streaming_jobs.sinks.delta.fitting import fitted
+from streaming_jobs.sinks.delta.quarantine import Judge, declared_quarantine
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write
+from streaming_jobs.sinks.schemas import quarantine_of
+from streaming_jobs.stream import DeltaTable as Declared
+from tests.conftest import SettingsFactory
+from tests.support.worlds import STREAM, entry
+
+pytestmark = pytest.mark.spark
+
+WAYS = {
+    "driver append": ((), {"driver": True, "spark_commits": False}),
+    "executors append": ((), {"driver": False, "spark_commits": False}),
+    "delta-spark append": ((), {"driver": False, "spark_commits": True}),
+    "driver merge": (("id",), {"driver": True, "spark_commits": False}),
+    "executors merge": (("id",), {"driver": False, "spark_commits": True}),
+}
+COLUMNS = StructType(
+    [
+        StructField("id", LongType()),
+        StructField("name", StringType()),
+        StructField("n", LongType()),
+        StructField("x", DoubleType()),
+        StructField("money", DecimalType(12, 2)),
+        StructField("day", DateType()),
+        StructField("at", TimestampType()),
+        StructField("yes", BooleanType()),
+    ]
+)
+DAY, AT = date(2013, 5, 1), datetime(2013, 5, 1, 12, tzinfo=UTC)
+FINE = (0, "it's", 5, 1.5, Decimal("9.99"), DAY, AT, True)
+
+
+def rows_of(spark: SparkSession, changes: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """One row per mapping: a fine one with these values in place of its own."""
+    names = COLUMNS.fieldNames()
+    rows = [
+        tuple({**dict(zip(names, FINE, strict=True)), "id": n, **c}[name] for name in names)
+        for n, c in enumerate(changes)
+    ]
+    frame = spark.createDataFrame(rows, COLUMNS)
+    return frame.selectExpr(
+        "*", "named_struct('topic', 't', 'partition', 3, 'offset', 100 + id, 'timestamp', at, 'key', name) AS _source"
+    )
+
+
+class Home:
+    """A table with rules and its quarantine; `write` is one batch."""
+
+    def __init__(
+        self, settings: SettingsFactory, way: str, rules: Sequence[Rule], name: str = "judged", gone: str | None = None
+    ) -> None:
+        keys, self.way = WAYS[way]
+        declared = Declared(name, keys=keys, delete_when=gone)
+        home = settings()
+        self.sink = ensure_sink(home, declared, STREAM, COLUMNS, generation=1)
+        aside = declared_quarantine(f"{name}_quarantine", declared, STREAM)
+        self.aside = ensure_sink(home, aside, STREAM, quarantine_of(name, COLUMNS), generation=1)
+        self.judge = Judge(RowRules(tuple(rules)), self.aside)
+        self.batch = -1
+
+    def write(self, frame: DataFrame) -> PendingWrite:
+        self.batch += 1
+        rows = fitted(self.sink, frame, ["t"], self.judge.rules)
+        made = prepare_write(self.sink, rows, **self.way, batch=(1, self.batch), topics=["t"], judge=self.judge)
+        try:
+            if made.judged.quarantine is not None:
+                self.commit(made.judged.quarantine, self.aside)
+            self.commit(made, self.sink)
+        finally:
+            made.close()
+        return made
+
+    def commit(self, made: PendingWrite, sink: DeltaSink) -> None:
+        assert made.commit(entry(self.batch, sink.name)) is not None
+        sink.refresh()
+
+    def ids(self, sink: DeltaSink | None = None) -> list[int]:
+        return sorted(DeltaTable((sink or self.sink).path).to_pyarrow_table()["id"].to_pylist())
+
+    def set_aside(self) -> dict[int, dict[str, Any]]:
+        return {row["id"]: row for row in DeltaTable(self.aside.path).to_pyarrow_table().to_pylist()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_goes_where_its_strictest_rule_sends_it_and_every_breach_is_counted(
+    spark: SparkSession, settings: SettingsFactory, way: str
+) -> None:
+    rules = [
+        NotNull("name", on_fail="quarantine"),
+        Between("n", 0, 10),
+        InSet("yes", [True], on_fail="drop"),
+        Matches("name", "^[a-z' ]+$", on_fail="quarantine"),
+        Holds("n >= id - 100", name="n against id", on_fail="drop"),
+        Between("money", Decimal("0.01"), Decimal("100.00")),
+        Between("day", date(2013, 1, 1), date(2013, 12, 31)),
+        Between("at", high=datetime(2013, 12, 31, tzinfo=UTC)),
+        Between("x", low=-1.5),
+    ]
+    changes: list[Mapping[str, Any]] = [
+        {},
+        {"name": None},
+        {"n": 11},
+        {"yes": False},
+        {"name": "It's", "yes": False},
+        {"n": -1, "name": None, "yes": False},
+        {"n": None},
+        {"money": Decimal("100.01"), "day": date(2014, 1, 1), "at": datetime(2014, 1, 1, tzinfo=UTC), "x": -1.6},
+        {"name": None, "n": None, "x": None, "money": None, "day": None, "at": None, "yes": None},
+        {"x": float("nan")},
+    ]
+    home = Home(settings, way, rules)
+    made = home.write(rows_of(spark, changes))
+    assert home.ids() == [0, 2, 7, 9]
+    aside = home.set_aside()
+    assert {n: row["_rules"] for n, row in aside.items()} == {
+        1: ["name_not_null"],
+        4: ["name_matches"],
+        5: ["name_not_null"],
+        8: ["name_not_null"],
+    }
+    assert aside[4]["_reason"] == "name does not match ^[a-z' ]+$"
+    assert {(r["_topic"], r["_partition"], r["_offset"], r["_generation"], r["_batch"]) for r in aside.values()} == {
+        ("t", 3, 100 + n, 1, 0) for n in aside
+    }
+    assert aside[5] | {"_rules": 0, "_reason": 0} == dict(
+        zip(COLUMNS.fieldNames(), (5, None, -1, *FINE[3:7], False), strict=True)
+    ) | {"_rules": 0, "_reason": 0, "_topic": "t", "_partition": 3, "_offset": 105, "_generation": 1, "_batch": 0}
+    assert made.judged.dropped == 2, "rows 3 and 6"
+    assert made.judged.broken == {
+        "name_not_null": 3,
+        "n_between": 2,
+        "yes_in_set": 3,
+        "name_matches": 1,
+        "n against id": 2,
+        "money_between": 1,
+        "day_between": 1,
+        "at_between": 1,
+        "x_between": 1,
+    }
+    assert made.rows + len(aside) + made.judged.dropped == len(changes)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_that_only_warn_are_all_written_and_a_fine_batch_has_no_verdict(
+    spark: SparkSession, settings: SettingsFactory, way: str
+) -> None:
+    home = Home(settings, way, [Between("n", 0, 4), NotNull("name", on_fail="quarantine")])
+    made = home.write(rows_of(spark, [{}, {"n": 3}]))
+    assert (made.judged.broken, made.judged.dropped, made.judged.quarantine) == ({"n_between": 1}, 0, None)
+    assert home.ids() == [0, 1]
+    made = home.write(rows_of(spark, [{"n": 1}]))
+    assert (dict(made.judged.broken), made.judged.dropped, made.judged.quarantine) == ({}, 0, None)
+    assert home.set_aside() == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rule_that_stops_the_stream_names_rule_and_rows_and_nothing_is_visible(
+    spark: SparkSession, settings: SettingsFactory, way: str
+) -> None:
+    home = Home(settings, way, [Between("n", 0, 10, on_fail="fail"), NotNull("name", on_fail="quarantine")])
+    with pytest.raises(RuleBroken) as refused:
+        home.write(rows_of(spark, [{}, {"n": 12}, {"name": None}]))
+    assert "table judged: 1 row breaks n_between" in refused.value.found and "n 12" in refused.value.found
+    assert "name_not_null" not in refused.value.found and "n_between" in refused.value.next_step
+    assert home.ids() == [] and home.set_aside() == {}
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "append" in way])
+def test_rows_of_a_batch_that_are_equal_in_some_columns_all_break_unique(
+    spark: SparkSession, settings: SettingsFactory, way: str
+) -> None:
+    home = Home(settings, way, [Unique(["name", "n"], on_fail="quarantine"), Unique("x")])
+    made = home.write(
+        rows_of(
+            spark, [{"n": 1, "x": 1.0}, {"n": 1, "x": 2.0}, {"n": 2, "x": None}, {"n": None, "x": None}, {"n": None}]
+        )
+    )
+    assert sorted(home.set_aside()) == [0, 1]
+    assert home.ids() == [2, 3, 4], "a null is equal to nothing"
+    assert made.judged.broken == {"name_n_unique": 2}
+
+
+def test_deletes_and_rows_without_their_key_are_not_judged(spark: SparkSession, settings: SettingsFactory) -> None:
+    rules = [NotNull("name", on_fail="quarantine"), Unique("x", on_fail="quarantine")]
+    for way in ("driver merge", "executors merge"):
+        home = Home(settings, way, rules, way.split()[0], gone="n = 99")
+        changes = [{"x": 1.0}, {"n": 99, "name": None, "x": 1.0}, {"id": None, "name": None, "x": 1.0}]
+        made = home.write(rows_of(spark, changes))
+        assert home.ids() == [0] and home.set_aside() == {} and not made.judged.broken
+        assert made.null_keys is not None and made.null_keys.num_rows == 1
+        assert not [name for name in made.null_keys.column_names if name == "__broken"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (Holds("nope > 1"), "nope"),
+        (Holds("n +"), "cannot be evaluated"),
+        (Holds("n + 1"), "cannot be evaluated"),
+        (NotNull("nobody"), "nobody"),
+        (Unique(["n", "nobody"]), "nobody"),
+    ],
+)
+def test_a_rule_that_spark_cannot_evaluate_is_named_before_the_query_starts(
+    spark: SparkSession, settings: SettingsFactory, rule: Rule, text: str
+) -> None:
+    home = Home(settings, "driver append", [Between("n", 0, 1), rule])
+    with pytest.raises(UsageError) as refused:
+        fitted(home.sink, rows_of(spark, [{}]), ["t"], home.judge.rules)
+    assert f"rule {rule.name} of table judged" in refused.value.found and text in refused.value.found
+
+
+def test_a_rule_that_warns_costs_no_second_job_and_a_quarantine_without_rows_neither(
+    spark: SparkSession, settings: SettingsFactory
+) -> None:
+    """Spark's own count of jobs, with and without rules."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs: Counter[tuple[str, bool]] = Counter()
+    for way in WAYS:
+        for judged in (False, True):
+            rules = [Between("n", 0, 4), NotNull("name", on_fail="quarantine")] if judged else []
+            home = Home(settings, way, rules, f"t{len(jobs)}")
+            frame = rows_of(spark, [{}, {"n": 3}])
+            group = f"{way} {judged}"
+            spark.sparkContext.setJobGroup(group, group)
+            home.write(frame)
+            jobs[way, judged] = len(tracker.getJobIdsForGroup(group))
+    spark.sparkContext.setJobGroup("", "")
+    for way in WAYS:
+        further = {"executors merge": 2}.get(way, 0)  # one more aggregate of the cached rows
+        assert jobs[way, True] <= jobs[way, False] + further, jobs
