@@ -77,16 +77,17 @@ def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[Se
 
 
 def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.AssetSpec]:
-    """The stream's tables, that of its dead letters last, which is in a group of its own."""
-    from streaming_jobs.sinks.tables import store_of
+    """The stream's tables; quarantines and dead letters come last, in a group of their own."""
+    from streaming_jobs.sinks.tables import quarantines, store_of
 
     letters = store_of(stream.primary).dead_letters(stream.dead_letters, stream.name)
+    beside = [*quarantines(stream).values(), letters]
     shown = {letters.name: f"Records that stream {stream.name} could not decode, with the reason."}
     return [
         dg.AssetSpec(
             table_key(table.name),
             deps=[topic_key(topic.name) for topic in stream.sources.values()],
-            group_name=group if table is not letters else f"{group}_dead_letters",
+            group_name=f"{group}_dead_letters" if table in beside else group,
             kinds={"spark", store_of(table).kind},
             description=shown.get(table.name)
             or table.description
@@ -98,7 +99,7 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
             # A session that wrote nothing materialises nothing.
             skippable=True,
         )
-        for table in (*stream.sinks.values(), letters)
+        for table in (*stream.sinks.values(), *beside)
     ]
 
 

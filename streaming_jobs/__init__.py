@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
+from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, Unique
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.truths import Record, Truth, truth
 
@@ -32,10 +33,15 @@ _LAZY = {
 }
 
 __all__ = [
+    "Between",
     "DeltaTable",
     "Format",
+    "Holds",
+    "InSet",
     "Json",
     "KafkaTopic",
+    "Matches",
+    "NotNull",
     "PermanentError",
     "Raw",
     "Record",
@@ -46,6 +52,7 @@ __all__ = [
     "Topology",
     "TransientError",
     "Truth",
+    "Unique",
     "UsageError",
     "stream",
     "truth",

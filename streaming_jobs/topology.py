@@ -106,7 +106,9 @@ def _block(stream: Stream) -> str:
         partitions = f", partitioned by {', '.join(sink.partition_by)}" if sink.partition_by else ""
         role = "primary" if position == 0 else "secondary"
         lines.append(f"  -> table {sink.name} ({role}, {sink.mode}{keys}{partitions})")
+        lines += [f"       {rule.on_fail}: {rule.words}" for rule in stream.rules_of(sink.name).rules]
     lines += [f"  -> table {table.name} (remembered deletes)" for table in stream.deletes]
+    lines += [f"  -> table {name} (rows of {table} that rules set aside)" for table, name in stream.quarantines.items()]
     lines.append(f"  -> table {stream.dead_letters} (dead letters)")
     return "\n".join(lines) + "\n"
 

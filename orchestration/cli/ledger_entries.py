@@ -28,6 +28,7 @@ def entry_json(commit: Commit, entry: LedgerEntry) -> dict[str, Any]:
             for r in entry.offsets
         },
         "rows": dict(entry.rows),
+        "rules": {table: dict(broken) for table, broken in entry.rules.items()},
         "txns": dict(entry.txns),
         "code": {"hash": entry.code.hash, "package": entry.code.package},
         "plan": entry.plan,

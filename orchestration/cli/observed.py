@@ -135,7 +135,23 @@ class Observed:
             lines.append(f"  next: {error['next']}")
         if self.status:
             lines += [f"{self.stream}: {warning}" for warning in self.status.warnings]
+            lines += self._of_rules(self.status)
         return lines + [f"{self.stream}: {note}" for note in self.health.notes]
+
+    def _of_rules(self, status: Status) -> list[str]:
+        """A line about rows that broke row rules, in all sessions; the rules that most rows broke come first."""
+        totals = status.totals
+        if totals is None or not totals.broken:
+            return []
+        ranked = sorted(totals.broken.items(), key=lambda rule: -rule[1])
+        shown = ", ".join(f"{name} {rows:,}" for name, rows in ranked[:_RULES])
+        more = f" and {len(ranked) - _RULES} more rules" if len(ranked) > _RULES else ""
+        out = (
+            f"; {totals.quarantined:,} quarantined, {totals.dropped:,} dropped"
+            if totals.quarantined + totals.dropped
+            else ""
+        )
+        return [f"{self.stream}: rows by broken rule: {shown}{more}{out}"]
 
     def _aged(self, text: str) -> str:
         if text == "-" or self.lag_is_fresh:

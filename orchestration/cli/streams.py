@@ -323,6 +323,11 @@ def _description(stream: Stream) -> dict[str, Any]:
                 "deletes": table.deletes.name if table.deletes is not None else None,
                 "partition_by": list(table.partition_by),
                 "columns": _columns(table.schema) if table.schema is not None else None,
+                "rules": [
+                    {"name": rule.name, "on_fail": rule.on_fail, "broken_if": rule.words}
+                    for rule in stream.rules_of(table.name).rules
+                ],
+                "quarantine": stream.quarantines.get(table.name),
             }
             for table in stream.sinks.values()
         ],

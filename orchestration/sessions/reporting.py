@@ -41,6 +41,8 @@ def figures(status: Status, now: float) -> dict[str, dg.MetadataValue]:
         "rows_since_session_start": dg.MetadataValue.int(status.rows_written),
         "dead_letters_since_session_start": dg.MetadataValue.int(status.dead_letters),
         "late_rows_since_session_start": dg.MetadataValue.int(status.late_rows),
+        "quarantined_since_session_start": dg.MetadataValue.int(status.quarantined),
+        "dropped_by_rules_since_session_start": dg.MetadataValue.int(status.dropped),
     }
     metadata |= _last_batch(status)
     if _fresh(status.progress_at, now):

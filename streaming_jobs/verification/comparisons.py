@@ -64,7 +64,7 @@ def _table(judged: Judged, table: Table, version: int | None) -> int:
     handle = DeltaTable(judged.tables / table.name, version=version)
     letters = table.name == judged.subject.dead_letters
     output = None if letters or not table.counted or table.is_quarantine else _made(judged, table.name)
-    columns = [*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]
+    columns = list(dict.fromkeys([*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]))
     rows = table_rows.rows(judged.tables / table.name, version, columns or [handle.schema().fields[0].name])
     _foreign(judged, table)
     if not table.keys:

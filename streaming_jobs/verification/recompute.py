@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,13 @@ import pyarrow.compute as pc
 
 from streaming_jobs.failures import larger_than_the_driver_takes
 from streaming_jobs.platform import table_rows
+from streaming_jobs.rules import RowRules
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.runtime.query_plan import analysed
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge
 from streaming_jobs.sinks.delta.fitting import fitted
+from streaming_jobs.sinks.delta.quarantine import Judge
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.writers import prepare_write
@@ -174,9 +176,11 @@ def _table(
     if sink is None or version is None:
         return comparison("unproved", "the table does not exist")
     state = sorted(set(_STATEFUL.findall(analysed(frame)))) + (["Join"] if len(stream.sources) > 1 else [])
-    if reason := _hindrance(settings, stream, state, verdict) or _of_other_code(declared.name, state, written):
+    taking_out = RowRules(tuple(r for r in stream.rules_of(declared.name).rules if r.on_fail in ("drop", "quarantine")))
+    reason = _hindrance(settings, stream, state, verdict) or _of_other_code(declared.name, state, written)
+    if reason := reason or _of_rules(taking_out, state):
         return comparison("not compared", reason)
-    expected = _computed(sink, frame, [topic.name for topic in stream.sources.values()])
+    expected = _computed(sink, frame, [topic.name for topic in stream.sources.values()], taking_out)
     if expected is None:
         return comparison("not compared", "what the function makes of the records is larger than the driver takes")
     rows_there = written.rows(declared.name, table_rows.rows(folder, version))
@@ -200,11 +204,23 @@ def _table(
     return comparison("ok", f"{rows} what the function makes of the records, at once{notes}")
 
 
-def _computed(sink: DeltaSink, frame: DataFrame, topics: Sequence[str]) -> pa.Table | None:
-    """The rows that the function makes; None where they are larger than the driver takes."""
+def _of_rules(rules: RowRules, state: Sequence[str]) -> str:
+    """The reason why rows that row rules took out cannot be told apart now; empty where they can."""
+    if rules.unique:
+        return "a rule on the rows of one batch (Unique) takes rows out, and all records at once are no batch"
+    if rules and state:
+        return "row rules take out rows of a running aggregation, of which only the last ones can be computed now"
+    return ""
+
+
+def _computed(sink: DeltaSink, frame: DataFrame, topics: Sequence[str], rules: RowRules) -> pa.Table | None:
+    """The rows that the function makes and `rules` leave; None where they are larger than the driver takes."""
     try:
-        rows = fitted(sink, frame, topics)
-        staged = prepare_write(sink, rows, driver=True, spark_commits=False, batch=(0, 0), topics=topics)
+        dropping = RowRules(tuple(replace(rule, on_fail="drop") for rule in rules.rules))
+        rows = fitted(sink, frame, topics, dropping)
+        staged = prepare_write(
+            sink, rows, driver=True, spark_commits=False, batch=(0, 0), topics=topics, judge=Judge(dropping)
+        )
     except Exception as error:
         if not larger_than_the_driver_takes(error):
             raise

@@ -1,6 +1,6 @@
 """Three streams over one topic: rows as they come, windows that close, and running totals.
 
-    topic flights -> flights_clean    append, one row per flight
+    topic flights -> flights_clean    append, one row per flight; rows that cannot be right are set aside
                   -> airport_hours    append, one row per airport and hour, once the hour is over
                   -> carrier_totals   upsert, one row per carrier
 
@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.formats import Json
+from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from streaming_jobs.truths import Record, truth
 
@@ -115,6 +116,14 @@ FLIGHTS_BY_SCHEDULE = replace(FLIGHTS, event_time="sched_dep", lateness="10 days
         owners=OWNERS,
     ),
     owners=OWNERS,
+    rules=[
+        NotNull("tailnum"),
+        Holds("arr_delay is not null or cancelled", name="arrived_or_cancelled"),
+        Between("dep_delay", -60, 24 * 60),
+        Between("distance", low=1, on_fail="quarantine"),
+        InSet("origin", ["EWR", "JFK", "LGA"], on_fail="quarantine"),
+        Holds("cancelled = (actual_dep is null)", name="cancelled_or_departed", on_fail="quarantine"),
+    ],
 )
 def flights_clean(flights: DataFrame) -> DataFrame:
     """Every flight as it came, parsed and typed."""
@@ -136,6 +145,7 @@ def flights_clean(flights: DataFrame) -> DataFrame:
         owners=OWNERS,
     ),
     owners=OWNERS,
+    rules=[Holds("cancelled <= flights", name="cancelled_at_most_all"), Between("flights", 1, 60)],
 )
 def airport_hours(flights: DataFrame) -> DataFrame:
     """Departures by airport and hour of schedule, emitted when the window closes."""
@@ -160,6 +170,7 @@ def airport_hours(flights: DataFrame) -> DataFrame:
         owners=OWNERS,
     ),
     owners=OWNERS,
+    rules=[Holds("cancelled <= flights", name="cancelled_at_most_all"), Matches("carrier", "^[A-Z0-9]{2}$")],
 )
 def carrier_totals(flights: DataFrame) -> DataFrame:
     """Flights, minutes of departure delay and cancellations by carrier so far."""

@@ -82,7 +82,7 @@ def without_rows(tables: Path, *offsets: int) -> None:
     """Rows of the newest batch taken away; those of partition 0 are 30 to 39."""
     spoiler = Spoiler(tables / CLEAN)
     spoiler.rows(lambda rows: [r for r in rows if r["source_partition"] or r["source_offset"] not in offsets])
-    spoiler.entry(4, lambda entry: {**entry, "rows": {"written": 15 - len(offsets)}})
+    spoiler.entry(4, lambda entry: {**entry, "rows": {"written": 15 - len(offsets), "dead_letters": 1}})
 
 
 @pytest.mark.parametrize("noted_by", ["letter", "row"])
