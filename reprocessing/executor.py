@@ -17,7 +17,7 @@ from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.plans.journal import Journal, next_step
 from reprocessing.plans.plan import RecoveryPlan, moved
 from reprocessing.plans.plan_file import folder, load, names_of, undos_of
-from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents, RunSuite, no_suites
 from reprocessing.rebuild.publish import has_published
 from reprocessing.rebuild.reopen import abort
 from reprocessing.rebuild.replay import last_entry, replay
@@ -52,15 +52,16 @@ def recovery_of(
     events: RecoveryEvents,
     *,
     replay: Callable[[RecoveryContext], Mapping[str, Any]] = replay,
+    run_suite: RunSuite = no_suites,
 ) -> Recovery:
     """The recovery that carries out a plan; raises UsageError if `streams` are not those of the plan.
 
-    `replay` runs a stream on its staging tables; the default is an ordinary session.
+    `replay` runs a stream on its staging tables; the default is an ordinary session. `run_suite` runs the plan's suites.
     """
     by_name = {stream.name: stream for stream in streams}
     if set(by_name) != set(plan.names):
         raise UsageError(f"plan {plan.id} is of {' and '.join(plan.names)}", "name the plan of these streams")
-    return Recovery(settings, by_name, plan, topics, journal_of(settings, plan.id), events, replay)
+    return Recovery(settings, by_name, plan, topics, journal_of(settings, plan.id), events, replay, run_suite)
 
 
 def apply(recovery: Recovery) -> None:

@@ -38,6 +38,7 @@ COLUMNS = [
 ]
 RIGHT = ["recoveries", "last batch", "rows/s", "lag", "behind", "dead letters", "heartbeat"]
 _FRESH = 15.0
+_RULES = 5
 """Age in seconds up to which a lag is shown without its age: a driver measures it every two seconds."""
 
 
@@ -146,11 +147,8 @@ class Observed:
         ranked = sorted(totals.broken.items(), key=lambda rule: -rule[1])
         shown = ", ".join(f"{name} {rows:,}" for name, rows in ranked[:_RULES])
         more = f" and {len(ranked) - _RULES} more rules" if len(ranked) > _RULES else ""
-        out = (
-            f"; {totals.quarantined:,} quarantined, {totals.dropped:,} dropped"
-            if totals.quarantined + totals.dropped
-            else ""
-        )
+        gone = totals.quarantined or totals.dropped
+        out = f"; {totals.quarantined:,} quarantined, {totals.dropped:,} dropped" if gone else ""
         return [f"{self.stream}: rows by broken rule: {shown}{more}{out}"]
 
     def _aged(self, text: str) -> str:

@@ -70,13 +70,15 @@ class Base:
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks before publishing: SQL conditions for every row of the primary table, and a bound on change.
+    """The checks before publishing: SQL conditions for every row of the primary table, suites, and a bound on change.
 
     `max_changed` is the largest share of the published table's rows that may change, vanish or appear; None: any.
+    `suites` are names of suites on the stream's tables, of which nothing critical may fail.
     """
 
     rules: tuple[str, ...] = ()
     max_changed: float | None = None
+    suites: tuple[str, ...] = ()
 
 
 NO_CHECKS = Checks()

@@ -160,6 +160,6 @@ def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
                 ),
             ),
             "base": Base(**{**base, "ends": decode(base["ends"])}),
-            "checks": Checks(tuple(checks["rules"]), checks["max_changed"]),
+            "checks": Checks(tuple(checks["rules"]), checks["max_changed"], tuple(checks.get("suites", ()))),
         }
     )

@@ -13,7 +13,7 @@ from typing import Protocol
 from reprocessing.planning.conditions import broken
 from reprocessing.plans.plan import StreamPlan
 from reprocessing.rebuild.audit import Difference, compare
-from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.rebuild.context import RecoveryContext, RunSuite, no_suites
 from reprocessing.rebuild.publish import misfit
 from reprocessing.rebuild.replay_end import kept_table
 from streaming_jobs.sinks.stored import LATE, StoredTable
@@ -99,11 +99,29 @@ class AtMostChanged:
                 yield f"{difference.share:.1%} of the rows of {difference.table} change, at most {self.share:.1%} may"
 
 
-def checks_of(plan: StreamPlan) -> tuple[AuditCheck, ...]:
+@dataclass(frozen=True)
+class SuitePasses:
+    """Nothing critical of a suite fails on the rebuilt rows."""
+
+    suite: str
+    run: RunSuite
+
+    def words(self) -> str:
+        """The suite."""
+        return f"suite {self.suite}"
+
+    def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
+        """The expectations that fail."""
+        for words in self.run(rebuilt.context, self.suite):
+            yield f"suite {self.suite}: {words}"
+
+
+def checks_of(plan: StreamPlan, run_suite: RunSuite = no_suites) -> tuple[AuditCheck, ...]:
     """The checks of a stream's plan, in the order in which they are made."""
     bound = plan.checks.max_changed
     return (
         *(EveryRow(rule) for rule in plan.checks.rules),
+        *(SuitePasses(suite, run_suite) for suite in plan.checks.suites),
         FitsTheTable(),
         *(AtMostChanged(share) for share in ([] if bound is None else [bound])),
     )

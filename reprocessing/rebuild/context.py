@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from reprocessing.plans.journal import Journal, StreamJournal
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.audit import Difference
-from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable
@@ -31,6 +31,19 @@ class RecoveryEvents:
     confirm: Callable[[Recovery], bool] = lambda _: True
 
 
+RunSuite = Callable[["RecoveryContext", str], Iterable[str]]
+"""Runs a suite on a stream's staging tables: the critical expectations that fail, in words. Suites are above this
+package, so whoever carries a recovery out brings one of these."""
+
+
+def no_suites(context: RecoveryContext, suite: str) -> Iterable[str]:
+    """Raise UsageError: nothing that can run suites was given."""
+    raise UsageError(
+        f"the plan of stream {context.stream.name} asks for the suite {suite}, which cannot be run from here",
+        "carry it out with the command `recourse recover`",
+    )
+
+
 @dataclass
 class Recovery:
     """A recovery that is being carried out; `differences` are those of the audit, once it has run."""
@@ -43,6 +56,7 @@ class Recovery:
     events: RecoveryEvents
     replay: Callable[[RecoveryContext], Mapping[str, Any]]
     """Runs a stream on its staging tables to its topics' ends; returns the findings of the stage."""
+    run_suite: RunSuite = no_suites
     patience: float = 30.0
     """Seconds to wait for a stream to stop, beyond the stop deadline of its settings."""
     differences: list[Difference] = field(default_factory=list)

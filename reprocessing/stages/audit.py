@@ -55,7 +55,7 @@ class Audit:
             context = recovery.of(plan.stream)
             refuse_foreign(context.settings, context.stream, context.record)
             rebuilt = Rebuilt(context, context.published(), context.staged())
-            refusals += [words for check in checks_of(plan) for words in check.refusals(rebuilt)]
+            refusals += [words for check in checks_of(plan, recovery.run_suite) for words in check.refusals(rebuilt)]
             recovery.events.tell(_as_of(context))
             recovery.differences += rebuilt.differences
         _check_skips(recovery, self.skipping)

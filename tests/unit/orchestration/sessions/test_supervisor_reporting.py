@@ -171,6 +171,7 @@ def test_only_what_is_worth_a_plot_is_a_number() -> None:
     assert plotted == {
         *("input_rows_per_s", "processed_rows_per_s", "lag_records", "batch_ms", "state_rows", "state_mb"),
         *("rows_since_session_start", "dead_letters_since_session_start", "late_rows_since_session_start"),
+        *("quarantined_since_session_start", "dropped_by_rules_since_session_start"),
     }
     assert metadata["last_committed_batch"] == dg.MetadataValue.text("4")
     assert metadata["recovery_number"] == dg.MetadataValue.text("1")

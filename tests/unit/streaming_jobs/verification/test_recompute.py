@@ -80,7 +80,7 @@ class Home:
         monkeypatch.setattr(module, "_read", lambda source, spark, spans, reader: spans)
         monkeypatch.setattr(module, "analysed", lambda frame: self.plan)
         monkeypatch.setattr(module, "open_sink", lambda *_: object())
-        monkeypatch.setattr(module, "fitted", lambda sink, spans, topics: spans)
+        monkeypatch.setattr(module, "fitted", lambda sink, spans, topics, rules: spans)
         monkeypatch.setattr(module, "prepare_write", lambda sink, spans, **_: self.staged(rows(spans)))
 
     def compare(self, codes: list[str], table: pa.Table, *, stream: Stream = PLAIN, late: int = 0) -> Comparison:
