@@ -56,7 +56,7 @@ def recovery_of(
 ) -> Recovery:
     """The recovery that carries out a plan; raises UsageError if `streams` are not those of the plan.
 
-    `replay` runs a stream on its staging tables; the default is an ordinary session. `run_suite` runs the plan's suites.
+    `replay` runs a stream on its staging tables, by default in an ordinary session; `run_suite` runs a suite.
     """
     by_name = {stream.name: stream for stream in streams}
     if set(by_name) != set(plan.names):
