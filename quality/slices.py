@@ -11,7 +11,7 @@ File statistics only leave files out: a file without them, or without bounds of 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -275,10 +275,10 @@ def _refuse_indirect(handle: DeltaTable, table: Path) -> None:
         )
 
 
-def open_newest(table: Path, stream: str, *, seen: bool) -> DeltaTable:
-    """The newest version of a table; raises UsageError if there is none yet, PreflightRefused if it is `seen` and gone.
+def open_newest(table: Path, stream: str, *, seen: Callable[[], bool]) -> DeltaTable:
+    """The newest version of a table; raises UsageError if there is none yet.
 
-    Raises PreflightRefused for a table that cannot be read, too.
+    Raises PreflightRefused for one that cannot be read, and for one that is gone although it was `seen` before.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -286,10 +286,10 @@ def open_newest(table: Path, stream: str, *, seen: bool) -> DeltaTable:
     try:
         return DeltaTable(table)
     except (TableNotFoundError, FileNotFoundError) as error:
-        if seen:
+        if seen():
             raise PreflightRefused(f"table {table.name} is gone from {table.parent}", "put it back from a copy") from error
         raise UsageError(
-            f"table {table.name} does not exist yet in {table.parent}", f"run its stream first: {stream}"
+            f"table {table.name} does not exist yet in {table.parent}", f"run stream {stream} first: `recourse up`, or `recourse streams run {stream}`"
         ) from error
     except (DeltaError, OSError) as error:
         raise PreflightRefused(
