@@ -31,6 +31,8 @@ def _html(suite: str, at: float, results: Sequence[Any]) -> str:
     from great_expectations.render.renderer import ValidationResultsPageRenderer
     from great_expectations.render.view import DefaultJinjaPageView
 
+    for each in results:
+        each.result = _shown(dict(each.result or {}))
     passed = sum(bool(each.success) for each in results)
     run = RunIdentifier(run_name=suite, run_time=datetime.fromtimestamp(at, UTC))
     whole = ExpectationSuiteValidationResult(
@@ -48,3 +50,14 @@ def _html(suite: str, at: float, results: Sequence[Any]) -> str:
     )
     html: str = DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(whole))
     return html
+
+
+def _shown(value: Any) -> Any:
+    """A result as the renderer can show it: it fails on pandas' NA, and needs no frame of whole rows."""
+    import pandas as pd
+
+    if isinstance(value, dict):
+        return {name: _shown(each) for name, each in value.items() if name != "unexpected_rows"}
+    if isinstance(value, (list, tuple)):
+        return [_shown(each) for each in value]
+    return None if value is pd.NA or value is pd.NaT else value

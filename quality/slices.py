@@ -59,7 +59,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Slice:
-    """The files to read of a version, with the version's columns; `rows` is before the filter by time.
+    """The files to read of a version, oldest first, with the version's columns; `rows` is before the filter by time.
 
     `since`: the version after which its rows came, None for all. `whole`: every row of the version is in it.
     """
@@ -102,7 +102,7 @@ def choose_slice(handle: DeltaTable, table: Path, request: SliceRequest) -> Slic
         table_id=str(handle.metadata().id),
         version=version,
         since=since,
-        files=tuple(files),
+        files=tuple(sorted(files, key=lambda file: (file.modified, str(file.path)))),
         files_in_table=len(live),
         rows=sum(file.rows for file in files),
         words=words,
