@@ -18,13 +18,12 @@ from quality.first_failing import find_first, first_rows, newest_code
 from quality.results import error_outcome, outcome_of
 from quality.slice_request import SliceRequest, TimeRange
 from quality.slices import Slice, choose_slice, open_newest
-from quality.suite_set import Output, outputs_of
+from quality.suite_set import Output, output_of
 from quality.suites import SliceKind, Suite
-from quality.table_looks import TableLook, outcomes_of_checks
+from quality.table_looks import SuitePast, TableLook, outcomes_of_checks
 from quality.validation import Engine, Outcome, Validation
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
-from streaming_jobs.spelling import instead
 from streaming_jobs.topology import Topology
 
 if TYPE_CHECKING:
@@ -71,14 +70,32 @@ def run_suite(settings: Settings, topology: Topology, suite: Suite, request: Run
     """
     request = request or RunRequest()
     started_at, begun = time.time(), time.monotonic()
-    output = _output(topology, suite)
-    chosen = _choose(settings, suite, output, request)
+    output = output_of(topology, suite)
+    handle = open_newest(
+        settings.tables / suite.table,
+        output.stream.name,
+        seen=lambda: history.validated_before(settings, suite.table),
+    )
+    since = history.last_validated_version(settings, suite.name, str(handle.metadata().id))
+    asked = SliceRequest(request.slice or suite.slice, since, dict(request.partition), request.times)
+    chosen = choose_slice(handle, settings.tables / suite.table, asked)
     evaluation = _evaluate(settings, suite, output, chosen, request)
     key = _key(suite, output)
     sample = evaluation.sample or {}
     outcomes = [outcome_of(each, sample, key, rows_in_slice=evaluation.rows) for each in evaluation.results]
     outcomes += [evaluation.raised] if evaluation.raised is not None else []
-    outcomes += outcomes_of_checks(suite, TableLook(settings, topology, output, chosen, started_at))
+    look = TableLook(
+        settings=settings,
+        stream=output.stream,
+        declared=output.declared,
+        table=handle,
+        version=chosen.version,
+        since=since,
+        now=started_at,
+        past=SuitePast(settings, suite.name),
+        key=key,
+    )
+    outcomes += outcomes_of_checks(suite, look)
     failed = [(e.named.name, e.positions) for e in evaluation.results if e.positions and not e.passed]
     upsert = bool(output.declared.keys)
     rows = first_rows(failed, sample, key)
@@ -101,7 +118,7 @@ def run_suite(settings: Settings, topology: Topology, suite: Suite, request: Run
         outcomes=tuple(outcomes),
         first_failing=first,
         first_failing_note=note,
-        narrowed=bool(request.partition) or request.times is not None,
+        narrowed=asked.narrowed,
         code=newest_code(settings, output.stream.name, chosen.table, chosen.version),
     )
     docs = _page(settings, validation, evaluation.results) if request.docs else ""
@@ -109,26 +126,6 @@ def run_suite(settings: Settings, topology: Topology, suite: Suite, request: Run
     if request.record:
         history.record(settings, validation)
     return validation
-
-
-def _output(topology: Topology, suite: Suite) -> Output:
-    outputs = outputs_of(topology)
-    if suite.table not in outputs:
-        raise UsageError(
-            f"suite {suite.name} is about table '{suite.table}', and no stream writes that table",
-            instead(suite.table, sorted(outputs)),
-        )
-    return outputs[suite.table]
-
-
-def _choose(settings: Settings, suite: Suite, output: Output, request: RunRequest) -> Slice:
-    table = settings.tables / suite.table
-    handle = open_newest(table, output.stream.name, seen=lambda: history.validated_before(settings, suite.table))
-    kind = request.slice or suite.slice
-    since = None
-    if kind == "new":
-        since = history.last_validated_version(settings, suite.name, str(handle.metadata().id))
-    return choose_slice(handle, table, SliceRequest(kind, since, dict(request.partition), request.times))
 
 
 def _key(suite: Suite, output: Output) -> tuple[str, ...]:

@@ -32,25 +32,21 @@ class Output:
 
 @dataclass(frozen=True)
 class SuiteSet:
-    """The suites by name, and every table of the streams by name."""
+    """The suites by name, and the stream that writes each table."""
 
     suites: Mapping[str, Suite]
-    outputs: Mapping[str, Output]
+    writers: Mapping[str, str]
 
     @classmethod
     def of(cls, suites: Iterable[Suite], topology: Topology) -> SuiteSet:
         """Check and index the suites; raises UsageError for a doubled name and for a table that no stream writes."""
-        outputs = outputs_of(topology)
+        writers = _writers(topology)
         by_name: dict[str, Suite] = {}
         for suite in suites:
             if by_name.setdefault(suite.name, suite) is not suite:
                 raise UsageError(f"two suites are named {suite.name}", "give one another name: @suite(name=...)")
-            if suite.table not in outputs:
-                raise UsageError(
-                    f"suite {suite.name} is about table '{suite.table}', and no stream writes that table",
-                    instead(suite.table, sorted(outputs)),
-                )
-        return cls(dict(sorted(by_name.items())), outputs)
+            _check_table(suite, writers)
+        return cls(dict(sorted(by_name.items())), writers)
 
     @classmethod
     def of_settings(cls, settings: Settings, topology: Topology) -> SuiteSet:
@@ -71,18 +67,25 @@ class SuiteSet:
         """The named suites in that order, or all of them when no name is given."""
         return [self[name] for name in dict.fromkeys(names)] or list(self.suites.values())
 
-    def key_of(self, suite: Suite) -> tuple[str, ...]:
-        """The columns that name a row: those of the suite, else the keys of its table."""
-        return tuple(suite.key) or tuple(self.outputs[suite.table].declared.keys)
+
+def output_of(topology: Topology, suite: Suite) -> Output:
+    """The table of a suite; raises UsageError if no stream writes it."""
+    writers = _writers(topology)
+    _check_table(suite, writers)
+    stream = topology[writers[suite.table]]
+    return next(Output(stream, declared) for declared, _ in all_tables(stream) if declared.name == suite.table)
 
 
-def outputs_of(topology: Topology) -> dict[str, Output]:
-    """Every table that the streams write, by name."""
-    return {
-        declared.name: Output(stream, declared)
-        for stream in topology.streams.values()
-        for declared, _ in all_tables(stream)
-    }
+def _writers(topology: Topology) -> dict[str, str]:
+    return {table: stream.name for stream in topology.streams.values() for table in stream.table_names}
+
+
+def _check_table(suite: Suite, writers: Mapping[str, str]) -> None:
+    if suite.table not in writers:
+        raise UsageError(
+            f"suite {suite.name} is about table '{suite.table}', and no stream writes that table",
+            instead(suite.table, sorted(writers)),
+        )
 
 
 def _modules(settings: Settings) -> list[str]:

@@ -111,6 +111,7 @@ def list_suites(context: typer.Context, output: OutputOption = Output.text) -> N
 
     from quality.history import history
 
+    _without_pandas()
     call = invocation(context)
     suites = _suites(call)
     past = history(call.settings)
@@ -122,7 +123,7 @@ def list_suites(context: typer.Context, output: OutputOption = Output.text) -> N
             {
                 "suite": suite.name,
                 "table": suite.table,
-                "stream": suites.outputs[suite.table].stream.name,
+                "stream": suites.writers[suite.table],
                 "slice": suite.slice,
                 "result": _verdict(last),
                 "failed": [each.expectation for each in last if not each.passed],
@@ -150,6 +151,7 @@ def show_suite(context: typer.Context, name: Name, output: OutputOption = Output
     """Print the outcomes of a suite's last run, with failing rows."""
     from quality.history import history
 
+    _without_pandas()
     call = invocation(context)
     suite = _suites(call)[name]
     last = history(call.settings, suite.name, last=1)
@@ -183,6 +185,7 @@ def show_history(
     """Print the runs of a suite or of all, newest first, with what did not pass."""
     from quality.history import history
 
+    _without_pandas()
     call = invocation(context)
     suite = None if name is None else _suites(call)[name].name
     past = history(call.settings, suite, last=last)
@@ -221,6 +224,7 @@ def plot(
     from quality.trend import draw
     from streaming_jobs.spelling import instead
 
+    _without_pandas()
     call = invocation(context)
     suite = _suites(call)[name]
     past = history(call.settings, suite.name)
@@ -257,6 +261,13 @@ class _LazySpark:
     def __exit__(self, *_: object) -> None:
         if self._session is not None:
             self._session.stop()
+
+
+def _without_pandas() -> None:
+    """Have PyArrow do without pandas, which takes half a second to import."""
+    from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
+
+    pandas_on_demand()
 
 
 def _suites(call: Invocation) -> SuiteSet:
