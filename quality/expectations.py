@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,7 +37,7 @@ def named(expectations: Iterable[Any], taken: Sequence[str] = ()) -> list[Named]
     """The expectations with their names, in order; a name that is `taken` already gets a number."""
     known = set(taken)
     result = []
-    for number, expectation in enumerate(expectations):
+    for number, expectation in enumerate(map(copy, expectations)):  # the user's own stay as they are
         base = _given_name(expectation) or default_name(kind_of(expectation), columns_of(expectation))
         name, count = base, 1
         while name in known:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -74,16 +75,24 @@ def _run(frame: Frame, expectations: Sequence[Any]) -> dict[int, Any]:
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
     from great_expectations.core import ExpectationSuite, ValidationDefinition
-    from great_expectations.data_context.types.base import ProgressBarsConfig
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
 
-    context = gx.get_context(mode="ephemeral")
-    context.enable_analytics(False)
-    context.variables.progress_bars = ProgressBarsConfig(globally=False)
+    configuration = DataContextConfig(
+        store_backend_defaults=InMemoryStoreBackendDefaults(),  # without a site of pages, which would be in /tmp
+        analytics_enabled=False,
+        progress_bars=ProgressBarsConfig(globally=False),
+    )
+    context = gx.get_context(mode="ephemeral", project_config=configuration)
     name = uuid4().hex  # two runs may be in one process
+    # Copies: an expectation that is part of a suite refuses to be part of another one.
     sources = context.data_sources
     source = sources.add_pandas(name) if frame.source == "pandas" else sources.add_spark(name, persist=False)
     batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
-    suite = context.suites.add(ExpectationSuite(name=name, expectations=list(expectations)))
+    suite = context.suites.add(ExpectationSuite(name=name, expectations=list(map(copy, expectations))))
     definition = context.validation_definitions.add(ValidationDefinition(name=name, data=batch, suite=suite))
     validated = definition.run(
         batch_parameters={"dataframe": frame.data},
