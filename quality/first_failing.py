@@ -89,9 +89,9 @@ class _Log:
 
     def adding(self, path: str) -> Change | None:
         """The newest commit that added a file, or rewrote others into it; None if the log no longer has it."""
-        for change in self._commits:
-            if path in change.added or path in change.rewritten:
-                return change
+        for known in self._commits:
+            if path in known.added or path in known.rewritten:
+                return known
         while self._next >= 0 and (change := read_change(self.table, self._next)) is not None:
             self._next -= 1
             self._commits.append(change)

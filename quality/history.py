@@ -34,6 +34,7 @@ _CONFIGURATION = {
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.checkpointInterval": "50",
+    "delta.dataSkippingStatsColumns": "`started_at`",
 }
 
 
@@ -196,18 +197,23 @@ def _read(
 
 def _upkeep(settings: Settings, handle: DeltaTable) -> None:
     """Remove old rows, join small files, and clean up the log; another process may do the same at the same time."""
+    import structlog
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     before = datetime.now(UTC) - timedelta(days=settings.quality.history_days)
     if handle.version() % _UPKEEP_EVERY and not _older_than(handle, before - timedelta(days=1)):
         return
-    with suppress(CommitFailedError, DeltaError):
+    try:
         handle.update_incremental()
-        handle.delete(f"started_at < TIMESTAMP '{before:%Y-%m-%d %H:%M:%S}Z'")
+        handle.delete(f"started_at < '{before:%Y-%m-%d %H:%M:%S}Z'")  # as text: DataFusion's own times have no zone
         handle.optimize.compact()
         handle.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
         handle.create_checkpoint()
         handle.cleanup_metadata()
+    except CommitFailedError:  # another process is at it
+        return
+    except (DeltaError, OSError) as error:  # the validation is recorded; the next one tries again
+        structlog.get_logger().warning("quality_history_upkeep_failed", error=str(error)[:300])
 
 
 def _older_than(handle: DeltaTable, at: datetime) -> bool:

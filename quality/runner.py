@@ -1,6 +1,6 @@
 """One run of a suite: choose the slice, evaluate the expectations, find the first failing batch, record the result.
 
-The table's version is fixed when the run begins: the stream may go on writing. Reading needs no lease and takes no lock.
+The table's version is fixed when the run begins: the stream may go on writing. Reading takes no lease and no lock.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ def _key(suite: Suite, output: Output) -> tuple[str, ...]:
     return tuple(suite.key) or tuple(output.declared.keys)
 
 
-def _evaluate(
-    settings: Settings, suite: Suite, output: Output, chosen: Slice, request: RunRequest
-) -> _Evaluation:
+def _evaluate(settings: Settings, suite: Suite, output: Output, chosen: Slice, request: RunRequest) -> _Evaluation:
     """Evaluate the expectations; none of them on a slice without rows, unless it is the whole table."""
     from quality.slice_rows import SliceReader, rows_at
 

@@ -145,13 +145,13 @@ def _replayed(table: Path, commits: Sequence[Change]) -> tuple[dict[str, DataFil
         for path in commit.gone & files.keys():
             into[path] = tuple(commit.rewritten)
         if commit.gone & files.keys() or commit.gone & outputs.keys():
-            outputs.update({p: _file(table, p, a, commit.version) for p, a in commit.rewritten.items()})
+            outputs.update({p: _file(table, a, commit.version) for p, a in commit.rewritten.items()})
         for path in commit.removed:
             files.pop(path, None)
         if commit.removed & outputs.keys():
             files, more = _without(files, into, outputs, commit)
             doubted = doubted or more
-        files.update({p: _file(table, p, a, commit.version) for p, a in commit.added.items()})
+        files.update({p: _file(table, a, commit.version) for p, a in commit.added.items()})
     return files, doubted
 
 
@@ -194,7 +194,7 @@ def _live(table: Path, version: int) -> dict[str, DataFile]:
     }
 
 
-def _file(table: Path, path: str, add: Mapping[str, Any], version: int) -> DataFile:
+def _file(table: Path, add: Mapping[str, Any], version: int) -> DataFile:
     return DataFile(
         _on_disk(table, add["path"]),
         dict(add.get("partitionValues") or {}),
@@ -287,9 +287,12 @@ def open_newest(table: Path, stream: str, *, seen: Callable[[], bool]) -> DeltaT
         return DeltaTable(table)
     except (TableNotFoundError, FileNotFoundError) as error:
         if seen():
-            raise PreflightRefused(f"table {table.name} is gone from {table.parent}", "put it back from a copy") from error
+            raise PreflightRefused(
+                f"table {table.name} is gone from {table.parent}", "put it back from a copy"
+            ) from error
         raise UsageError(
-            f"table {table.name} does not exist yet in {table.parent}", f"run stream {stream} first: `recourse up`, or `recourse streams run {stream}`"
+            f"table {table.name} does not exist yet in {table.parent}",
+            f"run stream {stream} first: `recourse up`, or `recourse streams run {stream}`",
         ) from error
     except (DeltaError, OSError) as error:
         raise PreflightRefused(

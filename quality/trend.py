@@ -22,10 +22,10 @@ def draw(title: str, past: Sequence[PastOutcome]) -> str:
     panels = [(name, value) for name, value in panels if any(value(each) is not None for each in points)]
     height = _TOP + max(len(panels), 1) * (_HEIGHT + _GAP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}" '
-        'font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
+        "<style>text { font: 12px sans-serif }</style>",
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{_LEFT}" y="22" font-size="15" fill="{_INK}">{escape(title)}</text>',
+        f'<text x="{_LEFT}" y="22" style="font-size: 15px" fill="{_INK}">{escape(title)}</text>',
     ]
     for place, (name, value) in enumerate(panels):
         parts += _panel(_TOP + place * (_HEIGHT + _GAP), name, points, value)
@@ -52,8 +52,12 @@ def _panel(
     bottom = top + _HEIGHT
     parts = [f'<text x="{_LEFT}" y="{top - 6}" fill="{_INK}">{escape(name)}</text>']
     for number in (least, (least + most) / 2, most):
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(number):.1f}" y2="{y(number):.1f}" stroke="{_FAINT}"/>')
-        parts.append(f'<text x="{_LEFT - 8}" y="{y(number) + 4:.1f}" text-anchor="end" fill="{_INK}">{number:,.4g}</text>')
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(number):.1f}" y2="{y(number):.1f}" stroke="{_FAINT}"/>'
+        )
+        parts.append(
+            f'<text x="{_LEFT - 8}" y="{y(number) + 4:.1f}" text-anchor="end" fill="{_INK}">{number:,.4g}</text>'
+        )
     for (one, before), (other, after) in pairwise(known):
         parts.append(
             f'<line x1="{x(one):.1f}" y1="{y(before):.1f}" x2="{x(other):.1f}" y2="{y(after):.1f}" stroke="{_INK}" '

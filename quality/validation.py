@@ -52,9 +52,9 @@ class Validation:
     """One run of a suite; times in seconds, `started_at` since 1970.
 
     `version` is the table's version that was looked at; `since` the version after which its rows came, None for all.
-    `files` of the `files_in_table` files were read, with `rows` rows. `slice` says it in words. `narrowed`: it was asked
-    for a partition or a range of times, so the next run begins where the one before began. `code` is that of the newest
-    batch in the version.
+    `files` of the `files_in_table` files were read, with `rows` rows. `slice` says it in words. `narrowed`: it was
+    asked for a partition or a range of times, so the next run begins where the one before began. `code` is that of the
+    newest batch in the version.
     """
 
     id: str

@@ -15,7 +15,6 @@ from orchestration.cli.output import Output, OutputOption, ago, number, print_js
 from streaming_jobs.errors import RecourseError, UsageError
 
 if TYPE_CHECKING:
-    from quality.history import PastOutcome
     from quality.suite_set import SuiteSet
     from quality.validation import Validation
 
@@ -115,7 +114,7 @@ def list_suites(context: typer.Context, output: OutputOption = Output.text) -> N
     call = invocation(context)
     suites = _suites(call)
     past = history(call.settings)
-    value = []
+    value: list[dict[str, Any]] = []
     for suite in suites.suites.values():
         mine = [each for each in past if each.suite == suite.name]
         last = [each for each in mine if each.validation == mine[0].validation] if mine else []
@@ -193,7 +192,11 @@ def show_history(
     for validation in dict.fromkeys(each.validation for each in past):
         mine = [each for each in past if each.validation == validation]
         one = mine[0]
-        red = [f"{each.expectation} {number(each.failing) if each.failing is not None else ''}".strip() for each in mine if not each.passed]
+        red = [
+            f"{each.expectation} {number(each.failing) if each.failing is not None else ''}".strip()
+            for each in mine
+            if not each.passed
+        ]
         rows.append(
             [
                 _verdict(mine),

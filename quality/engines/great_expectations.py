@@ -68,7 +68,7 @@ def _evaluated(frame: Frame, expectations: Sequence[Named]) -> list[Evaluated]:
         results = _run(frame, [each.expectation for each in expectations])
     except Exception as error:  # noqa: BLE001 - of a user's expectation: its outcome says so
         return [Evaluated(each, passed=False, error=_text(error)) for each in expectations]
-    return [_read(each, results.get(each.number), frame.positions) for each in expectations]
+    return [_read_safely(each, results.get(each.number), frame.positions) for each in expectations]
 
 
 def _run(frame: Frame, expectations: Sequence[Any]) -> dict[int, Any]:
@@ -104,6 +104,14 @@ def _run(frame: Frame, expectations: Sequence[Any]) -> dict[int, Any]:
         },
     )
     return {int(each.expectation_config.meta[ORDER]): each for each in validated.results}
+
+
+def _read_safely(named: Named, result: Any, positions: Positions) -> Evaluated:
+    """`_read`, and an error for a result of a form that GX's own expectations do not have."""
+    try:
+        return _read(named, result, positions)
+    except Exception as error:  # noqa: BLE001 - of a user's expectation: its outcome says so
+        return Evaluated(named, passed=False, error=_text(error))
 
 
 def _read(named: Named, result: Any, positions: Positions) -> Evaluated:

@@ -1,4 +1,4 @@
-"""A slice in this process's memory: Arrow, then pandas, with types that keep integers, decimals and nulls as they are."""
+"""A slice in this process's memory: Arrow, then pandas, with types that keep integers, decimals and nulls."""
 
 from __future__ import annotations
 
@@ -79,4 +79,4 @@ def _wider(field: pa.Field) -> pa.Field:
 
 def _positions(result: dict[str, Any]) -> Sequence[int]:
     rows = result.get("unexpected_rows")
-    return [int(at) for at in rows.index] if hasattr(rows, "index") else []
+    return [] if rows is None else [int(at) for at in rows.index]

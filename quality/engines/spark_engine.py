@@ -24,6 +24,7 @@ from quality.validation import MOST_ROWS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_BOUNDS = ("expect_column_min_to_be_between", "expect_column_max_to_be_between")
 ROW = "_recourse_row"
 """The column with the position of a row."""
 
@@ -43,7 +44,10 @@ def evaluate_with_spark(
     try:
         rows = frame.count()
         index = [*(column for column in key if column in reader.schema.names), ROW]
+        bounds = [each for each in others if _is_bound_of_times(each, reader.schema)]
+        others = [each for each in others if each not in bounds]
         results += evaluate(Frame("spark", frame, index, whole_rows=False, positions=_positions), others)
+        results += [each for bound in bounds for each in _of_bounds(frame, bound)]
         return rows, [_with_first_rows(frame, each) for each in results]
     finally:
         frame.unpersist()
@@ -67,6 +71,24 @@ def to_spark(spark: SparkSession, reader: SliceReader) -> DataFrame:
     numbers = spark.range(0, files, 1, tasks)
     frame = numbers.mapInArrow(read, from_arrow_schema(schema, prefer_timestamp_ntz=True))
     return frame.persist(StorageLevel.MEMORY_AND_DISK)
+
+
+def _is_bound_of_times(named: Named, schema: pa.Schema) -> bool:
+    """True for a least or greatest time with a zone: GX compares Spark's, which has none, with one that has it."""
+    if named.kind not in _BOUNDS or named.expectation.row_condition is not None:
+        return False
+    kind = schema.field(named.columns[0]).type if named.columns[0] in schema.names else None
+    return kind is not None and pa.types.is_timestamp(kind) and kind.tz is not None
+
+
+def _of_bounds(frame: DataFrame, named: Named) -> list[Evaluated]:
+    """The result on the column's least and greatest value alone, which Spark finds and pandas compares."""
+    from pyspark.sql import functions as F
+
+    column = named.columns[0]
+    least, greatest = (F.min(frame[f"`{column}`"]).alias(column), F.max(frame[f"`{column}`"]).alias(column))
+    values = pa.concat_tables([frame.agg(each).toArrow() for each in (least, greatest)])
+    return evaluate(Frame("pandas", values.to_pandas(), (), whole_rows=False, positions=_positions), [named])
 
 
 def _with_first_rows(frame: DataFrame, evaluated: Evaluated) -> Evaluated:

@@ -12,7 +12,7 @@ from quality.suites import suite
 
 CARRIERS = ("9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV")
 AIRPORTS = ("EWR", "JFK", "LGA")
-REGISTRATION = r"^N[1-9]([0-9]{0,4}|[0-9]{0,3}[A-Z]|[0-9]{0,2}[A-Z]{2})$"
+REGISTRATION = r"^N[1-9](?:[0-9]{0,4}|[0-9]{0,3}[A-Z]|[0-9]{0,2}[A-Z]{2})$"
 """A tail number as the FAA gives it: one to five digits, of which the last one or two may be letters."""
 
 DAY = 1440

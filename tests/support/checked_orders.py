@@ -47,7 +47,9 @@ SCHEMA = pa.schema(
 )
 
 
-def order(number: int, *, amount: int | None = 1, item: str | None = "tea", day: int = 1, month: int = 1) -> dict[str, Any]:
+def order(
+    number: int, *, amount: int | None = 1, item: str | None = "tea", day: int = 1, month: int = 1
+) -> dict[str, Any]:
     at = datetime(2026, month, day, tzinfo=UTC)
     return {"id": number, "item": item, "amount": amount, "at": at, "month": f"2026-{month:02d}"}
 

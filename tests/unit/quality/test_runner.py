@@ -43,7 +43,11 @@ PLANTED = [
     (gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0), {"amount": -1}, "amount_between"),
     (gxe.ExpectColumnValuesToBeInSet(column="item", value_set=["tea"]), {"item": "tee"}, "item_in_set"),
     (gxe.ExpectColumnValuesToMatchRegex(column="item", regex="^[a-z]+$"), {"item": "T"}, "item_match_regex"),
-    (gxe.ExpectColumnValueLengthsToBeBetween(column="item", max_value=5), {"item": "teapot"}, "item_value_lengths_between"),
+    (
+        gxe.ExpectColumnValueLengthsToBeBetween(column="item", max_value=5),
+        {"item": "teapot"},
+        "item_value_lengths_between",
+    ),
     (
         gxe.ExpectColumnValuesToNotBeNull(column="amount", row_condition=Column("item") == "tea"),
         {"amount": None},
@@ -130,9 +134,7 @@ def test_sql_is_not_silently_failed_by_pandas(table: OrdersTable) -> None:
 
 def test_a_slice_too_large_for_pandas_asks_for_spark(table: OrdersTable) -> None:
     table.append(order(1), order(2))
-    small = table.settings.model_copy(
-        update={"quality": table.settings.quality.model_copy(update={"pandas_rows": 1})}
-    )
+    small = table.settings.model_copy(update={"quality": table.settings.quality.model_copy(update={"pandas_rows": 1})})
     asked: list[bool] = []
 
     def factory() -> Any:
@@ -292,7 +294,9 @@ def test_a_json_file_with_an_unknown_kind_has_not_passed(table: OrdersTable, tmp
     assert not outcome.passed and "expect_magic" in outcome.error
 
 
-def test_pages_are_kept_up_to_a_number_and_nothing_lands_elsewhere(table: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pages_are_kept_up_to_a_number_and_nothing_lands_elsewhere(
+    table: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import tempfile
 
     elsewhere = tmp_path / "tmp"

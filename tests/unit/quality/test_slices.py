@@ -152,7 +152,9 @@ def test_a_range_is_inclusive_at_its_begin_and_exclusive_at_its_end(table: Order
     assert ids(chosen(table, SliceRequest("all", times=times))) == [1]
 
 
-@pytest.mark.parametrize("bounds", ['{"numRecords":1}', "not json", '{"numRecords":1,"maxValues":{"at":"+10000-01-01"}}'])
+@pytest.mark.parametrize(
+    "bounds", ['{"numRecords":1}', "not json", '{"numRecords":1,"maxValues":{"at":"+10000-01-01"}}']
+)
 def test_a_file_with_missing_or_strange_statistics_is_read(table: OrdersTable, bounds: str) -> None:
     import json
 
@@ -184,9 +186,7 @@ def test_statistics_in_milliseconds_lose_no_row_of_the_last_one(table: OrdersTab
     assert ids(chosen(table, SliceRequest("all", times=times))) == [1]
 
 
-@pytest.mark.parametrize(
-    ("column", "words"), [("att", "no column 'att'"), ("item", "name a column of dates or times")]
-)
+@pytest.mark.parametrize(("column", "words"), [("att", "no column 'att'"), ("item", "name a column of dates or times")])
 def test_a_range_of_a_wrong_column_is_a_usage_error(table: OrdersTable, column: str, words: str) -> None:
     table.append(order(1))
     with pytest.raises(UsageError) as raised:
