@@ -14,6 +14,6 @@ Row rules, which are judged in the batches themselves, are declared with the str
 
 from __future__ import annotations
 
-from quality.suites import Suite, TableCheck, suite
+from quality.suites import Suite, TableCheck, suite, suite_from_json
 
-__all__ = ["Suite", "TableCheck", "suite"]
+__all__ = ["Suite", "TableCheck", "suite", "suite_from_json"]

@@ -7,11 +7,13 @@ imports nothing of Great Expectations; `build` does, when a run asks for the exp
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from streaming_jobs.errors import UsageError
 from streaming_jobs.stream import checked_name, checked_names
 
 if TYPE_CHECKING:
@@ -76,3 +78,59 @@ def suite(
         )
 
     return declare
+
+
+def suite_from_json(
+    path: Path | str,
+    *,
+    table: str,
+    name: str | None = None,
+    key: Sequence[str] = (),
+    slice: SliceKind = "new",  # noqa: A002 - the word of the field
+    checks: Sequence[TableCheck] = (),
+) -> Suite:
+    """Declare a suite whose expectations are in a JSON file of Great Expectations; its name is the default name.
+
+    Only the name is read now, and not even that if it is given. The file has the form
+    `{"name": ..., "expectations": [{"type": ..., "kwargs": {...}, "severity": ..., "meta": {...}}]}`.
+    """
+    file = Path(path).absolute()
+    return Suite(
+        name=name or str(_read(file).get("name") or file.stem),
+        table=table,
+        build=lambda: _from_configurations(file),
+        key=key,
+        slice=slice,
+        checks=tuple(checks),
+        description=f"The expectations of {file.name}.",
+        file=file,
+    )
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no suite at {file}", "correct the path in suite_from_json") from error
+    except ValueError as error:
+        raise UsageError(f"{file} is not JSON: {error}", "correct the place named above") from error
+    if not isinstance(value, dict) or not isinstance(value.get("expectations"), list):
+        raise UsageError(f"{file} is no suite: it has no list `expectations`", "export it from Great Expectations 1.x")
+    return value
+
+
+def _from_configurations(file: Path) -> list[Any]:
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+    expectations = []
+    for position, each in enumerate(_read(file)["expectations"], 1):
+        try:
+            given = {field: each[field] for field in ("meta", "severity") if each.get(field) is not None}
+            configuration = ExpectationConfiguration(type=each["type"], kwargs=each.get("kwargs") or {}, **given)
+            expectations.append(configuration.to_domain_obj())
+        except Exception as error:
+            raise UsageError(
+                f"expectation {position} of {file} cannot be used: {type(error).__name__}: {str(error)[:300]}",
+                "its type and arguments are those of Great Expectations 1.x",
+            ) from error
+    return expectations

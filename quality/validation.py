@@ -52,7 +52,9 @@ class Validation:
     """One run of a suite; times in seconds, `started_at` since 1970.
 
     `version` is the table's version that was looked at; `since` the version after which its rows came, None for all.
-    `files` of the `files_in_table` files were read, with `rows` rows. `slice` says it in words.
+    `files` of the `files_in_table` files were read, with `rows` rows. `slice` says it in words. `narrowed`: it was
+    asked for a partition or a range of times, so the next run begins where the one before began. `code` is that of the
+    newest batch in the version.
     """
 
     id: str
@@ -73,8 +75,17 @@ class Validation:
     first_failing: FirstFailing | None = None
     docs: str = ""
     """The path of the Data Docs page; empty without one."""
+    first_failing_note: str = ""
+    """Why there is no first failing batch although rows failed, or how sure it is."""
+    narrowed: bool = False
+    code: str = ""
 
     @property
     def passed(self) -> bool:
         """True if every expectation passed."""
         return all(outcome.passed for outcome in self.outcomes)
+
+    @property
+    def broken(self) -> bool:
+        """True if a critical expectation failed."""
+        return any(not outcome.passed and outcome.severity == "critical" for outcome in self.outcomes)

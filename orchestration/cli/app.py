@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestration.cli import chaos, config, demo, doctor, feed, recover, savepoints, streams, up, verify
+from orchestration.cli import chaos, config, demo, doctor, feed, quality, recover, savepoints, streams, up, verify
 from orchestration.cli.invocation import Invocation, parse_set
 from orchestration.cli.output import say
 
@@ -61,4 +61,5 @@ app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
 app.add_typer(savepoints.app, name="savepoints")
 app.add_typer(savepoints.generations_app, name="generations")
+app.add_typer(quality.app, name="quality")
 app.add_typer(config.app, name="config")

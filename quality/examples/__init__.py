@@ -1,0 +1,1 @@
+"""Suites on the tables of the shipped streams."""

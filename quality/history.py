@@ -1,0 +1,299 @@
+"""The history of validations: a Delta table `<home>/quality/validations`, one row per outcome.
+
+A validation is one commit with a transaction identifier of its own (Delta's protocol, "Transaction Identifiers"), so it
+is there wholly or not at all, and once, also when a run is killed or repeated. Appends of several processes do not
+conflict: deltalake commits the later one as the next version. Identifiers are forgotten after a day
+(`delta.setTransactionRetentionDuration`), as many of them make every commit slower.
+
+Failing rows are in it: only the owner of the files can read them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quality.validation import Validation
+from streaming_jobs.files import private_folder
+from streaming_jobs.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+_UPKEEP_EVERY = 25
+_RETRIES = 50
+_CONFIGURATION = {
+    "delta.setTransactionRetentionDuration": "interval 1 days",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.checkpointInterval": "50",
+    "delta.dataSkippingStatsColumns": "`started_at`",
+}
+
+
+@dataclass(frozen=True)
+class PastOutcome:
+    """One row of the history: an outcome, and the validation that it belongs to; `started_at` is UTC."""
+
+    validation: str
+    started_at: datetime
+    suite: str
+    expectation: str
+    kind: str
+    table: str
+    table_id: str
+    stream: str
+    version: int
+    since: int | None
+    slice: str
+    narrowed: bool
+    files: int
+    rows: int
+    engine: str
+    passed: bool
+    severity: str
+    observed: str
+    number: float | None
+    looked_at: int | None
+    failing: int | None
+    sample: tuple[dict[str, Any], ...]
+    error: str
+    seconds: float
+    code: str
+    docs: str
+
+
+def record(settings: Settings, validation: Validation) -> bool:
+    """Add a validation; False if the history had it. Then remove what is too old, now and then."""
+    from deltalake import CommitProperties, Transaction, write_deltalake
+    from deltalake.exceptions import CommitFailedError
+
+    rows = _rows(validation)
+    if not rows.num_rows:
+        return False
+    app = f"recourse:quality:{validation.id}"
+    for attempt in range(_RETRIES):
+        handle = _opened_or_made(settings)
+        if handle.transaction_version(app) is not None:
+            return False
+        properties = CommitProperties(
+            app_transactions=[Transaction(app, 1, int(time.time() * 1000))], max_commit_retries=_RETRIES
+        )
+        try:
+            write_deltalake(handle, rows, mode="append", commit_properties=properties)
+            break
+        except CommitFailedError:  # of the same validation, or too many others: look again
+            if attempt == _RETRIES - 1:
+                raise
+    _upkeep(settings, handle)
+    return True
+
+
+def history(
+    settings: Settings, suite: str | None = None, expectation: str | None = None, last: int | None = None
+) -> list[PastOutcome]:
+    """Past outcomes, newest first, of one suite or expectation or all; of the `last` validations only, if given."""
+    table = _read(settings, suite, expectation)
+    if table is None:
+        return []
+    rows = table.sort_by([("started_at", "descending"), ("validation", "ascending"), ("place", "ascending")])
+    past = [_past(row) for row in rows.drop_columns(["place"]).to_pylist()]
+    if last is None:
+        return past
+    newest = list(dict.fromkeys(each.validation for each in past))[:last]
+    return [each for each in past if each.validation in newest]
+
+
+def last_validated_version(settings: Settings, suite: str, table_id: str) -> int | None:
+    """The newest version that a run of the suite has covered; None if no run has, or the table was made anew.
+
+    Runs that were asked for a partition or a range of times do not count.
+    """
+    import pyarrow.compute as pc
+
+    table = _read(settings, suite, None, columns=["table_id", "narrowed", "version", "suite"])
+    if table is None:
+        return None
+    wanted = pc.and_(pc.equal(table["table_id"], table_id), pc.invert(table["narrowed"]))
+    newest = pc.max(table.filter(wanted)["version"]).as_py()
+    return None if newest is None else int(newest)
+
+
+def validated_before(settings: Settings, table: str) -> bool:
+    """True if a table of this name is in the history."""
+    import pyarrow.compute as pc
+
+    known = _read(settings, None, None, columns=["table"])
+    return known is not None and bool(pc.any(pc.equal(known["table"], table)).as_py())
+
+
+def folder(settings: Settings) -> Path:
+    """The table's folder."""
+    return quality_folder(settings) / "validations"
+
+
+def quality_folder(settings: Settings) -> Path:
+    """The folder of history and pages, absolute; it may not exist yet."""
+    return settings.home.expanduser().absolute() / "quality"
+
+
+def make_quality_folder(settings: Settings) -> Path:
+    """The folder of history and pages, which only its owner can open."""
+    path = private_folder(quality_folder(settings))
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def _opened_or_made(settings: Settings) -> DeltaTable:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+    make_quality_folder(settings)
+    path = folder(settings)
+    try:
+        return DeltaTable(path)
+    except TableNotFoundError:
+        with suppress(CommitFailedError, DeltaError):  # another process makes it
+            return DeltaTable.create(
+                path, schema=_schema(), mode="error", name="validations", configuration=_CONFIGURATION
+            )
+        return DeltaTable(path)
+
+
+def _read(
+    settings: Settings, suite: str | None, expectation: str | None, columns: Sequence[str] | None = None
+) -> pa.Table | None:
+    """The rows of the history; None if there is no history. A reader that meets a clean-up reads again."""
+    import pyarrow.dataset as ds
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    from streaming_jobs.platform.table_rows import dataset
+
+    wanted = None
+    for column, value in (("suite", suite), ("expectation", expectation)):
+        if value is not None:
+            same = ds.field(column) == value
+            wanted = same if wanted is None else wanted & same
+    for attempt in range(3):
+        try:
+            source = dataset(DeltaTable(folder(settings)), folder(settings))
+            return source.to_table(columns=None if columns is None else list(columns), filter=wanted)
+        except TableNotFoundError:
+            return None
+        except FileNotFoundError:
+            if attempt == 2:
+                raise
+    return None
+
+
+def _upkeep(settings: Settings, handle: DeltaTable) -> None:
+    """Remove old rows, join small files, and clean up the log; another process may do the same at the same time."""
+    import structlog
+    from deltalake.exceptions import CommitFailedError, DeltaError
+
+    before = datetime.now(UTC) - timedelta(days=settings.quality.history_days)
+    if handle.version() % _UPKEEP_EVERY and not _older_than(handle, before - timedelta(days=1)):
+        return
+    try:
+        handle.update_incremental()
+        handle.delete(f"started_at < '{before:%Y-%m-%d %H:%M:%S}Z'")  # as text: DataFusion's own times have no zone
+        handle.optimize.compact()
+        handle.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
+        handle.create_checkpoint()
+        handle.cleanup_metadata()
+    except CommitFailedError:  # another process is at it
+        return
+    except (DeltaError, OSError) as error:  # the validation is recorded; the next one tries again
+        structlog.get_logger().warning("quality_history_upkeep_failed", error=str(error)[:300])
+
+
+def _older_than(handle: DeltaTable, at: datetime) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    files = pa.table(handle.get_add_actions(flatten=True))
+    if "min.started_at" not in files.column_names or not files.num_rows:
+        return False
+    least = pc.min(files["min.started_at"]).as_py()
+    return least is not None and least < at
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    text, number, real, flag = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+    return pa.schema(
+        [
+            ("validation", text),
+            ("started_at", pa.timestamp("us", "UTC")),
+            ("place", number),
+            ("suite", text),
+            ("expectation", text),
+            ("kind", text),
+            ("table", text),
+            ("table_id", text),
+            ("stream", text),
+            ("version", number),
+            ("since", number),
+            ("slice", text),
+            ("narrowed", flag),
+            ("files", number),
+            ("rows", number),
+            ("engine", text),
+            ("passed", flag),
+            ("severity", text),
+            ("observed", text),
+            ("number", real),
+            ("looked_at", number),
+            ("failing", number),
+            ("sample", text),
+            ("error", text),
+            ("seconds", real),
+            ("code", text),
+            ("docs", text),
+        ]
+    )
+
+
+def _rows(validation: Validation) -> pa.Table:
+    import pyarrow as pa
+
+    v = validation
+    same = {
+        **{n: getattr(v, n) for n in ("suite", "table", "table_id", "stream", "version", "since", "slice", "narrowed")},
+        **{n: getattr(v, n) for n in ("files", "rows", "engine", "seconds", "code", "docs")},
+        "validation": v.id,
+        "started_at": datetime.fromtimestamp(v.started_at, UTC),
+    }
+    rows = [
+        {
+            **same,
+            "place": place,
+            **{n: getattr(o, n) for n in ("expectation", "kind", "passed", "severity", "observed", "number")},
+            "looked_at": o.rows,
+            "failing": o.failing,
+            "sample": json.dumps(list(o.sample), default=_text, ensure_ascii=False),
+            "error": o.error,
+        }
+        for place, o in enumerate(v.outcomes)
+    ]
+    return pa.Table.from_pylist(rows, schema=_schema())
+
+
+def _text(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _past(row: dict[str, Any]) -> PastOutcome:
+    return PastOutcome(**{**row, "sample": tuple(json.loads(row["sample"] or "[]"))})

@@ -1,0 +1,194 @@
+"""One run of a suite: choose the slice, evaluate the expectations, find the first failing batch, record the result.
+
+The table's version is fixed when the run begins: the stream may go on writing. Reading takes no lease and no lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+from quality import history
+from quality.engines.great_expectations import Evaluated
+from quality.expectations import SQL_ONLY, Named, named
+from quality.first_failing import find_first, first_rows, newest_code
+from quality.results import error_outcome, outcome_of
+from quality.slice_request import SliceRequest, TimeRange
+from quality.slices import Slice, choose_slice, open_newest
+from quality.suite_set import Output, output_of
+from quality.suites import SliceKind, Suite
+from quality.table_looks import SuitePast, TableLook, outcomes_of_checks
+from quality.validation import Engine, Outcome, Validation
+from streaming_jobs.errors import UsageError
+from streaming_jobs.settings import Settings
+from streaming_jobs.topology import Topology
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EngineChoice = Literal["auto", "pandas", "spark"]
+SparkFactory = Callable[[], "SparkSession"]
+"""Gives the Spark session of a run; whoever made it ends it."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """How a suite is run; None: as it says itself. `id` of a run that may be repeated is the same each time.
+
+    `record`: the result becomes part of the history. `docs`: an HTML page is written. `spark` is needed for Spark only.
+    """
+
+    slice: SliceKind | None = None
+    partition: tuple[tuple[str, str], ...] = ()
+    times: TimeRange | None = None
+    engine: EngineChoice = "auto"
+    id: str | None = None
+    record: bool = True
+    docs: bool = True
+    spark: SparkFactory | None = None
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What an engine has evaluated, and the failing rows by their positions."""
+
+    engine: Engine
+    rows: int
+    results: Sequence[Evaluated] = ()
+    sample: dict[int, dict[str, Any]] | None = None
+    raised: Outcome | None = None
+
+
+def run_suite(settings: Settings, topology: Topology, suite: Suite, request: RunRequest | None = None) -> Validation:
+    """Run a suite and return its validation, which is in the history then.
+
+    Raises UsageError for a table that does not exist yet and a slice that it cannot have, PreflightRefused for a table
+    or a file that is gone. An expectation or a check that raises an exception is an outcome, not an error.
+    """
+    request = request or RunRequest()
+    started_at, begun = time.time(), time.monotonic()
+    output = output_of(topology, suite)
+    handle = open_newest(
+        settings.tables / suite.table,
+        output.stream.name,
+        seen=lambda: history.validated_before(settings, suite.table),
+    )
+    since = history.last_validated_version(settings, suite.name, str(handle.metadata().id))
+    asked = SliceRequest(request.slice or suite.slice, since, dict(request.partition), request.times)
+    chosen = choose_slice(handle, settings.tables / suite.table, asked)
+    evaluation = _evaluate(settings, suite, output, chosen, request)
+    key = _key(suite, output)
+    sample = evaluation.sample or {}
+    outcomes = [outcome_of(each, sample, key, rows_in_slice=evaluation.rows) for each in evaluation.results]
+    outcomes += [evaluation.raised] if evaluation.raised is not None else []
+    look = TableLook(
+        settings=settings,
+        stream=output.stream,
+        declared=output.declared,
+        table=handle,
+        version=chosen.version,
+        since=since,
+        now=started_at,
+        past=SuitePast(settings, suite.name),
+        key=key,
+    )
+    outcomes += outcomes_of_checks(suite, look)
+    failed = [(e.named.name, e.positions) for e in evaluation.results if e.positions and not e.passed]
+    upsert = bool(output.declared.keys)
+    rows = first_rows(failed, sample, key)
+    first, note = find_first(settings, output.stream.name, chosen, rows, upsert=upsert) if rows else (None, "")
+    validation = Validation(
+        id=request.id or uuid4().hex,
+        suite=suite.name,
+        table=suite.table,
+        stream=output.stream.name,
+        table_id=chosen.table_id,
+        version=chosen.version,
+        since=chosen.since,
+        slice=chosen.words,
+        files=len(chosen.files),
+        files_in_table=chosen.files_in_table,
+        rows=evaluation.rows,
+        engine=evaluation.engine,
+        started_at=started_at,
+        seconds=0.0,
+        outcomes=tuple(outcomes),
+        first_failing=first,
+        first_failing_note=note,
+        narrowed=asked.narrowed,
+        code=newest_code(settings, output.stream.name, chosen.table, chosen.version),
+    )
+    docs = _page(settings, validation, evaluation.results) if request.docs else ""
+    validation = replace(validation, docs=docs, seconds=round(time.monotonic() - begun, 3))
+    if request.record:
+        history.record(settings, validation)
+    return validation
+
+
+def _key(suite: Suite, output: Output) -> tuple[str, ...]:
+    return tuple(suite.key) or tuple(output.declared.keys)
+
+
+def _evaluate(settings: Settings, suite: Suite, output: Output, chosen: Slice, request: RunRequest) -> _Evaluation:
+    """Evaluate the expectations; none of them on a slice without rows, unless it is the whole table."""
+    from quality.slice_rows import SliceReader, rows_at
+
+    if not chosen.rows and not chosen.whole:
+        return _Evaluation("none", 0)
+    try:
+        expectations = named(suite.build(), [check.name for check in suite.checks])
+    except Exception as error:  # noqa: BLE001 - of a user's suite: the outcome says so
+        return _Evaluation("none", 0, raised=error_outcome("build", "suite", error))
+    if not expectations:
+        return _Evaluation("none", chosen.rows)
+    reader, key = SliceReader.of(chosen), _key(suite, output)
+    engine = _engine(settings, chosen, expectations, request.engine)
+    if engine == "spark":
+        from quality.engines.spark_engine import evaluate_with_spark
+
+        rows, results = evaluate_with_spark(_session(suite, request), reader, expectations, key)
+    else:
+        from quality.engines.pandas_engine import evaluate_with_pandas
+
+        rows, results = evaluate_with_pandas(reader, expectations, key)
+    if not rows and not chosen.whole:
+        return _Evaluation("none", 0)
+    results = sorted(results, key=lambda each: each.named.number)
+    sample = rows_at(reader, [at for each in results for at in each.positions])
+    missing = [column for column in key if column not in chosen.schema.names]
+    raised = None
+    if missing:
+        lacking = UsageError(f"the key has a column that the table lacks: {', '.join(missing)}")
+        raised = error_outcome("key", "suite", lacking)
+    return _Evaluation(engine, rows, results, sample, raised)
+
+
+def _engine(
+    settings: Settings, chosen: Slice, expectations: Sequence[Named], asked: EngineChoice
+) -> Literal["pandas", "spark"]:
+    """Spark for more rows than the setting says and for SQL, if nothing else is asked for."""
+    if asked != "auto":
+        return asked
+    sql = any(each.kind == SQL_ONLY for each in expectations)
+    return "spark" if sql or chosen.rows > settings.quality.pandas_rows else "pandas"
+
+
+def _session(suite: Suite, request: RunRequest) -> SparkSession:
+    if request.spark is None:
+        raise UsageError(
+            f"suite {suite.name} needs Spark for this slice, and the caller gives none",
+            "run `recourse quality run`, or take a smaller slice",
+        )
+    return request.spark()
+
+
+def _page(settings: Settings, validation: Validation, results: Sequence[Evaluated]) -> str:
+    from quality.data_docs import write_page
+
+    shown = [each.result for each in results if each.result is not None]
+    if not shown:
+        return ""
+    return str(write_page(settings, validation.suite, validation.id, validation.started_at, shown))

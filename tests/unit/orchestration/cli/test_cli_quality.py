@@ -1,0 +1,121 @@
+"""`recourse quality`: exit codes, failing rows in the text, JSON for programs, and a list that imports little."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from orchestration.cli.app import app
+from tests.conftest import SettingsFactory
+from tests.support.checked_orders import OrdersTable, order
+
+SUITES = """
+from quality import suite
+from tests.support.checked_orders import orders
+
+@suite(table="orders", key=["id"], slice="all")
+def orders_rows():
+    import great_expectations.expectations as gxe
+    return [
+        gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0, severity=SEVERITY),
+        gxe.ExpectColumnValuesToNotBeNull(column="item"),
+    ]
+"""
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def home(settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch) -> OrdersTable:
+    made = settings()
+    monkeypatch.setenv("RECOURSE_HOME", str(made.home))
+    monkeypatch.setenv("COLUMNS", "200")
+    return OrdersTable(made)
+
+
+def declared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, severity: str) -> str:
+    name = f"orders_suites_{severity}"
+    (tmp_path / f"{name}.py").write_text(SUITES.replace("SEVERITY", repr(severity)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def recourse(flows: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["--set", f'flows=["{flows}"]', "quality", *arguments])
+
+
+@pytest.mark.parametrize(("severity", "code"), [("critical", 1), ("warning", 0), ("info", 0)])
+def test_only_a_critical_failure_fails_the_command(
+    home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, severity: str, code: int
+) -> None:
+    home.append(order(1), order(77, amount=-5))
+    done = recourse(declared(monkeypatch, tmp_path, severity), "run", "--no-docs")
+    assert done.exit_code == code
+    assert "amount_between" in done.stdout and "1 of 2 rows failed" in done.stdout
+    assert "77" in done.stdout and "-5" in done.stdout
+    assert "recourse recover plan orders --before-first-broken amount_between" in done.stdout
+
+
+def test_json_has_the_whole_validation(home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home.append(order(77, amount=-5))
+    done = recourse(declared(monkeypatch, tmp_path, "warning"), "run", "--no-docs", "-o", "json")
+    (validation,) = json.loads(done.stdout)
+    assert (validation["passed"], validation["broken"], validation["rows"]) == (False, False, 1)
+    assert validation["outcomes"][0]["sample"] == [{"id": 77, "amount": -5}]
+
+
+def test_what_was_found_can_be_read_later(home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    flows = declared(monkeypatch, tmp_path, "critical")
+    home.append(order(77, amount=-5))
+    assert "never" in recourse(flows, "list").stdout
+    for _ in range(2):
+        recourse(flows, "run", "orders_rows", "--no-docs")
+    listed = recourse(flows, "list").stdout
+    assert "failed" in listed and "amount_between" in listed
+    shown = recourse(flows, "show", "orders_rows").stdout
+    assert "amount_between: failing rows" in shown and "77" in shown
+    past = json.loads(recourse(flows, "history", "orders_rows", "--last", "1", "-o", "json").stdout)
+    assert [each["passed"] for each in past] == [False, True]
+    picture = tmp_path / "trend.svg"
+    assert recourse(flows, "plot", "orders_rows", "--out", str(picture)).exit_code == 0
+    text = picture.read_text()
+    assert "amount_between" in text and text.count("<circle") == 4 and "#cf222e" in text
+
+
+def test_a_range_without_its_column_is_a_usage_error(
+    home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home.append(order(1))
+    done: Any = recourse(declared(monkeypatch, tmp_path, "critical"), "run", "--from", "2026-01-01")
+    assert "needs a column" in str(done.exception)
+
+
+LIST = """
+import sys
+from orchestration.cli.app import app
+try:
+    app(["quality", "list"])
+except SystemExit as ended:
+    assert not ended.code, ended.code
+heavy = [name for name in ("great_expectations", "pandas", "dagster") if name in sys.modules]
+assert not heavy, heavy
+"""
+
+
+def test_the_list_imports_neither_great_expectations_nor_pandas(home: OrdersTable) -> None:
+    from quality import history
+    from tests.unit.quality.test_history import validation
+
+    history.record(home.settings, validation("a", suite="flights_rows"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", LIST], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "flights_rows" in done.stdout and "failed" in done.stdout

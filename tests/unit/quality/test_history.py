@@ -1,0 +1,175 @@
+"""The history: each validation once and whole, also when runs are killed, repeated, or at the same time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from deltalake import DeltaTable
+
+from quality import history
+from quality.validation import Outcome, Validation
+from streaming_jobs.settings import Settings
+from tests.conftest import SettingsFactory
+
+RED = Outcome(
+    "amount_between",
+    "expect_column_values_to_be_between",
+    passed=False,
+    observed="2 of 3",
+    number=66.6,
+    rows=3,
+    failing=2,
+    sample=({"id": 1, "at": datetime(2026, 1, 1, tzinfo=UTC), "amount": None},),
+)
+GREEN = Outcome(
+    "id_not_null", "expect_column_values_to_not_be_null", passed=True, severity="warning", rows=3, failing=0
+)
+
+
+def validation(name: str, *, suite: str = "orders_rows", at: float | None = None, version: int = 3) -> Validation:
+    return Validation(
+        id=name,
+        suite=suite,
+        table="orders",
+        stream="orders",
+        table_id="T1",
+        version=version,
+        since=None,
+        slice="all rows",
+        files=1,
+        files_in_table=2,
+        rows=3,
+        engine="pandas",
+        started_at=time.time() if at is None else at,
+        seconds=0.5,
+        outcomes=(RED, GREEN),
+        code="aaaa (0.1.0)",
+    )
+
+
+def test_an_outcome_comes_back_as_it_was(settings: SettingsFactory) -> None:
+    home = settings()
+    now = round(time.time()) + 0.5
+    assert history.history(home) == [] and history.record(home, validation("a", at=now))
+    red, green = history.history(home)
+    assert (red.validation, red.suite, red.expectation, red.version, red.code) == (
+        "a", "orders_rows", "amount_between", 3, "aaaa (0.1.0)",
+    )  # fmt: skip
+    assert red.started_at == datetime.fromtimestamp(now, UTC) and red.since is None
+    assert (red.passed, red.failing, red.looked_at, red.number) == (False, 2, 3, 66.6)
+    assert red.sample == ({"id": 1, "at": "2026-01-01T00:00:00+00:00", "amount": None},)
+    assert (green.passed, green.severity, green.sample) == (True, "warning", ())
+
+
+def test_a_repeated_validation_is_in_it_once(settings: SettingsFactory) -> None:
+    home = settings()
+    assert [history.record(home, validation("a")) for _ in range(3)] == [True, False, False]
+    assert len(history.history(home)) == 2
+
+
+def test_the_newest_come_first_and_last_counts_runs(settings: SettingsFactory) -> None:
+    home = settings()
+    for name, at in (("old", 1.0), ("new", 3.0), ("middle", 2.0)):
+        history.record(home, validation(name, at=time.time() + at))
+    assert [each.validation for each in history.history(home)] == ["new", "new", "middle", "middle", "old", "old"]
+    assert {each.validation for each in history.history(home, last=2)} == {"new", "middle"}
+    assert [each.expectation for each in history.history(home, "orders_rows", "id_not_null")] == ["id_not_null"] * 3
+    assert history.history(home, "another") == []
+
+
+def test_the_last_version_is_that_of_the_same_table_and_of_whole_runs(settings: SettingsFactory) -> None:
+    home = settings()
+    history.record(home, validation("a", version=5))
+    history.record(home, replace(validation("b", version=9), narrowed=True))
+    history.record(home, validation("c", suite="another", version=8))
+    assert history.last_validated_version(home, "orders_rows", "T1") == 5
+    assert history.last_validated_version(home, "orders_rows", "made anew") is None
+
+
+def test_nobody_else_can_read_it(settings: SettingsFactory) -> None:
+    home = settings()
+    folder = history.quality_folder(home)
+    folder.mkdir(parents=True, mode=0o755)
+    folder.chmod(0o755)
+    history.record(home, validation("a"))
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_old_rows_leave_and_the_number_of_files_stays_small(settings: SettingsFactory) -> None:
+    home = settings({"quality.history_days": 10})
+    for day in range(60):
+        history.record(home, validation(f"v{day}", at=time.time() - (60 - day) * 86_400))
+    ages = [(datetime.now(UTC) - each.started_at).days for each in history.history(home)]
+    assert max(ages) <= 12 and min(ages) <= 1
+    assert len(DeltaTable(history.folder(home)).file_uris()) <= 30
+
+
+def test_the_log_is_cleaned_up_and_transactions_are_forgotten(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = settings()
+    for number in range(2 * history._UPKEEP_EVERY):
+        history.record(home, validation(f"v{number}"))
+    log = history.folder(home) / "_delta_log"
+    assert list(log.glob("*.checkpoint.parquet"))
+    assert len({each.validation for each in history.history(home, last=1000)}) == 2 * history._UPKEEP_EVERY
+
+
+def _add(home: str, names: list[str]) -> None:
+    settings = Settings.load({"home": home})
+    for name in names:
+        history.record(settings, validation(name))
+
+
+def test_two_processes_at_once_both_add_theirs_and_a_shared_one_is_in_it_once(settings: SettingsFactory) -> None:
+    home = settings()
+    spawn = multiprocessing.get_context("spawn")
+    names = [[f"p{p}-{n}" if n % 5 else f"both-{n}" for n in range(15)] for p in (0, 1)]
+    processes = [spawn.Process(target=_add, args=(str(home.home), each)) for each in names]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    rows = history.history(home)
+    assert sorted({each.validation for each in rows}) == sorted({name for each in names for name in each})
+    assert len(rows) == 2 * len({name for each in names for name in each})
+
+
+KILLED = """
+import os, sys
+import deltalake
+from quality import history
+from streaming_jobs.settings import Settings
+sys.path.insert(0, {root!r})
+from tests.unit.quality.test_history import validation
+real = deltalake.write_deltalake
+def write(*args, **more):
+    if {after}:
+        real(*args, **more)
+    os._exit(9)
+deltalake.write_deltalake = write
+history.record(Settings.load({{"home": {home!r}}}), validation("killed"))
+"""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after the commit"])
+def test_a_killed_run_leaves_no_half_history_and_its_repetition_no_double(
+    settings: SettingsFactory, after: bool
+) -> None:
+    home = settings()
+    root = str(__file__).split("/tests/")[0]
+    script = KILLED.format(root=root, after=after, home=str(home.home))
+    environment = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, env=environment, check=False)
+    assert done.returncode == 9
+    assert len(history.history(home)) == (2 if after else 0)
+    history.record(home, validation("killed"))
+    assert len(history.history(home)) == 2
