@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from quality.table_checks.base import CheckedTable
 from streaming_jobs.ledger import CodeVersion
 
@@ -40,10 +42,8 @@ def live_files(checked: CheckedTable) -> list[LiveFile]:
     by_path = _by_log(checked)
     times = sorted((commit.at, entry.code) for commit, entry in checked.batches)
     at = [time for time, _ in times]
-    files = checked.table.get_add_actions()
-    partitions: list[Mapping[str, object]] = (
-        files["partition"].to_pylist() if "partition" in files.schema.names else [{}] * files.num_rows
-    )
+    files = pa.table(checked.table.get_add_actions())
+    partitions = files["partition"].to_pylist() if "partition" in files.column_names else [{}] * files.num_rows
     modified = files["modification_time"].to_pylist()
     live = []
     for path, rows, values, time in zip(

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -120,7 +121,7 @@ class _Rows:
         if not self.checked.commits or self.checked.declared.mode == "append":
             return known
         if (oldest := self._at(self.checked.commits[-1].version)) is not None:
-            files = oldest.get_add_actions()
+            files = pa.table(oldest.get_add_actions())
             known.update(zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True))
         for commit in reversed(self.checked.commits):
             known.update((file.path, file.rows) for file in self.checked.changes(commit.version).added)
@@ -193,7 +194,7 @@ def _batches(count: int) -> str:
 
 
 def _table_rows(table: DeltaTable) -> int | None:
-    counts: list[int | None] = table.get_add_actions()["num_records"].to_pylist()
+    counts: list[int | None] = pa.table(table.get_add_actions())["num_records"].to_pylist()
     return _sum(counts)
 
 

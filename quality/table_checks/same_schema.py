@@ -86,7 +86,7 @@ class SameSchema(Check):
                 columns: dict[str, str] = json.loads(text)
                 return columns
         raise UsageError(
-            f"the columns of version {checked.since} of table {checked.declared.name} are not known: its log is shorter",
+            f"the columns of version {checked.since} of table {checked.declared.name} are not known",
             "declare a schema, or run the check again once it has an outcome",
         )
 
