@@ -113,7 +113,9 @@ class Orders(StreamOnDisk):
         **changes: Any,
     ) -> None:
         """Write a batch; `said` is the ledger's number of rows if it is to be wrong, `changes` are of the entry."""
-        data = pa.Table.from_pylist(list(content if content is not None else rows(number * 10, number * 10 + 10)), ARROW)
+        data = pa.Table.from_pylist(
+            list(content if content is not None else rows(number * 10, number * 10 + 10)), ARROW
+        )
         written = {"written": data.num_rows if said is None else said}
         entry = replace(self.entry(number, generation), rows=written, code=CodeVersion(code, "1"), **changes)
         table = self.stored()
@@ -131,7 +133,9 @@ class Orders(StreamOnDisk):
                 ),
             )
         if line:
-            self.ledger_file.append(entry, {each.name: self.stored(each.name).version for each in self.stream.sinks.values()})
+            self.ledger_file.append(
+                entry, {each.name: self.stored(each.name).version for each in self.stream.sinks.values()}
+            )
 
     @property
     def path(self) -> Path:

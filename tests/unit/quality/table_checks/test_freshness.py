@@ -133,7 +133,7 @@ def test_a_stream_that_never_ran_has_no_lag(tmp_path: Path) -> None:
         lambda: Freshness(10),  # type: ignore[arg-type]
         lambda: Freshness("1 s", column=""),
         lambda: Freshness("1 s", severity="fatal"),  # type: ignore[arg-type]
-        lambda: Lag(),
+        Lag,
         lambda: Lag(records=-1),
     ],
 )
