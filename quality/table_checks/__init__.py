@@ -1,0 +1,33 @@
+"""Checks of a table that are no expectations on single rows. `base.py` has what they look at; docs/table-checks.md.
+
+    @suite(table="orders", checks=[Freshness("10 minutes"), UsualRows(), UniqueKey(), Reconciled()])
+
+Importing it needs neither Great Expectations nor Spark's JVM.
+"""
+
+from __future__ import annotations
+
+from quality.table_checks.base import Check, CheckedTable, Past, PastOutcomes
+from quality.table_checks.freshness import Freshness, Lag
+from quality.table_checks.reconciled import Reconciled
+from quality.table_checks.references import References
+from quality.table_checks.same_distribution import SameDistribution
+from quality.table_checks.same_schema import SameSchema
+from quality.table_checks.unique_key import UniqueKey
+from quality.table_checks.usual import UsualRows, UsualTotal
+
+__all__ = [
+    "Check",
+    "CheckedTable",
+    "Freshness",
+    "Lag",
+    "Past",
+    "PastOutcomes",
+    "Reconciled",
+    "References",
+    "SameDistribution",
+    "SameSchema",
+    "UniqueKey",
+    "UsualRows",
+    "UsualTotal",
+]

@@ -1,0 +1,190 @@
+"""Usual rows and totals: too few, too many, too short a history, equal numbers, recoveries, and shortened logs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quality.table_checks import Past, UsualRows, UsualTotal
+from streaming_jobs.errors import UsageError
+from streaming_jobs.stream import DeltaTable as Declared
+from tests.support.checked_tables import AT, Orders, Row, row, rows
+
+HOUR = 3600.0
+
+
+def history(now: float, *numbers: float, every: float = HOUR) -> list[Past]:
+    """Outcomes an hour apart, newest first."""
+    return [Past(number, now - every * (place + 1)) for place, number in enumerate(numbers)]
+
+
+STEADY = (100, 103, 98, 101, 99, 100, 102, 97, 100)
+
+
+def hours(counts: Sequence[int], **changes: Any) -> list[Row]:
+    """So many rows in each hour, the oldest first."""
+    made = []
+    for hour, count in enumerate(counts):
+        at = datetime.fromtimestamp(AT // HOUR * HOUR + hour * HOUR, UTC)
+        made += [row(i, at=at, **changes) for i in range(count)]
+    return made
+
+
+AFTER = AT + 1000 * HOUR
+
+
+@pytest.mark.parametrize(("count", "passed"), [(100, True), (97, True), (10, False), (1000, False), (0, False)])
+def test_the_rows_since_the_last_validation_are_compared_with_earlier_ones(
+    tmp_path: Path, count: int, passed: bool
+) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0)
+    orders.batch(1, rows(0, count))
+    now = time.time()
+    outcome = UsualRows().look(orders.checked(since=1, now=now, past=history(now, *STEADY)))
+    assert outcome.passed is passed and outcome.number == pytest.approx(count) and not outcome.error
+
+
+def test_an_upsert_counts_the_rows_that_batches_brought(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path, Declared("orders", keys=["id"]))
+    orders.batch(0)
+    orders.batch(1, rows(0, 10))
+    now = time.time()
+    assert UsualRows().look(orders.checked(since=1, now=now, past=history(now, 1.0))).number == pytest.approx(10)
+
+
+def test_a_short_history_passes_and_is_recorded(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0)
+    now = time.time()
+    outcome = UsualRows().look(orders.checked(since=0, now=now, past=history(now, *STEADY[:7])))
+    assert outcome.passed and "7 earlier of 8" in outcome.observed and outcome.number == pytest.approx(10)
+    assert "no earlier validation" in UsualRows().look(orders.checked()).observed
+
+
+def test_rows_are_counted_from_the_ledger_file_once_the_log_is_shorter(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    for number in range(4):
+        orders.batch(number)
+    orders.shorten()
+    now = time.time()
+    assert UsualRows().look(orders.checked(since=1, now=now, past=history(now, 1.0))).number == pytest.approx(30)
+
+
+def test_rows_that_neither_log_nor_ledger_knows_are_an_error(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    for number in range(4):
+        orders.batch(number, line=number > 2)
+    orders.shorten()
+    now = time.time()
+    outcome = UsualRows().look(orders.checked(since=1, now=now, past=history(now, 1.0)))
+    assert not outcome.passed and "cannot be counted" in outcome.error
+
+
+def test_after_a_recovery_nothing_is_judged(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0)
+    table = orders.stored()
+    table.mark(replace(orders.entry(0, 2), kind="publish", plan="p"))
+    now = time.time()
+    outcome = UsualRows().look(orders.checked(since=0, now=now, past=history(now, *STEADY)))
+    assert outcome.passed and "recovery" in outcome.observed and outcome.number is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "passed"),
+    [
+        ([*[10, 11, 9] * 4, 10, 1], True),  # the newest hour is still being filled
+        ([*[10, 11, 9] * 4, 1, 10], False),
+        ([*[10, 11, 9] * 4, 40, 10], False),
+        ([*[10, 11, 9] * 4, 0, 10], False),  # no row at all in the last whole hour
+        ([10] * 13, True),
+        ([*[10] * 12, 11, 10], True),  # equal numbers, and one within a tenth of them
+        ([*[10] * 12, 12, 10], False),
+        ([10, 90, 5], True),  # too short a history
+    ],
+)
+def test_the_newest_whole_window_is_compared_with_those_before_it(
+    tmp_path: Path, counts: list[int], passed: bool
+) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0, hours(counts))
+    outcome = UsualRows(time="at").look(orders.checked(now=AFTER))
+    assert outcome.passed is passed and outcome.number == counts[-2]
+
+
+def test_rows_of_the_future_are_no_window(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0, [*hours([10] * 12), row(1, at=datetime(2999, 1, 1, tzinfo=UTC)), row(2, at=None)])
+    assert UsualRows(time="at").look(orders.checked(now=AFTER)).number == 10
+
+
+def test_a_table_without_rows_or_with_one_is_not_judged(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    for content in ([], [row(1)], [row(2, at=None)]):
+        orders.batch(len(orders.checked().commits), content)
+        for check in (UsualRows(time="at"), UsualTotal("value", time="at")):
+            outcome = check.look(orders.checked(now=AFTER))
+            assert outcome.passed and "not judged" in outcome.observed
+
+
+@pytest.mark.parametrize("column", ["value", "price", "id"])
+def test_a_total_per_window_is_judged_whatever_the_type(tmp_path: Path, column: str) -> None:
+    for last, passed in ((10, True), (60, False)):
+        orders = Orders.begin(tmp_path / str(last))
+        orders.batch(0, hours([*[10] * 12, last, 1]))
+        assert UsualTotal(column, time="at").look(orders.checked(now=AFTER)).passed is passed
+
+
+def test_the_growth_of_a_total_is_compared_with_earlier_growth(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path, Declared("orders", keys=["id"]))
+    orders.batch(0, [row(0, value=1100.0), row(1, value=None)])
+    now = time.time()
+    steady = history(now, *[1000.0 - 100 * place for place in range(10)])
+    assert UsualTotal("value").look(orders.checked(now=now, past=steady)).passed
+    orders.batch(1, [row(0, value=9000.0)])
+    outcome = UsualTotal("value").look(orders.checked(now=now, past=steady))
+    assert not outcome.passed and outcome.number == 9000
+
+
+def test_a_sum_that_is_no_number_fails(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0, [row(0, value=float("nan")), row(1)])
+    outcome = UsualTotal("value").look(orders.checked())
+    assert not outcome.passed and outcome.number is None
+
+
+def test_nulls_only_are_a_total_of_zero(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0, rows(0, 3, value=None))
+    outcome = UsualTotal("value").look(orders.checked())
+    assert outcome.passed and outcome.number == 0
+
+
+def test_a_column_without_a_sum_is_an_error(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    assert "no sum" in UsualTotal("place").look(orders.checked()).error
+    assert "no time" in UsualTotal("id", time="place").look(orders.checked()).error
+    assert "did you mean 'price'" in UsualTotal("prise").look(orders.checked()).error
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda: UsualRows(threshold=0),
+        lambda: UsualRows(threshold=float("nan")),
+        lambda: UsualRows(at_least=1),
+        lambda: UsualRows(at_least=9, at_most=8),
+        lambda: UsualRows(window="often"),
+        lambda: UsualTotal(""),
+    ],
+)
+def test_options_are_checked_when_it_is_declared(declare: Any) -> None:
+    with pytest.raises(UsageError):
+        declare()
