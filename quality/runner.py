@@ -20,7 +20,8 @@ from quality.slice_request import SliceRequest, TimeRange
 from quality.slices import Slice, choose_slice, open_newest
 from quality.suite_set import Output, output_of
 from quality.suites import SliceKind, Suite
-from quality.table_looks import SuitePast, TableLook, outcomes_of_checks
+from quality.table_checks.base import CheckedTable
+from quality.table_looks import SuitePast, outcomes_of_checks
 from quality.validation import Engine, Outcome, Validation
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
@@ -84,7 +85,7 @@ def run_suite(settings: Settings, topology: Topology, suite: Suite, request: Run
     sample = evaluation.sample or {}
     outcomes = [outcome_of(each, sample, key, rows_in_slice=evaluation.rows) for each in evaluation.results]
     outcomes += [evaluation.raised] if evaluation.raised is not None else []
-    look = TableLook(
+    look = CheckedTable(
         settings=settings,
         stream=output.stream,
         declared=output.declared,

@@ -54,7 +54,11 @@ def plan(
     ] = None,
     before_first_broken: Annotated[
         str | None,
-        typer.Option(metavar="RULE", help="The same for a rule that has to hold for every row; it is then required."),
+        typer.Option(
+            metavar="RULE",
+            help="The same for a rule that has to hold for every row: SQL, or the name of a row rule or of a suite's "
+            "expectation. It is then required.",
+        ),
     ] = None,
     allow_bad: Annotated[
         bool,
@@ -70,6 +74,9 @@ def plan(
     require: Annotated[
         list[str] | None, typer.Option(metavar="SQL", help="Must hold for every rebuilt row; may be given again.")
     ] = None,
+    suites: Annotated[
+        bool, typer.Option("--suites/--no-suites", help="The stream's suites must pass before it is published.")
+    ] = True,
     max_changed: Annotated[
         str | None, typer.Option(metavar="5%", help="More rows than this may not change, come or go.")
     ] = None,
@@ -77,6 +84,7 @@ def plan(
     output: OutputOption = Output.text,
 ) -> None:
     """Show what a recovery would do, and keep that as a plan. Nothing of the stream is changed, and it may run on."""
+    from orchestration.suite_gate import condition_named, suites_of
     from reprocessing.explainer import explain
     from reprocessing.planning.first_bad_row import before_first_bad as search
     from reprocessing.planning.offline import look_for_plan
@@ -107,6 +115,8 @@ def plan(
             f"{len(chosen)} targets were given: {', '.join(kind for kind, _ in chosen) or 'none'}", "give exactly one"
         )
     kind, value = chosen[0]
+    if kind == "first-broken":
+        value = condition_named(call.settings, call.topology, selected, value)
     searched = {"first-bad": value, "first-broken": f"({value}) IS NOT TRUE"}.get(kind)
     kept_free = {"first-bad": f"({value}) IS NOT TRUE", "first-broken": value}.get(kind)
     if (allow_bad or exact) and searched is None:
@@ -114,7 +124,8 @@ def plan(
             "--allow-bad and --exact go with --before-first-bad and --before-first-broken only", "leave them out"
         )
     rules = [*(require or ()), *([kept_free] if kept_free is not None and not allow_bad else [])]
-    checks = Checks(tuple(dict.fromkeys(rules)), _share(max_changed))
+    gate = suites_of(call.settings, call.topology, selected) if suites else []
+    checks = Checks(tuple(dict.fromkeys(rules)), _share(max_changed), tuple(suite.name for suite in gate))
     snapshot = look_for_plan(call.settings, selected, lambda: _topics(call))
     if searched is not None:
         target, resolved = search(snapshot, searched, exact=exact, same_code=same_code)
@@ -271,14 +282,17 @@ def _stream_value(plan: StreamPlan) -> dict[str, Any]:
 
 
 def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Callable[[Recovery], None]) -> None:
+    from orchestration.suite_gate import suite_runner
     from reprocessing.executor import recovery_of
     from reprocessing.plans.plan_file import load
 
     call = invocation(context)
     plan = load(call.settings, name)
     log_to_stderr()
-    recovery = recovery_of(call.settings, call.topology.select(plan.names), _topics(call), plan, recovery_events(yes))
-    act(recovery)
+    streams, events = call.topology.select(plan.names), recovery_events(yes)
+    with suite_runner(call.settings, call.topology) as run_suite:
+        recovery = recovery_of(call.settings, streams, _topics(call), plan, events, run_suite=run_suite)
+        act(recovery)
     outcome = recovery.journal.outcome
     generations = {each.stream.name: each.record.generation for each in recovery.each()}
     if output is Output.json:

@@ -1,0 +1,105 @@
+"""Suites in a recovery: they judge the rebuilt rows before these are published, and name what a plan looks for.
+
+`reprocessing` knows no suites, and `quality` no recoveries; here they meet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.spelling import counted, instead
+
+if TYPE_CHECKING:
+    from quality.suite_set import SuiteSet
+    from quality.suites import Suite
+    from quality.validation import Outcome
+    from reprocessing.rebuild.context import RecoveryContext, RunSuite
+    from streaming_jobs.settings import Settings
+    from streaming_jobs.stream import Stream
+    from streaming_jobs.topology import Topology
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def suites_of(settings: Settings, topology: Topology, stream: Stream) -> list[Suite]:
+    """The suites on the tables of a stream."""
+    tables = {sink.name for sink in stream.sinks.values()}
+    return [suite for suite in _suites(settings, topology).suites.values() if suite.table in tables]
+
+
+@contextmanager
+def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
+    """Gives the function that runs suites on the staging tables of a recovery; Spark is started only if one needs it."""
+    session: list[Any] = []
+
+    def spark() -> Any:
+        from streaming_jobs.platform.spark import start
+
+        if not session:
+            session.append(start(settings, name="quality"))
+        return session[0]
+
+    def run(context: RecoveryContext, name: str) -> Iterable[str]:
+        from quality.runner import RunRequest, run_suite
+
+        (suite,) = _suites(settings, topology).select([name])
+        request = RunRequest(slice="all", record=False, docs=False, spark=spark)
+        try:
+            validation = run_suite(context.own, topology, suite, request)
+        except RecourseError as error:
+            return [f"it could not be run: {error.found}"]
+        return [_words(one) for one in validation.outcomes if not one.passed and one.severity == "critical"]
+
+    try:
+        yield run
+    finally:
+        for each in session:
+            each.stop()
+
+
+def condition_named(settings: Settings, topology: Topology, stream: Stream, text: str) -> str:
+    """The condition that a text stands for: the name of a row rule or of an expectation of a suite, else SQL itself.
+
+    Raises UsageError for the name of an expectation that is not about single rows of the stream's primary table.
+    """
+    for rule in stream.rules_of(stream.primary.name).rules:
+        if rule.name == text:
+            return rule.condition("datafusion")
+    if not _NAME.fullmatch(text):
+        return text
+    from quality.expectations import named
+    from quality.shared_rules import condition_of
+
+    known: list[str] = [rule.name for rule in stream.rules_of(stream.primary.name).rules]
+    for suite in suites_of(settings, topology, stream):
+        for each in named(suite.build(), [check.name for check in suite.checks]):
+            known.append(each.name)
+            if each.name != text:
+                continue
+            condition = condition_of(each) if suite.table == stream.primary.name else None
+            if condition is None:
+                what = "single rows" if suite.table == stream.primary.name else f"table {stream.primary.name}"
+                raise UsageError(
+                    f"expectation {text} of suite {suite.name} is not about {what}, so no first row can be looked for",
+                    "write the condition as SQL: --before-first-bad '...', or name a batch: --to-batch N",
+                )
+            return condition
+    raise UsageError(f"no rule and no expectation of stream {stream.name} is named '{text}'", instead(text, known))
+
+
+def _suites(settings: Settings, topology: Topology) -> SuiteSet:
+    from quality.suite_set import SuiteSet
+
+    return SuiteSet.of_settings(settings, topology)
+
+
+def _words(outcome: Outcome) -> str:
+    if outcome.error:
+        return f"{outcome.expectation} could not be evaluated: {outcome.error}"
+    rows = "" if outcome.failing is None else f", {counted(outcome.failing, 'row')} of {outcome.rows or 0:,}"
+    shown = "; ".join(", ".join(f"{n} {v}" for n, v in list(row.items())[:4]) for row in outcome.sample[:2])
+    return f"{outcome.expectation} fails{rows}{f' ({shown})' if shown else ''}"
