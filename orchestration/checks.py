@@ -10,7 +10,7 @@ or wiped the asset, it is reported again.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
@@ -36,12 +36,13 @@ AGAIN_AFTER = 900.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of the check of a stream's tables. `mark` changes only when the outcome does."""
+    """The outcome of the check of a stream's tables. `mark` changes only when the outcome does; `figures` are shown."""
 
     passed: bool
     severity: dg.AssetCheckSeverity
     mark: str
     text: str
+    figures: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
 
     def evaluation(self, key: dg.AssetCheckKey) -> dg.AssetCheckEvaluation:
         """The verdict on one table, as it is stored."""
@@ -51,7 +52,7 @@ class Verdict:
             passed=self.passed,
             severity=self.severity,
             description=self.text,
-            metadata={"verdict": dg.MetadataValue.text(self.mark)},
+            metadata={"verdict": dg.MetadataValue.text(self.mark), **self.figures},
         )
 
     def result(self, key: dg.AssetCheckKey) -> dg.AssetCheckResult:

@@ -56,9 +56,8 @@ def delete_older(instance: dg.DagsterInstance, limit: datetime) -> int:
     newest_events = sql.select(sql.func.max(events.id)).group_by(events.asset_key, events.dagster_event_type)
     newest_checks = sql.select(sql.func.max(checks.id)).group_by(checks.asset_key, checks.check_name)
     old_events = sql.and_(events.run_id == NO_RUN, events.timestamp < before, events.id.not_in(newest_events))
-    old_checks = sql.and_(
-        checks.run_id == NO_RUN, checks.evaluation_event_timestamp < before, checks.id.not_in(newest_checks)
-    )
+    # Also those of runs: Dagster leaves them when it deletes the run.
+    old_checks = sql.and_(checks.evaluation_event_timestamp < before, checks.id.not_in(newest_checks))
     # SQLite keeps two copies: one for all assets, and one as if "no run" were a run.
     for connection in (storage.index_connection, lambda: storage.run_connection(NO_RUN)):
         with connection() as open_connection:

@@ -1,0 +1,97 @@
+"""When suites are run: soon after their table was written, and in any case each `quality.every`, never doubled.
+
+Two things start runs, and each suite is run about once in `quality.every`:
+
+    condition   the table was materialised since the last tick of the clock: the suite is run, once per tick
+    schedule    at each tick: suites that have not been run for `quality.every`, because nothing was written, or because
+                the stream runs without Dagster. Table checks such as freshness fail when nothing happens
+
+`AutomationCondition.eager()` would start a run for each materialisation, so each minute; Great Expectations alone takes
+five seconds of CPU to import. Neither starts a suite that waits in the queue or runs: both read Dagster's storage.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+from dagster._core.storage.asset_check_execution_record import (
+    AssetCheckExecutionRecord,
+    AssetCheckExecutionRecordStatus,
+)
+
+PLANNED = AssetCheckExecutionRecordStatus.PLANNED
+EARLY = 0.9
+"""A suite that was run this part of `every` ago is due: ticks and starts vary by seconds."""
+
+
+def cron_of(every: timedelta) -> str:
+    """A cron expression for the interval, or the next shorter one that divides an hour or a day; a minute at least."""
+    minutes = max(1, int(every.total_seconds() // 60))
+    if minutes < 60:
+        step = max(n for n in range(1, 31) if 60 % n == 0 and n <= minutes)
+        return "* * * * *" if step == 1 else f"*/{step} * * * *"
+    step = max(n for n in range(1, 25) if 24 % n == 0 and n <= max(1, minutes // 60))
+    return {1: "0 * * * *", 24: "0 0 * * *"}.get(step, f"0 */{step} * * *")
+
+
+def when_written(every: timedelta) -> dg.AutomationCondition[Any]:
+    """Run a check once per tick of the clock in which its table was materialised, unless it waits or runs."""
+    cron = cron_of(every)
+    condition = dg.AutomationCondition.on_cron(cron) & ~dg.AutomationCondition.in_progress()
+    return condition.with_label(f"its table was written since {cron}, and it is not being run")
+
+
+def on_write(keys: Sequence[dg.AssetCheckKey], tags: dict[str, str]) -> dg.AutomationConditionSensorDefinition:
+    """The sensor that evaluates the checks' conditions; Dagster's daemon does so without the code server."""
+    return dg.AutomationConditionSensorDefinition(
+        "quality_when_written",
+        target=dg.AssetSelection.checks(*keys),
+        run_tags=tags,
+        minimum_interval_seconds=30,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Runs a suite soon after its table was written, at most once in quality.every.",
+    )
+
+
+def schedule(job: str, keys: Sequence[dg.AssetCheckKey], every: timedelta) -> dg.ScheduleDefinition:
+    """The schedule that runs what nothing else has run for `every`."""
+
+    @dg.schedule(
+        name=f"schedule_{job}",
+        job_name=job,
+        cron_schedule=cron_of(every),
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Runs the suites that have not been run for quality.every; skips those that wait or run.",
+    )
+    def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        due = due_checks(context.instance, keys, every, time.time())
+        if not due:
+            return dg.SkipReason("every suite has been run lately, or waits, or runs")
+        return dg.RunRequest(asset_check_keys=due)
+
+    return tick
+
+
+def due_checks(
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], every: timedelta, now: float
+) -> list[dg.AssetCheckKey]:
+    """The checks that have not been executed for `every` and are not waiting or running; `now` is since 1970."""
+    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
+    unfinished = _unfinished(instance, known.values())
+    limit = now - EARLY * every.total_seconds()
+    return [
+        key
+        for key in keys
+        if (record := known.get(key)) is None or (record.run_id not in unfinished and record.create_timestamp <= limit)
+    ]
+
+
+def _unfinished(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:
+    """Of the runs that have not given their result: those that wait or run."""
+    planned = {record.run_id for record in records if record.status is PLANNED}
+    runs = instance.get_runs(dg.RunsFilter(run_ids=list(planned))) if planned else []
+    return {run.run_id for run in runs if not run.is_finished}
