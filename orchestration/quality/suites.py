@@ -116,7 +116,7 @@ class SuiteChecks:
             required_resource_keys={SPARK},
         )
         def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-            context.instance.add_run_tags(context.run_id, {WORKER_TAG: identity()})
+            context.instance.add_run_tags(context.op_execution_context.run_id, {WORKER_TAG: identity()})
             spark = getattr(context.op_execution_context.resources, SPARK)
             self.begin()
             with one_at_a_time(self.settings.home / "quality.lock", context.log.info):

@@ -82,7 +82,7 @@ def _only_warns(outcome: Outcome) -> bool:
 def _in_words(validation: Validation, failed: Sequence[Outcome]) -> str:
     count, where = len(validation.outcomes), f"{_rows(validation.rows)}: {validation.slice}"
     if not failed:
-        return f"All {count} expectations passed on {where}." if count else f"Nothing was expected of {where}."
+        return f"{count} of {count} expectations passed on {where}." if count else f"Nothing was expected of {where}."
     named = [_failure(outcome) for outcome in _worst_first(failed)[:MOST_NAMED]]
     further = len(failed) - len(named)
     tail = f"; and {further} more" if further else ""
