@@ -186,8 +186,8 @@ def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.
         name="retention",
         minimum_interval_seconds=600,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Deletes finished sessions and runs of suites, and figures, verdicts and alerts of tables, that are "
-        "older than the setting dagster.keep_runs; some at a time.",
+        description="Deletes finished sessions and runs of suites, and figures, verdicts and alerts of tables, that "
+        "are older than the setting dagster.keep_runs; some at a time.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         instance, deleted = context.instance, 0

@@ -25,6 +25,7 @@ from dagster._core.storage.asset_check_execution_record import (
 
 from orchestration.quality.delivery import SENDERS, Failure, receivers
 from orchestration.quality.transitions import Alerts, Receiver, Seen, State, Transition
+from orchestration.quality.verdict import RUN
 from orchestration.sessions.events import report_without_run
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import QualitySettings
@@ -134,7 +135,7 @@ def _seen(
         state=_state(evaluation),
         text=evaluation.description or "",
         at=at,
-        run=record.run_id,
+        run=record.run_id or str(evaluation.metadata[RUN].value if RUN in evaluation.metadata else ""),
         stream=stream,
     )
 
@@ -161,5 +162,5 @@ def _without_outcome(key: dg.AssetCheckKey, run: str) -> dg.AssetCheckEvaluation
         passed=False,
         severity=dg.AssetCheckSeverity.ERROR,
         description=f"Run {run[:8]} failed before it had evaluated this check; its log says why.",
-        metadata={"run": dg.MetadataValue.dagster_run(run)},
+        metadata={RUN: dg.MetadataValue.dagster_run(run)},
     )

@@ -12,7 +12,7 @@ from orchestration import checks
 from orchestration.quality import rules, when
 from orchestration.quality.alerts import CheckAlerts
 from orchestration.quality.rules import RuleChecks, RuleCount, RuleCounts, RuledTable
-from orchestration.quality.suites import JOB, RUN_TAGS, RunSuite, SparkFactory, SuiteChecks
+from orchestration.quality.suites import JOB, RUN_TAGS, STEP, RunSuite, SparkFactory, SuiteChecks
 from quality.suites import Suite
 from quality.validation import Validation
 from streaming_jobs.errors import ConfigurationError
@@ -58,8 +58,9 @@ def parts(found: Declared, topology: Topology, settings: Settings, jobs: Sequenc
     writer = {table: stream.name for stream in topology.streams.values() for table in stream.table_names}
     suites = SuiteChecks(found.suites, settings, found.run)
     suites.refuse_misfits(list(writer), taken=(checks.NAME, rules.NAME))
-    if found.suites and JOB in jobs:
-        raise ConfigurationError(f"resources.jobs.{JOB}: this name is that of the suites' job", "rename the job")
+    ours = {JOB, STEP} if found.suites else set()
+    if taken := sorted(ours & set(jobs)):
+        raise ConfigurationError(f"resources.jobs.{taken[0]}: this name is that of the suites' job", "rename the job")
     row_rules = RuleChecks(found.ruled, settings, found.counts)
     keys = list(suites.by_key)
     health = [checks.check_key(sink.name) for stream in topology.streams.values() for sink in stream.sinks.values()]

@@ -36,8 +36,8 @@ from streaming_jobs.settings import Settings
 
 log = structlog.get_logger()
 
-JOB = "quality"
-"""The job, and the step in it."""
+JOB, STEP = "quality", "suites"
+"""The job, and the step in it: Dagster wants two names."""
 RUN_TAGS = {
     KIND_TAG: QUALITY_KIND,
     "dagster/priority": "-10",
@@ -72,7 +72,7 @@ class SuiteChecks:
     suites: Sequence[Suite]
     settings: Settings
     run: RunSuite
-    begin: Callable[[], None] = field(default=lower_priority)
+    begin: Callable[[], None] = field(default_factory=lambda: lower_priority)
 
     @property
     def by_key(self) -> dict[dg.AssetCheckKey, Suite]:
@@ -101,7 +101,7 @@ class SuiteChecks:
             return []
 
         @dg.multi_asset_check(
-            name=JOB,
+            name=STEP,
             specs=[
                 dg.AssetCheckSpec(
                     suite.name,
@@ -116,14 +116,15 @@ class SuiteChecks:
             required_resource_keys={SPARK},
         )
         def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-            context.instance.add_run_tags(context.op_execution_context.run_id, {WORKER_TAG: identity()})
+            run_id = context.op_execution_context.run_id
+            context.instance.add_run_tags(run_id, {WORKER_TAG: identity()})
             spark = getattr(context.op_execution_context.resources, SPARK)
             self.begin()
             with one_at_a_time(self.settings.home / "quality.lock", context.log.info):
                 for key in sorted(context.selected_asset_check_keys):
                     verdict = self.evaluate(by_key[key], lambda: spark.spark_session)
                     yield verdict.result(key)
-                    report_without_run(context.instance, verdict.evaluation(key))
+                    report_without_run(context.instance, verdict.evaluation(key, run_id))
 
         return [evaluate]
 

@@ -18,6 +18,8 @@ MOST_TABLES = 10
 """Failing expectations whose rows are shown: an event of Dagster is stored whole."""
 MOST_NAMED = 5
 """Failing expectations that the description names."""
+RUN = "run"
+"""Metadata with the run that an outcome is of."""
 _LONGEST_CELL = 200
 _LONGEST_TEXT = 2000
 _EXACT = 2**53
@@ -44,15 +46,15 @@ class SuiteVerdict:
             metadata=self.metadata,
         )
 
-    def evaluation(self, key: dg.AssetCheckKey) -> dg.AssetCheckEvaluation:
-        """The outcome as it is stored without a run."""
+    def evaluation(self, key: dg.AssetCheckKey, run: str) -> dg.AssetCheckEvaluation:
+        """The outcome as it is stored without a run; it names the one that it is of."""
         return dg.AssetCheckEvaluation(
             asset_key=key.asset_key,
             check_name=key.name,
             passed=self.passed,
             severity=self.severity,
             description=self.text,
-            metadata=self.metadata,
+            metadata={**self.metadata, RUN: dg.MetadataValue.dagster_run(run)},
         )
 
 

@@ -54,7 +54,7 @@ def webhook(**options: Any) -> Iterator[Webhook]:
 
         do_GET = do_POST
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             """Nothing on stderr."""
 
     with ThreadingHTTPServer(("127.0.0.1", receiver.port), Handler) as server:

@@ -26,7 +26,7 @@ from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from tests.support.validations import validation
 
-ROWS, STOCK = Suite("orders_rows", "orders", lambda: []), Suite("stock_rows", "stock", lambda: [])
+ROWS, STOCK = Suite("orders_rows", "orders", list), Suite("stock_rows", "stock", list)
 GOOD, BAD = Outcome("id", "unique", passed=True), Outcome("total", "between", passed=False, failing=2, rows=9)
 
 
@@ -198,9 +198,9 @@ def test_a_check_executed_from_its_page_waits_for_the_run_that_evaluates_suites(
 @pytest.mark.parametrize(
     ("suite", "found"),
     [
-        (Suite("x", "oders", lambda: []), "about table 'oders', and no stream writes it"),
-        (Suite("health", "orders", lambda: []), "two checks named health"),
-        (Suite("orders_rows", "orders", lambda: [], description="a second one"), "two checks named orders_rows"),
+        (Suite("x", "oders", list), "about table 'oders', and no stream writes it"),
+        (Suite("health", "orders", list), "two checks named health"),
+        (Suite("orders_rows", "orders", list, description="a second one"), "two checks named orders_rows"),
     ],
 )
 def test_a_suite_that_fits_no_table_or_has_the_name_of_another_check_is_refused(

@@ -20,8 +20,8 @@ from orchestration.quality.transitions import (
 NOW = 1_000_000.0
 
 
-def seen(state: State, id: int = 1, check: str = "health", text: str = "...") -> Seen:
-    return Seen(check, "orders", id, state, text, NOW, "run", "orders")
+def seen(state: State, record: int = 1, check: str = "health", text: str = "...") -> Seen:
+    return Seen(check, "orders", record, state, text, NOW, "run", "orders")
 
 
 def told(*states: State) -> list[tuple[str, str]]:
