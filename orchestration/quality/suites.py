@@ -4,7 +4,7 @@
     job `quality`  all of them; its runs are those of the schedule and of the launchpad (`when.py`)
     session        Spark's, for suites that need it, one for each run (`spark_session.py`)
 
-An outcome is stored twice, in the run and without a run: Dagster counts a check's run only until the table is
+An outcome is made to count as one without a run: Dagster counts the outcome of a run only until the table is
 materialised again, which a stream does each minute, and then shows the check as if it had never been executed.
 
 (No postponed annotations here: Dagster looks at the type of a step's `context`.)
@@ -24,7 +24,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from orchestration.quality.verdict import SuiteVerdict, of_exception, of_validation
 from orchestration.quality.when import when_written
-from orchestration.sessions.events import report_without_run
+from orchestration.sessions.events import belongs_to_no_run
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.supervisor import identity
 from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND, WORKER_TAG
@@ -122,9 +122,8 @@ class SuiteChecks:
             self.begin()
             with one_at_a_time(self.settings.home / "quality.lock", context.log.info):
                 for key in sorted(context.selected_asset_check_keys):
-                    verdict = self.evaluate(by_key[key], lambda: spark.spark_session)
-                    yield verdict.result(key)
-                    report_without_run(context.instance, verdict.evaluation(key, run_id))
+                    yield self.evaluate(by_key[key], lambda: spark.spark_session).result(key, run_id)
+                    belongs_to_no_run(context.instance, key, run_id)
 
         return [evaluate]
 

@@ -20,7 +20,8 @@ MOST_NAMED = 5
 """Failing expectations that the description names."""
 RUN = "run"
 """Metadata with the run that an outcome is of."""
-_LONGEST_CELL = 200
+_MOST_COLUMNS, _LONGEST_CELL = 10, 60
+"""What is wider makes the whole page wider, and its text runs out of the window."""
 _LONGEST_TEXT = 2000
 _EXACT = 2**53
 """JavaScript, so the UI, rounds integers above it."""
@@ -28,27 +29,16 @@ _EXACT = 2**53
 
 @dataclass(frozen=True)
 class SuiteVerdict:
-    """The outcome of a check, to be returned by a step and to be stored without a run."""
+    """The outcome of a check."""
 
     passed: bool
     severity: dg.AssetCheckSeverity
     text: str
     metadata: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
 
-    def result(self, key: dg.AssetCheckKey) -> dg.AssetCheckResult:
-        """The outcome as a step returns it."""
+    def result(self, key: dg.AssetCheckKey, run: str) -> dg.AssetCheckResult:
+        """The outcome as a step returns it; it names the run that it is of."""
         return dg.AssetCheckResult(
-            asset_key=key.asset_key,
-            check_name=key.name,
-            passed=self.passed,
-            severity=self.severity,
-            description=self.text,
-            metadata=self.metadata,
-        )
-
-    def evaluation(self, key: dg.AssetCheckKey, run: str) -> dg.AssetCheckEvaluation:
-        """The outcome as it is stored without a run; it names the one that it is of."""
-        return dg.AssetCheckEvaluation(
             asset_key=key.asset_key,
             check_name=key.name,
             passed=self.passed,
@@ -106,7 +96,7 @@ def _worst_first(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg.MetadataValue]:
-    """In the order in which an operator needs it: what failed and what to do, then where, then the numbers."""
+    """The page sorts it by name, so the names are such that what to do stands above the tables of failing rows."""
     with_rows = [outcome for outcome in _worst_first(failed) if outcome.sample]
     tables = {
         f"failing rows: {outcome.expectation}": table(outcome.sample[:MOST_ROWS]) for outcome in with_rows[:MOST_TABLES]
@@ -114,11 +104,11 @@ def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg
     found: dict[str, dg.MetadataValue] = {}
     if validation.first_failing is not None:
         first = validation.first_failing
-        found["put it right with"] = dg.MetadataValue.text(first.command)
-        found["first failing row"] = dg.MetadataValue.text(
+        found["broken since"] = dg.MetadataValue.text(
             f"batch {first.batch} of generation {first.generation}, by {first.expectation}"
         )
-        found["written by code"] = dg.MetadataValue.text(first.code)
+        found["code that wrote it"] = dg.MetadataValue.text(first.code)
+        found["command to put it right"] = dg.MetadataValue.text(first.command)
     found |= tables
     if len(with_rows) > MOST_TABLES:
         found["further failing"] = dg.MetadataValue.text(", ".join(o.expectation for o in with_rows[MOST_TABLES:]))
@@ -144,8 +134,8 @@ def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """Rows as a table: their columns in the order of the first row that has each, cells that are not simple as text."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    """Rows as a table: the first columns, a null as `null` (the page would show nothing), other values as text."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))[:_MOST_COLUMNS]
     records = [{name: _cell(row.get(name)) for name in columns} for row in rows]
     return dg.MetadataValue.table(
         [dg.TableRecord(record) for record in records],
@@ -153,8 +143,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
     )
 
 
-def _cell(value: Any) -> str | int | float | bool | None:
-    if value is None or isinstance(value, bool):
+def _cell(value: Any) -> str | int | float | bool:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
         return value
     if isinstance(value, int) and abs(value) <= _EXACT:
         return int(value)
@@ -165,7 +157,7 @@ def _cell(value: Any) -> str | int | float | bool | None:
 
 
 def _type(cells: Iterable[object]) -> str:
-    kinds = {type(cell).__name__ for cell in cells if cell is not None}
+    kinds = {type(cell).__name__ for cell in cells if cell != "null"}
     return kinds.pop() if len(kinds) == 1 else "str"
 
 

@@ -4,7 +4,8 @@ Two things start runs, and each suite is run about once in `quality.every`:
 
     condition   the table was materialised since the last tick of the clock: the suite is run, once per tick
     schedule    at each tick: suites that have not been run for `quality.every`, because nothing was written, or because
-                the stream runs without Dagster. Table checks such as freshness fail when nothing happens
+                the stream runs without Dagster: table checks such as freshness fail when nothing happens. A table that
+                is being written is left to the condition, unless that is late
 
 `AutomationCondition.eager()` would start a run for each materialisation, so each minute; Great Expectations alone takes
 five seconds of CPU to import. Neither starts a suite that waits in the queue or runs: both read Dagster's storage.
@@ -24,8 +25,8 @@ from dagster._core.storage.asset_check_execution_record import (
 )
 
 PLANNED = AssetCheckExecutionRecordStatus.PLANNED
-EARLY = 0.9
-"""A suite that was run this part of `every` ago is due: ticks and starts vary by seconds."""
+EARLY, LATE = 0.9, 1.5
+"""Times `every`: a suite that was run so long ago is due (ticks vary by seconds), also while its table is written."""
 
 
 def cron_of(every: timedelta) -> str:
@@ -82,12 +83,23 @@ def due_checks(
     """The checks that have not been executed for `every` and are not waiting or running; `now` is since 1970."""
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
     unfinished = _unfinished(instance, known.values())
-    limit = now - EARLY * every.total_seconds()
-    return [
-        key
-        for key in keys
-        if (record := known.get(key)) is None or (record.run_id not in unfinished and record.create_timestamp <= limit)
-    ]
+    seconds = every.total_seconds()
+    written = _written_since(instance, keys, now - seconds)
+
+    def is_due(key: dg.AssetCheckKey) -> bool:
+        if (record := known.get(key)) is None:
+            return True
+        patience = seconds * (LATE if key.asset_key in written else EARLY)
+        return record.run_id not in unfinished and now - record.create_timestamp >= patience
+
+    return [key for key in keys if is_due(key)]
+
+
+def _written_since(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], moment: float) -> set[dg.AssetKey]:
+    """The tables that were materialised since."""
+    records = instance.get_asset_records(list({key.asset_key for key in keys}))
+    newest = {record.asset_entry.asset_key: record.asset_entry.last_materialization for record in records}
+    return {key for key, event in newest.items() if event is not None and event.timestamp >= moment}
 
 
 def _unfinished(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:

@@ -106,15 +106,16 @@ def test_the_outcome_counts_for_the_table_also_after_its_next_materialisation(
     tmp_path: Path, instance: dg.DagsterInstance
 ) -> None:
     instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
-    Runs(tmp_path, instance, lambda *_: validation(BAD)).execute(ROWS)
+    done = Runs(tmp_path, instance, lambda *_: validation(BAD)).execute(ROWS)
     instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
     key = check_key(ROWS)
-    newest = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+    (newest,) = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
     # Dagster compares the runs of check and materialisation; those of a stream belong to none.
     assert newest.run_id == NO_RUN
     assert newest.evaluation is not None
     assert not newest.evaluation.passed
     assert "failing: total" in newest.evaluation.metadata
+    assert newest.evaluation.metadata["run"] == dg.MetadataValue.dagster_run(done.run_id)
 
 
 class FakeRuntime:

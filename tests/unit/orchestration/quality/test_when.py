@@ -11,6 +11,7 @@ import pytest
 from dagster import evaluate_automation_conditions
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
+from orchestration.quality import when
 from orchestration.quality.when import cron_of, due_checks, when_written
 
 REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("streams"), "__repository__")
@@ -71,6 +72,25 @@ def test_a_suite_is_due_about_every_after_its_last_execution(
         dg.AssetCheckEvaluation(asset_key=KEY.asset_key, check_name=KEY.name, passed=True)
     )
     assert bool(due_checks(instance, [KEY], EVERY, time.time() + ago)) is due
+
+
+@pytest.mark.parametrize(("ago", "due"), [(299, False), (449, False), (451, True)])
+def test_a_table_that_is_being_written_is_left_to_its_condition_unless_that_is_late(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, ago: float, due: bool
+) -> None:
+    instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(asset_key=KEY.asset_key, check_name=KEY.name, passed=True)
+    )
+    monkeypatch.setattr(when, "_written_since", lambda _, keys, moment: {key.asset_key for key in keys})
+    assert bool(due_checks(instance, [KEY], EVERY, time.time() + ago)) is due
+
+
+def test_a_table_counts_as_written_while_it_is_materialised(instance: dg.DagsterInstance) -> None:
+    now = time.time()
+    assert when._written_since(instance, [KEY], now - 60) == set()
+    instance.report_runless_asset_event(dg.AssetMaterialization(KEY.asset_key))
+    assert when._written_since(instance, [KEY], now - 60) == {KEY.asset_key}
+    assert when._written_since(instance, [KEY], now + 60) == set()
 
 
 @pytest.mark.parametrize(
