@@ -60,7 +60,11 @@ def location(
     ]
     health = HealthChecks(list(topology.streams.values()), all_sessions, settings, fault)
     quality = parts(
-        suites_and_rules or declared(settings, topology), topology, settings, [job.key for job in bundle.jobs]
+        suites_and_rules or declared(settings, topology),
+        topology,
+        settings,
+        jobs=[job.key for job in bundle.jobs],
+        health=health.keys,
     )
     made = dg.Definitions(
         asset_checks=[*health.definitions(), *quality.asset_checks],

@@ -27,6 +27,7 @@ from orchestration.quality.delivery import SENDERS, Failure, receivers
 from orchestration.quality.transitions import Alerts, Receiver, Seen, State, Transition
 from orchestration.quality.verdict import RUN
 from orchestration.sessions.events import report_without_run
+from orchestration.sessions.verdicts import ON_PURPOSE
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import QualitySettings
 
@@ -119,7 +120,7 @@ def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, 
                 key, limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
             )
             record = next(iter(history), None)
-        if record is not None and record.evaluation is not None:
+        if record is not None and record.evaluation is not None and not _on_purpose(record.evaluation):
             found.append(_seen(key, record, record.evaluation, stream_of[key]))
     return found
 
@@ -144,6 +145,12 @@ def _state(evaluation: dg.AssetCheckEvaluation) -> State:
     if evaluation.passed:
         return "passed"
     return "warning" if evaluation.severity is dg.AssetCheckSeverity.WARN else "failed"
+
+
+def _on_purpose(evaluation: dg.AssetCheckEvaluation) -> bool:
+    """True for a stream that was stopped, or is being recovered: its state before it counts until it runs again."""
+    mark = evaluation.metadata.get("verdict")
+    return not evaluation.passed and mark is not None and mark.value in ON_PURPOSE
 
 
 def _failed(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:

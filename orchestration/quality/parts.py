@@ -8,7 +8,6 @@ from typing import Any
 
 import dagster as dg
 
-from orchestration import checks
 from orchestration.quality import rules, when
 from orchestration.quality.alerts import CheckAlerts
 from orchestration.quality.rules import RuleChecks, RuleCount, RuleCounts, RuledTable
@@ -53,17 +52,21 @@ class QualityParts:
     resources: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parts(found: Declared, topology: Topology, settings: Settings, jobs: Sequence[str]) -> QualityParts:
-    """All of them; raises ConfigurationError for a suite that fits no table, or a job YAML that has a job `quality`."""
+def parts(
+    found: Declared, topology: Topology, settings: Settings, jobs: Sequence[str], health: Sequence[dg.AssetCheckKey]
+) -> QualityParts:
+    """All of them; `jobs` are those of the bundle, `health` the checks that there are besides.
+
+    Raises ConfigurationError for a suite that fits no table, and for a job YAML with a job `quality`.
+    """
     writer = {table: stream.name for stream in topology.streams.values() for table in stream.table_names}
     suites = SuiteChecks(found.suites, settings, found.run)
-    suites.refuse_misfits(list(writer), taken=(checks.NAME, rules.NAME))
+    suites.refuse_misfits(list(writer), taken=[rules.NAME, *{key.name for key in health}])
     ours = {JOB, STEP} if found.suites else set()
     if taken := sorted(ours & set(jobs)):
         raise ConfigurationError(f"resources.jobs.{taken[0]}: this name is that of the suites' job", "rename the job")
     row_rules = RuleChecks(found.ruled, settings, found.counts)
     keys = list(suites.by_key)
-    health = [checks.check_key(sink.name) for stream in topology.streams.values() for sink in stream.sinks.values()]
     all_keys = [*health, *keys, *(ruled.key for ruled in found.ruled)]
     alerts = CheckAlerts({key: writer[key.asset_key.to_user_string()] for key in all_keys}, settings)
     return QualityParts(

@@ -14,11 +14,13 @@ from typing import Literal, Protocol
 
 import dagster as dg
 
-from orchestration.checks import LOOK_EVERY, Verdict, to_tell
 from orchestration.sessions.reporting import table_key
+from orchestration.sessions.verdicts import Verdict, to_tell
 from streaming_jobs.settings import Settings
 
 NAME = "rules"
+LOOK_EVERY = 15
+"""Seconds between two ticks of the sensor."""
 RECENT = 3600.0
 """Seconds for which rows that broke a rule keep the check from being green."""
 

@@ -2,7 +2,7 @@
 
 Two things start runs, and each suite is run about once in `quality.every`:
 
-    condition   the table was materialised since the last tick of the clock: the suite is run, once per tick
+    condition   a tick of the clock, if the table was materialised since the suite's last run
     schedule    at each tick: suites that have not been run for `quality.every`, because nothing was written, or because
                 the stream runs without Dagster: table checks such as freshness fail when nothing happens. A table that
                 is being written is left to the condition, unless that is late
@@ -40,10 +40,16 @@ def cron_of(every: timedelta) -> str:
 
 
 def when_written(every: timedelta) -> dg.AutomationCondition[Any]:
-    """Run a check once per tick of the clock in which its table was materialised, unless it waits or runs."""
+    """Run a check at a tick of the clock if its table was materialised since its last run, unless it waits or runs.
+
+    `AutomationCondition.on_cron` asks for a materialisation after the tick: one that is noticed together with the next
+    tick does not count, and with ticks each minute none may ever count.
+    """
     cron = cron_of(every)
-    condition = dg.AutomationCondition.on_cron(cron) & ~dg.AutomationCondition.in_progress()
-    return condition.with_label(f"its table was written since {cron}, and it is not being run")
+    ticked = dg.AutomationCondition.cron_tick_passed(cron).since_last_handled()
+    written = dg.AutomationCondition.any_deps_updated().since_last_handled()
+    condition = ticked & written & ~dg.AutomationCondition.in_progress()
+    return condition.with_label(f"since its last run the clock ({cron}) has ticked and its table was written")
 
 
 def on_write(keys: Sequence[dg.AssetCheckKey], tags: dict[str, str]) -> dg.AutomationConditionSensorDefinition:

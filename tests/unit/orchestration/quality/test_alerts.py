@@ -20,6 +20,7 @@ from orchestration.quality.suites import RUN_TAGS
 from orchestration.quality.transitions import LONGEST_PAUSE, Alerts
 from orchestration.sessions.events import delete_older, report_without_run
 from orchestration.sessions.tags import WORKER_TAG
+from orchestration.sessions.verdicts import Verdict
 from streaming_jobs.settings import Settings
 from tests.support.receivers import Webhook, mail_server, webhook
 
@@ -128,6 +129,24 @@ def test_a_sender_that_raises_loses_nothing_and_tells_no_secret(instance: dg.Dag
     with structlog.testing.capture_logs() as logged:
         assert "sending raised RuntimeError; 1 wait" in ticks.tick()
     assert SECRET not in str(logged)
+
+
+def test_a_stream_that_is_stopped_on_purpose_or_recovered_is_no_change(instance: dg.DagsterInstance) -> None:
+    with webhook() as hook:
+        ticks = Ticks(instance, webhook=hook.url)
+        error, warn = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+        for verdict in (
+            Verdict(True, error, "well", "orders is running"),
+            Verdict(False, warn, "stopped", "orders is stopped"),
+            Verdict(True, error, "well", "orders is running"),
+            Verdict(False, error, "red: dead", "orders is dead"),
+            Verdict(False, warn, "recovering", "orders is recovering"),
+            Verdict(False, warn, "job YAML: line 3", "orders is running; databricks.yml:3"),
+            Verdict(True, error, "well", "orders is running"),
+        ):
+            report_without_run(instance, verdict.evaluation(KEY))
+            ticks.tick()
+        assert states(hook) == ["failed", "warning", "passed"]
 
 
 def planned(instance: dg.DagsterInstance, status: dg.DagsterRunStatus, worker: str = "") -> dg.DagsterRun:
