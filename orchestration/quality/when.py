@@ -47,7 +47,8 @@ def when_written(every: timedelta) -> dg.AutomationCondition[Any]:
     """
     cron = cron_of(every)
     ticked = dg.AutomationCondition.cron_tick_passed(cron).since_last_handled()
-    written = dg.AutomationCondition.any_deps_updated().since_last_handled()
+    updated: dg.AutomationCondition[Any] = dg.AutomationCondition.any_deps_updated()
+    written = updated.since_last_handled()
     condition = ticked & written & ~dg.AutomationCondition.in_progress()
     return condition.with_label(f"since its last run the clock ({cron}) has ticked and its table was written")
 
