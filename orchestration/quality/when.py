@@ -46,10 +46,9 @@ def when_written(every: timedelta) -> dg.AutomationCondition[Any]:
     tick does not count, and with ticks each minute none may ever count.
     """
     cron = cron_of(every)
-    ticked = dg.AutomationCondition.cron_tick_passed(cron).since_last_handled()
-    updated: dg.AutomationCondition[Any] = dg.AutomationCondition.any_deps_updated()
-    written = updated.since_last_handled()
-    condition = ticked & written & ~dg.AutomationCondition.in_progress()
+    tick: dg.AutomationCondition[Any] = dg.AutomationCondition.cron_tick_passed(cron)
+    written: dg.AutomationCondition[Any] = dg.AutomationCondition.any_deps_updated()
+    condition = tick.since_last_handled() & written.since_last_handled() & ~dg.AutomationCondition.in_progress()
     return condition.with_label(f"since its last run the clock ({cron}) has ticked and its table was written")
 
 
