@@ -20,7 +20,7 @@ MOST_NAMED = 5
 """Failing expectations that the description names."""
 RUN = "run"
 """Metadata with the run that an outcome is of."""
-_MOST_COLUMNS, _LONGEST_CELL = 10, 60
+_MOST_COLUMNS, _LONGEST_CELL = 10, 40
 """What is wider makes the whole page wider, and its text runs out of the window."""
 _LONGEST_TEXT = 2000
 _EXACT = 2**53
