@@ -1,6 +1,6 @@
 """The check `rules` of each table with row rules: how many rows broke which rule, from the stream's own files.
 
-Row rules are judged in the batches (`streaming_jobs/rules.py`), so nothing is evaluated here: a sensor reads the counts
+Row rules are judged in the batches, so nothing is evaluated here: a sensor reads the counts
 that the batches have left and reports changes, as `orchestration/checks.py` does for `health`. A table is yellow while
 rows broke a rule within the last hour, and red if that rule stops its stream.
 

@@ -126,10 +126,10 @@ def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg
         "seconds": dg.MetadataValue.float(round(validation.seconds, 3)),
     }
     for outcome in validation.outcomes:
-        if outcome.failing is not None:
-            found[f"failing: {outcome.expectation}"] = dg.MetadataValue.int(outcome.failing)
         if outcome.number is not None and math.isfinite(outcome.number):
             found[f"observed: {outcome.expectation}"] = dg.MetadataValue.float(float(outcome.number))
+        elif outcome.failing is not None:  # one plot for each expectation
+            found[f"failing: {outcome.expectation}"] = dg.MetadataValue.int(outcome.failing)
     return found
 
 

@@ -92,18 +92,22 @@ def test_cells_that_the_page_would_show_wrongly_are_text() -> None:
 def test_every_number_is_plotted_and_the_rest_is_what_an_operator_looks_for() -> None:
     first = FirstFailing("total_between", 2, 118, "3f2a", "recourse recover plan orders --before-first-broken x")
     found = validation(
-        failed("total_between", number=0.5), outcome("rows_enough", number=12), outcome("odd", number=float("inf"))
+        failed("total_between", number=0.5),
+        failed("id_unique"),
+        outcome("rows_enough", number=12),
+        outcome("odd", number=float("inf")),
     )
     metadata = of_validation(replace(found, first_failing=first, docs="/home/docs/orders.html")).metadata
     assert metadata["observed: total_between"] == dg.MetadataValue.float(0.5)
     assert metadata["observed: rows_enough"] == dg.MetadataValue.float(12.0)
-    assert metadata["failing: total_between"] == dg.MetadataValue.int(17)
+    assert metadata["failing: id_unique"] == dg.MetadataValue.int(17)
+    assert "failing: total_between" not in metadata, "one plot for each"
     assert "observed: odd" not in metadata
     assert metadata["command to put it right"].value == first.command
     assert metadata["broken since"].value == "batch 118 of generation 2, by total_between"
     assert metadata["code that wrote it"].value == "3f2a"
     names = sorted(metadata)  # as the page does
-    rows = names.index("failing: total_between")
+    rows = names.index("failing: id_unique")
     assert max(names.index(name) for name in ("broken since", "command to put it right", "data docs")) < rows
     assert metadata["data docs"] == dg.MetadataValue.path("/home/docs/orders.html")
     assert metadata["stream"].value == "orders"
