@@ -189,8 +189,10 @@ _COLUMNS = {
     "orchestration.cli": 0,
     "orchestration.local_dagster": 0,
     "orchestration": 0,
+    "orchestration.quality": 0,
     "orchestration.sessions": 0,
     "orchestration.bundle": 0,
+    "quality": 0,
     "reprocessing": 1,
     "reprocessing.stages": 1,
     "reprocessing.rebuild": 1,
@@ -214,7 +216,7 @@ _COLUMNS = {
     "streaming_jobs": 2,
 }
 """Where a room stands from left to right; how high follows from the arrows. A new room has to be given a place."""
-_COLOURS = {"streaming_jobs": "#e8f1fb", "reprocessing": "#fdeee0", "orchestration": "#eaf6e9"}
+_COLOURS = {"streaming_jobs": "#e8f1fb", "reprocessing": "#fdeee0", "quality": "#f4ecfa", "orchestration": "#eaf6e9"}
 _WIDE, _HIGH, _GAP, _ROW = 210, 78, 34, 122
 
 

@@ -2,8 +2,7 @@
 
 A sensor looks at the streams' files (`streaming_jobs.state.health`: no Spark, no broker) and reports every change of a
 verdict to Dagster. Unchanged verdicts are reported again from time to time, so that their age shows that the sensor
-still runs. The last report is read from Dagster's own storage, not remembered: after somebody else executed the check,
-or wiped the asset, it is reported again.
+still runs.
 
 (No postponed annotations here: Dagster looks at the type of a step's `context`.)
 """
@@ -11,7 +10,6 @@ or wiped the asset, it is reported again.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import dagster as dg
 
@@ -22,6 +20,7 @@ from orchestration.sessions.events import NO_RUN, not_being_made
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import session_runs
 from orchestration.sessions.supervisor import SessionSpec
+from orchestration.sessions.verdicts import AGAIN_AFTER, Verdict, to_tell
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, health
 from streaming_jobs.state.status import Status, read_status
@@ -30,41 +29,6 @@ from streaming_jobs.stream import Stream
 NAME = "health"
 LOOK_EVERY = 15
 """Seconds between two ticks of the sensor."""
-AGAIN_AFTER = 900.0
-"""Seconds after which a verdict that has not changed is reported again."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The outcome of the check of a stream's tables. `mark` changes only when the outcome does."""
-
-    passed: bool
-    severity: dg.AssetCheckSeverity
-    mark: str
-    text: str
-
-    def evaluation(self, key: dg.AssetCheckKey) -> dg.AssetCheckEvaluation:
-        """The verdict on one table, as it is stored."""
-        return dg.AssetCheckEvaluation(
-            asset_key=key.asset_key,
-            check_name=key.name,
-            passed=self.passed,
-            severity=self.severity,
-            description=self.text,
-            metadata={"verdict": dg.MetadataValue.text(self.mark)},
-        )
-
-    def result(self, key: dg.AssetCheckKey) -> dg.AssetCheckResult:
-        """The verdict on one table, as a step returns it."""
-        stored = self.evaluation(key)
-        return dg.AssetCheckResult(
-            asset_key=key.asset_key,
-            check_name=key.name,
-            passed=stored.passed,
-            severity=stored.severity,
-            description=stored.description,
-            metadata=stored.metadata,
-        )
 
 
 def verdict(health: Health, *, continuous: bool, broken: str = "") -> Verdict:
@@ -160,6 +124,11 @@ class HealthChecks:
         }
         return {key: verdicts[name] for key, name in self._stream_of().items()}
 
+    @property
+    def keys(self) -> list[dg.AssetCheckKey]:
+        """The checks."""
+        return list(self._stream_of())
+
     def _stream_of(self) -> dict[dg.AssetCheckKey, str]:
         return {check_key(sink.name): stream.name for stream in self.streams for sink in stream.sinks.values()}
 
@@ -197,14 +166,6 @@ def left_behind(runs: Sequence[RunSeen], status: Status | None, now: float, *, p
     return status.state == "stopped" and now - max(session.started, status.heartbeat) > patience
 
 
-def to_tell(
-    instance: dg.DagsterInstance, verdicts: Mapping[dg.AssetCheckKey, Verdict], now: float
-) -> list[dg.AssetCheckEvaluation]:
-    """The verdicts that Dagster does not have yet, or received more than `AGAIN_AFTER` seconds ago."""
-    known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(verdicts))
-    return [verdict.evaluation(key) for key, verdict in verdicts.items() if not _is_known(known.get(key), verdict, now)]
-
-
 def _show_red(instance: dg.DagsterInstance, verdicts: Mapping[dg.AssetCheckKey, Verdict]) -> None:
     """Clear the "materializing" mark of red tables: Dagster shows it in place of the check while a run is queued."""
     for key, verdict in verdicts.items():
@@ -213,13 +174,3 @@ def _show_red(instance: dg.DagsterInstance, verdicts: Mapping[dg.AssetCheckKey, 
         planned = instance.get_latest_planned_materialization_info(key.asset_key)
         if planned is not None and planned.run_id != NO_RUN:
             not_being_made(instance, [key.asset_key])
-
-
-def _is_known(record: Any, verdict: Verdict, now: float) -> bool:
-    if record is None:
-        return verdict.mark == "never started"  # a stream that was never started needs no report
-    evaluation = record.evaluation
-    if record.run_id != NO_RUN or evaluation is None:
-        return False  # executed by a person: it would not count for the next materialisation
-    mark = evaluation.metadata.get("verdict")
-    return mark is not None and mark.value == verdict.mark and now - record.create_timestamp < AGAIN_AFTER

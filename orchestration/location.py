@@ -10,6 +10,7 @@ from orchestration.assets import session_assets, session_job, sessions, topic_as
 from orchestration.bundle.job import Bundle, Continuous, Schedule
 from orchestration.bundle.last_good import Fault
 from orchestration.checks import HealthChecks
+from orchestration.quality.parts import Declared, declared, parts
 from orchestration.sensors import (
     job_yaml_sensor,
     keepalive_sensor,
@@ -31,10 +32,12 @@ def location(
     settings: Settings,
     command: Command = session_command,
     fault: Callable[[], Fault | None] = lambda: None,
+    suites_and_rules: Declared | None = None,
 ) -> dg.Definitions:
     """The definitions of a bundle; raises ConfigurationError, or Dagster's own error for what Dagster refuses.
 
     `fault` returns what is wrong with the job YAML now; the sensors that report it call it at each tick.
+    `suites_and_rules` are by default those of the settings' modules.
     """
     all_sessions = sessions(bundle, topology, settings, command)
     assets = {session.job.key: session_assets(session) for session in all_sessions}
@@ -56,11 +59,18 @@ def location(
         if isinstance(session.job.trigger, Schedule)
     ]
     health = HealthChecks(list(topology.streams.values()), all_sessions, settings, fault)
+    quality = parts(
+        suites_and_rules or declared(settings, topology),
+        topology,
+        settings,
+        jobs=[job.key for job in bundle.jobs],
+        health=health.keys,
+    )
     made = dg.Definitions(
-        asset_checks=health.definitions(),
+        asset_checks=[*health.definitions(), *quality.asset_checks],
         assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
-        jobs=[session_job(session, assets[session.job.key]) for session in all_sessions],
-        schedules=schedules,
+        jobs=[*(session_job(session, assets[session.job.key]) for session in all_sessions), *quality.jobs],
+        schedules=[*schedules, *quality.schedules],
         sensors=[
             *keepalives,
             watchdog_sensor(all_sessions),
@@ -69,7 +79,9 @@ def location(
             health.sensor(),
             job_yaml_sensor(fault),
             retention_sensor(all_sessions, settings),
+            *quality.sensors,
         ],
+        resources=quality.resources,
         executor=session_executor,  # a run worker and its driver, no process between them
     )
     dg.Definitions.validate_loadable(made)  # Dagster resolves jobs and names late: errors in them come only here

@@ -14,6 +14,7 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.last_good import Fault
+from orchestration.quality.runs import delete_finished, end_lost
 from orchestration.sessions.decisions import (
     IN_PROGRESS,
     JobSeen,
@@ -99,6 +100,7 @@ def watchdog_sensor(sessions: Sequence[SessionSpec]) -> dg.SensorDefinition:
                 if run.status in IN_PROGRESS and (reason := _presumed_dead(session, run)):
                     _end(context.instance, run, reason)
                     ended.append(f"{run.run_id[:8]}: {reason}")
+        ended += end_lost(context.instance)
         return dg.SkipReason("; ".join(ended) or "every run in progress has a worker or a driver")
 
     return tick
@@ -184,8 +186,8 @@ def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.
         name="retention",
         minimum_interval_seconds=600,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Deletes finished sessions, and figures, verdicts and alerts of tables, that are older than the "
-        "setting dagster.keep_runs; some at a time.",
+        description="Deletes finished sessions and runs of suites, and figures, verdicts and alerts of tables, that "
+        "are older than the setting dagster.keep_runs; some at a time.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         instance, deleted = context.instance, 0
@@ -197,6 +199,7 @@ def retention_sensor(sessions: Sequence[SessionSpec], settings: Settings) -> dg.
                 if newest is None or run.run_id != newest.run_id:
                     delete_run(instance, run.run_id)
                     deleted += 1
+        deleted += delete_finished(instance, limit)
         events = delete_older(instance, limit)
         return dg.SkipReason(f"{deleted} old runs deleted, and {events} old events without a run")
 

@@ -9,6 +9,7 @@ import dagster as dg
 import yaml
 
 from orchestration.sessions.supervisor import GRACE
+from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND
 from streaming_jobs.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
@@ -84,7 +85,11 @@ def _configuration(settings: Settings) -> dict[str, object]:
             # One session of a job at a time. Granularity `run` counts runs in progress, so no slot can leak.
             "pools": {"granularity": "run", "default_limit": 1},
             # Sessions never end: the limit has to leave room for everything else.
-            "runs": {"max_concurrent_runs": 100},
+            "runs": {
+                "max_concurrent_runs": 100,
+                # No pool: a session launched from a table's page has the table's checks in its plan, and would hold it.
+                "tag_concurrency_limits": [{"key": KIND_TAG, "value": QUALITY_KIND, "limit": 1}],
+            },
         },
         # The driver writes its own bounded log; Dagster's copy of a session's output would grow for ever.
         "compute_logs": {

@@ -13,6 +13,7 @@ from datetime import datetime
 import dagster as dg
 import sqlalchemy as sql
 from dagster._core.events import AssetMaterializationPlannedData
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
@@ -27,6 +28,20 @@ def report_without_run(
 ) -> None:
     """Store an asset event that belongs to no run."""
     instance.report_runless_asset_event(event)
+
+
+def belongs_to_no_run(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run: str) -> None:
+    """Let the verdict that a run's step has given count as one without a run; the run keeps its own event of it."""
+    storage, checks = instance.event_log_storage, AssetCheckExecutionsTable.c
+    if isinstance(storage, SqlEventLogStorage):
+        given = sql.and_(
+            checks.asset_key == check.asset_key.to_string(),
+            checks.check_name == check.name,
+            checks.run_id == run,
+            checks.execution_status != AssetCheckExecutionRecordStatus.PLANNED.value,
+        )
+        with storage.index_connection() as connection:
+            connection.execute(AssetCheckExecutionsTable.update().where(given).values(run_id=NO_RUN))
 
 
 def not_being_made(instance: dg.DagsterInstance, tables: Iterable[dg.AssetKey]) -> None:
@@ -56,9 +71,8 @@ def delete_older(instance: dg.DagsterInstance, limit: datetime) -> int:
     newest_events = sql.select(sql.func.max(events.id)).group_by(events.asset_key, events.dagster_event_type)
     newest_checks = sql.select(sql.func.max(checks.id)).group_by(checks.asset_key, checks.check_name)
     old_events = sql.and_(events.run_id == NO_RUN, events.timestamp < before, events.id.not_in(newest_events))
-    old_checks = sql.and_(
-        checks.run_id == NO_RUN, checks.evaluation_event_timestamp < before, checks.id.not_in(newest_checks)
-    )
+    # Also those of runs: Dagster leaves them when it deletes the run.
+    old_checks = sql.and_(checks.evaluation_event_timestamp < before, checks.id.not_in(newest_checks))
     # SQLite keeps two copies: one for all assets, and one as if "no run" were a run.
     for connection in (storage.index_connection, lambda: storage.run_connection(NO_RUN)):
         with connection() as open_connection:

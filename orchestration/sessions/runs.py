@@ -10,11 +10,12 @@ import dagster as dg
 from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.supervisor import SessionSpec
-from orchestration.sessions.tags import WAITS_FOR_TAG
+from orchestration.sessions.tags import SESSION_TAG, WAITS_FOR_TAG
 
 ASSET_JOB = "__ASSET_JOB"
 """The job that Dagster uses when assets are launched without naming one."""
 BEGUN = [dg.DagsterRunStatus[status] for status in IN_PROGRESS if status != "QUEUED"]
+UNFINISHED = [dg.DagsterRunStatus[status] for status in IN_PROGRESS]
 NEWEST = 12
 """Number of a job's newest runs that keepalive reads."""
 
@@ -26,7 +27,10 @@ def session_runs(instance: dg.DagsterInstance, session: SessionSpec) -> list[Run
     for statuses in (BEGUN, [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]):
         records += instance.get_run_records(dg.RunsFilter(job_name=session.job.key, statuses=statuses), limit=NEWEST)
     tables = {table_key(sink.name) for stream in session.streams for sink in stream.sinks.values()}
-    others = instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB), limit=NEWEST)
+    others = list(instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB), limit=NEWEST))
+    # Runs of checks have no job of their own either, and are many: they would push a session's run out of the newest.
+    others += instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, tags={SESSION_TAG: session.job.key}), NEWEST)
+    others += instance.get_run_records(dg.RunsFilter(job_name=ASSET_JOB, statuses=UNFINISHED))
     records += [r for r in others if tables & set(r.dagster_run.asset_selection or ())]
     runs = [
         RunSeen(

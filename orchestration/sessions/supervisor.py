@@ -34,7 +34,7 @@ from orchestration.sessions.events import not_being_made, report_without_run
 from orchestration.sessions.executor import last_word
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter
-from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, WORKER_TAG
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, SESSION_TAG, WORKER_TAG
 from streaming_jobs.errors import LeaseBusy, PermanentError, UsageError
 from streaming_jobs.platform.processes.identity import is_alive, mark
 from streaming_jobs.runtime.session_options import session_command
@@ -152,7 +152,7 @@ class _Watch:
 def run_session(context: Context, session: SessionSpec, values: Mapping[str, object]) -> None:
     """Run one session to its end; raises Failure for a driver that failed, and the interrupt for a stop."""
     job, settings = session.job, session.settings
-    context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity()})
+    context.instance.add_run_tags(context.run.run_id, {WORKER_TAG: identity(), SESSION_TAG: job.key})
     chosen = job.arguments({name: _text(name, value) for name, value in values.items()})
     arguments = [*chosen, "--supervised"]
     if by_itself(context.run.tags):

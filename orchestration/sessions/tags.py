@@ -5,6 +5,9 @@ from __future__ import annotations
 WORKER_TAG = "recourse/worker"
 """Host, pid and start time of the run worker, by which the watchdog checks that it still runs."""
 
+SESSION_TAG = "recourse/session"
+"""The job whose session the run is, from its beginning: a run launched from a table's page has no job."""
+
 FAILURE_TAG = "recourse/failure"
 """`permanent` or `lease_busy`, for keepalive."""
 
@@ -15,7 +18,10 @@ STOPPED_BY_TAG = "recourse/stopped_by"
 """`shutdown` when `recourse up` ended the run, so that the next one starts the session again."""
 
 KIND_TAG = "recourse/kind"
-"""`continuous`, `scheduled` or `manual`: how the job of a session is started."""
+"""`continuous`, `scheduled` or `manual`: how the job of a session is started; `quality` for a run of suites."""
+
+QUALITY_KIND = "quality"
+"""Value of `KIND_TAG`; dagster.yaml lets one run that has it run at a time."""
 
 WAITS_FOR_TAG = "recourse/waits_for"
 """Id of the running session that this queued run waits for."""

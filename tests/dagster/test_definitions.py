@@ -92,7 +92,7 @@ def test_a_job_is_one_session_in_one_process_and_one_at_a_time(defs: dg.Definiti
 
 def test_every_sensor_is_on_by_default_and_keepalive_can_be_set_off(shop: Settings, defs: dg.Definitions) -> None:
     sensors = {s.name: s.default_status for s in defs.sensors or []}
-    others = {"watchdog", "session_failure", "stream_failure", "stream_health", "job_yaml", "retention"}
+    others = {"watchdog", "session_failure", "stream_failure", "stream_health", "job_yaml", "retention", "check_alerts"}
     assert sensors.keys() == {"keepalive_shop", *others}
     assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
     off = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keepalive": False})})
@@ -119,7 +119,7 @@ def test_loading_starts_no_jvm_and_does_not_import_what_takes_seconds(shop: Sett
         "import sys, orchestration.definitions\n"
         "from pyspark import SparkContext\n"
         "assert SparkContext._active_spark_context is None and SparkContext._gateway is None\n"
-        "print(sorted({'great_expectations', 'confluent_kafka', 'pandas'} & set(sys.modules)))"
+        "print(sorted({'great_expectations', 'confluent_kafka', 'pandas', 'dagster_pyspark'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"

@@ -11,11 +11,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration.checks import AGAIN_AFTER, Verdict, check_key, left_behind, to_tell, verdict
+from orchestration.checks import check_key, left_behind, verdict
 from orchestration.local_dagster.dagster_home import prepare
 from orchestration.sessions.decisions import RunSeen, should_run
 from orchestration.sessions.events import delete_older, not_being_made, report_without_run
 from orchestration.sessions.tags import STOPPED_BY_TAG
+from orchestration.sessions.verdicts import AGAIN_AFTER, Verdict, to_tell
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.health import Health, Reason
 from streaming_jobs.state.status import Status

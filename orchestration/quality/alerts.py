@@ -1,0 +1,173 @@
+"""The sensor that tells of checks that turn red, yellow, or green again: in the log, to a webhook, by e-mail.
+
+A change is sent at least once. It is first written into the sensor's cursor with those that wait, and leaves it when
+the receiver has taken it; a receiver that is down gets it later, for a day. If the process ends between a delivery and
+the storing of the cursor, it is sent again, with the same `id` and the same Message-ID.
+
+It also reports the outcome of a check whose run failed without one (killed, out of memory): failed, because Dagster
+would show such a check as if it had never been executed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+import structlog
+from dagster._core.storage.asset_check_execution_record import (
+    COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
+    AssetCheckExecutionRecord,
+    AssetCheckExecutionRecordStatus,
+)
+
+from orchestration.quality.delivery import SENDERS, Failure, receivers
+from orchestration.quality.transitions import Alerts, Receiver, Seen, State, Transition
+from orchestration.quality.verdict import RUN
+from orchestration.sessions.events import report_without_run
+from orchestration.sessions.verdicts import ON_PURPOSE
+from streaming_jobs.settings import Settings
+from streaming_jobs.settings_sections import QualitySettings
+
+log = structlog.get_logger()
+
+LOOK_EVERY = 30
+"""Seconds between two ticks."""
+Sender = Callable[[QualitySettings, Sequence[Transition]], Failure]
+_PLANNED = AssetCheckExecutionRecordStatus.PLANNED
+
+
+@dataclass(frozen=True)
+class CheckAlerts:
+    """Alerts of the checks; `stream_of` has each check and the stream whose table it is about."""
+
+    stream_of: Mapping[dg.AssetCheckKey, str]
+    settings: Settings
+    senders: Mapping[str, Sender] = field(default_factory=lambda: dict(SENDERS))
+
+    def sensor(self) -> dg.SensorDefinition:
+        """The sensor."""
+
+        @dg.sensor(
+            name="check_alerts",
+            minimum_interval_seconds=LOOK_EVERY,
+            default_status=dg.DefaultSensorStatus.RUNNING,
+            description="Tells of checks that turn red, yellow, or green again: in the log, and to the receivers of "
+            "the settings quality.webhook and quality.email_to.",
+        )
+        def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+            alerts, words = self.look(context.instance, Alerts.of_cursor(context.cursor), time.time())
+            return dg.SensorResult(cursor=alerts.cursor(), skip_reason=words)
+
+        return tick
+
+    def look(self, instance: dg.DagsterInstance, alerts: Alerts, now: float) -> tuple[Alerts, str]:
+        """One tick: find what has changed, log it, send what waits. Returns the new state, and the tick in words."""
+        seen = outcomes(instance, self.stream_of)
+        alerts, found = alerts.look(seen, receivers(self.settings.quality))
+        for change in found:
+            log_change = log.info if change.state == "passed" else log.warning
+            log_change(
+                "check changed",
+                stream=change.stream,
+                table=change.table,
+                check=change.check,
+                state=change.state,
+                before=change.before,
+                found=change.text,
+                run=change.run or None,
+            )
+        sent = {name: self._deliver(name, receiver, now) for name, receiver in alerts.receivers.items()}
+        alerts = Alerts(alerts.known, {name: receiver for name, (receiver, _) in sent.items()})
+        words = [change.headline for change in found] + [f"{name}: {text}" for name, (_, text) in sent.items() if text]
+        return alerts, "; ".join(words) or "no check has changed"
+
+    def _deliver(self, name: str, receiver: Receiver, now: float) -> tuple[Receiver, str]:
+        receiver, given_up = receiver.without_old(now)
+        if given_up:
+            log.error("alerts given up", receiver=name, count=len(given_up), first=given_up[0].headline)
+        if not receiver.is_due(now):
+            return receiver, f"{len(receiver.waiting)} wait" if receiver.waiting else ""
+        if failure := self._send(name, receiver.waiting):
+            later = receiver.refused(now)
+            log.warning("alerts not delivered", receiver=name, found=failure, again_in_s=round(later.next_try - now))
+            return later, f"{failure}; {len(receiver.waiting)} wait"
+        return receiver.delivered(), f"{len(receiver.waiting)} sent"
+
+    def _send(self, name: str, waiting: Sequence[Transition]) -> Failure:
+        try:
+            return self.senders[name](self.settings.quality, waiting)
+        except Exception as error:  # noqa: BLE001 - a lost cursor would lose alerts; the text may quote the URL
+            return f"sending raised {type(error).__name__}"
+
+
+def outcomes(instance: dg.DagsterInstance, stream_of: Mapping[dg.AssetCheckKey, str]) -> list[Seen]:
+    """The newest outcome of each check that has one; a check that waits or runs has that of its execution before."""
+    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(stream_of))
+    failed_runs = _failed(instance, known.values())
+    found = []
+    for key, newest in known.items():
+        if newest.run_id in failed_runs and newest.status is _PLANNED:
+            evaluation = _without_outcome(key, newest.run_id)
+            report_without_run(instance, evaluation)
+            found.append(_seen(key, newest, evaluation, stream_of[key]))
+            continue
+        record: Any = newest
+        if newest.status is _PLANNED:
+            history = instance.event_log_storage.get_asset_check_execution_history(
+                key, limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
+            )
+            record = next(iter(history), None)
+        if record is not None and record.evaluation is not None and not _on_purpose(record.evaluation):
+            found.append(_seen(key, record, record.evaluation, stream_of[key]))
+    return found
+
+
+def _seen(
+    key: dg.AssetCheckKey, record: AssetCheckExecutionRecord, evaluation: dg.AssetCheckEvaluation, stream: str
+) -> Seen:
+    at = record.event.timestamp if record.event is not None else record.create_timestamp
+    return Seen(
+        check=key.name,
+        table=key.asset_key.to_user_string(),
+        id=record.id,
+        state=_state(evaluation),
+        text=evaluation.description or "",
+        at=at,
+        run=record.run_id or str(evaluation.metadata[RUN].value if RUN in evaluation.metadata else ""),
+        stream=stream,
+    )
+
+
+def _state(evaluation: dg.AssetCheckEvaluation) -> State:
+    if evaluation.passed:
+        return "passed"
+    return "warning" if evaluation.severity is dg.AssetCheckSeverity.WARN else "failed"
+
+
+def _on_purpose(evaluation: dg.AssetCheckEvaluation) -> bool:
+    """True for a stream that was stopped, or is being recovered: its state before it counts until it runs again."""
+    mark = evaluation.metadata.get("verdict")
+    return not evaluation.passed and mark is not None and mark.value in ON_PURPOSE
+
+
+def _failed(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:
+    """The runs that failed, of those that have not given a result."""
+    planned = [record.run_id for record in records if record.status is _PLANNED]
+    if not planned:
+        return set()
+    failed = dg.RunsFilter(run_ids=planned, statuses=[dg.DagsterRunStatus.FAILURE])
+    return {run.run_id for run in instance.get_runs(failed)}
+
+
+def _without_outcome(key: dg.AssetCheckKey, run: str) -> dg.AssetCheckEvaluation:
+    return dg.AssetCheckEvaluation(
+        asset_key=key.asset_key,
+        check_name=key.name,
+        passed=False,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=f"Run {run[:8]} failed before it had evaluated this check; its log says why.",
+        metadata={RUN: dg.MetadataValue.dagster_run(run)},
+    )

@@ -1,0 +1,154 @@
+"""The check `rules` of each table with row rules: how many rows broke which rule, from the stream's own files.
+
+Row rules are judged in the batches, so nothing is evaluated here: a sensor reads the counts
+that the batches have left and reports changes, as `orchestration/checks.py` does for `health`. A table is yellow while
+rows broke a rule within the last hour, and red if that rule stops its stream.
+
+(No postponed annotations here: Dagster looks at the type of a step's `context`.)
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import dagster as dg
+
+from orchestration.sessions.reporting import table_key
+from orchestration.sessions.verdicts import Verdict, to_tell
+from streaming_jobs.settings import Settings
+
+NAME = "rules"
+LOOK_EVERY = 15
+"""Seconds between two ticks of the sensor."""
+RECENT = 3600.0
+"""Seconds for which rows that broke a rule keep the check from being green."""
+
+Breach = Literal["warn", "drop", "quarantine", "fail"]
+_FATE: Mapping[Breach, str] = {
+    "warn": "written all the same",
+    "drop": "dropped",
+    "quarantine": "in {table}_quarantine",
+    "fail": "the stream stops",
+}
+
+
+@dataclass(frozen=True)
+class RuleCount:
+    """The rows that broke one rule of a table: `total` in all, the newest of them at `newest_at`, since 1970."""
+
+    total: int
+    newest_at: float | None = None
+    on_fail: Breach = "warn"
+
+
+class RuleCounts(Protocol):
+    """The counts of row rules."""
+
+    def __call__(self, settings: Settings, stream: str, table: str, /) -> Mapping[str, RuleCount]:
+        """What each rule of a stream's table has counted, by the rule's name; quick, from files only."""
+
+
+@dataclass(frozen=True)
+class RuledTable:
+    """A table with row rules, and the stream that writes it."""
+
+    stream: str
+    table: str
+    rules: tuple[str, ...]
+
+    @property
+    def key(self) -> dg.AssetCheckKey:
+        """Its check."""
+        return dg.AssetCheckKey(table_key(self.table), NAME)
+
+
+def verdict(table: str, counts: Mapping[str, RuleCount], now: float) -> Verdict:
+    """Red while a rule that stops the stream was broken lately, yellow for any other one, else green."""
+    recent = {name: count for name, count in counts.items() if count.total and _is_recent(count, now)}
+    figures: dict[str, dg.MetadataValue] = {
+        "rows that broke a rule": dg.MetadataValue.int(sum(count.total for count in counts.values())),
+        **{f"broke {name}": dg.MetadataValue.int(count.total) for name, count in counts.items()},
+    }
+    if recent:
+        words = "; ".join(
+            f"{name}: {count.total:,} so far, {_FATE[count.on_fail].format(table=table)}"
+            for name, count in sorted(recent.items(), key=lambda item: -item[1].total)
+        )
+        severity = dg.AssetCheckSeverity["ERROR" if any(c.on_fail == "fail" for c in recent.values()) else "WARN"]
+        text = f"rows of the last hour broke {len(recent)} of {len(counts)} rules: {words}"
+        return Verdict(False, severity, f"broken: {', '.join(sorted(recent))}", text, figures)
+    total = sum(count.total for count in counts.values())
+    text = f"no row of the last hour broke one of {len(counts)} rules; {total:,} in all"
+    return Verdict(True, dg.AssetCheckSeverity.ERROR, "well", text, figures)
+
+
+def _is_recent(count: RuleCount, now: float) -> bool:
+    return count.newest_at is not None and now - count.newest_at < RECENT
+
+
+@dataclass(frozen=True)
+class RuleChecks:
+    """The checks of all tables with row rules."""
+
+    tables: Sequence[RuledTable]
+    settings: Settings
+    counts: RuleCounts
+
+    def definitions(self) -> list[dg.AssetChecksDefinition]:
+        """The checks; executing one in the UI reads the counts at once."""
+        if not self.tables:
+            return []
+
+        @dg.multi_asset_check(
+            name=NAME,
+            specs=[
+                dg.AssetCheckSpec(
+                    NAME,
+                    asset=ruled.key.asset_key,
+                    description=f"Yellow while rows break a rule of stream {ruled.stream}: {', '.join(ruled.rules)}. "
+                    f"Counted in the batches; read every {LOOK_EVERY} seconds.",
+                )
+                for ruled in self.tables
+            ],
+            can_subset=True,
+        )
+        def look(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+            verdicts = self.verdicts(time.time())
+            for key in context.selected_asset_check_keys:
+                yield verdicts[key].result(key)
+
+        return [look]
+
+    def sensors(self) -> list[dg.SensorDefinition]:
+        """The sensor that reads the counts and reports to Dagster what has changed; none without rules."""
+        if not self.tables:
+            return []
+
+        @dg.sensor(
+            name="row_rules",
+            minimum_interval_seconds=LOOK_EVERY,
+            default_status=dg.DefaultSensorStatus.RUNNING,
+            description=f"Reports the check `{NAME}` of tables with row rules, from the counts that batches leave.",
+        )
+        def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+            now = time.time()
+            verdicts = self.verdicts(now)
+            broken = [f"{key.asset_key.to_user_string()}: {v.text}" for key, v in verdicts.items() if not v.passed]
+            return dg.SensorResult(
+                asset_events=to_tell(context.instance, verdicts, now),
+                skip_reason="; ".join(broken) or "no row of the last hour broke a rule",
+            )
+
+        return [tick]
+
+    def verdicts(self, now: float) -> dict[dg.AssetCheckKey, Verdict]:
+        """The verdict on every such table now; counts that cannot be read are a failed check."""
+        return {ruled.key: self._verdict(ruled, now) for ruled in self.tables}
+
+    def _verdict(self, ruled: RuledTable, now: float) -> Verdict:
+        try:
+            return verdict(ruled.table, self.counts(self.settings, ruled.stream, ruled.table), now)
+        except Exception as error:  # noqa: BLE001 - the other tables are still to be reported
+            text = f"the counts of stream {ruled.stream} cannot be read: {type(error).__name__}: {error}"[:1000]
+            return Verdict(False, dg.AssetCheckSeverity.ERROR, "unreadable", text)

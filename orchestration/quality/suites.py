@@ -1,0 +1,175 @@
+"""The check of each suite on the table that it is about, and the run that evaluates them.
+
+    check          named as its suite, on the table's asset; executing it runs the suite
+    job `quality`  all of them; its runs are those of the schedule and of the launchpad (`when.py`)
+    session        Spark's, for suites that need it, one for each run (`spark_session.py`)
+
+An outcome is made to count as one without a run: Dagster counts the outcome of a run only until the table is
+materialised again, which a stream does each minute, and then shows the check as if it had never been executed.
+
+(No postponed annotations here: Dagster looks at the type of a step's `context`.)
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import dagster as dg
+import structlog
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from orchestration.quality.verdict import SuiteVerdict, of_exception, of_validation
+from orchestration.quality.when import when_written
+from orchestration.sessions.events import belongs_to_no_run
+from orchestration.sessions.reporting import table_key
+from orchestration.sessions.supervisor import identity
+from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND, WORKER_TAG
+from quality.suites import Suite
+from quality.validation import Validation
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.files import private_folder
+from streaming_jobs.settings import Settings
+
+log = structlog.get_logger()
+
+JOB, STEP = "quality", "suites"
+"""The job, and the step in it: Dagster wants two names."""
+RUN_TAGS = {
+    KIND_TAG: QUALITY_KIND,
+    "dagster/priority": "-10",
+    "dagster/max_retries": "0",
+    "dagster/max_runtime": "3600",
+}
+"""Sessions go first in the queue; a run that hangs is ended after an hour, so that it does not block the others."""
+NICENESS = 10
+SPARK = "quality_spark"
+"""The resource."""
+
+SparkFactory = Callable[[], Any]
+"""Returns the run's Spark session; starts it at the first call."""
+
+
+class RunSuite(Protocol):
+    """The evaluation of suites."""
+
+    def __call__(self, suite: Suite, spark: SparkFactory, /) -> Validation:
+        """Run the suite on its table, and return the validation; call `spark` only if a session is needed."""
+
+
+def lower_priority() -> None:
+    """Let the streams go first: this process, and what it starts, gets what they leave of the CPU."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+@dataclass(frozen=True)
+class SuiteChecks:
+    """The checks of all suites. `run` evaluates one; `begin` is called once in the process of a run, before it."""
+
+    suites: Sequence[Suite]
+    settings: Settings
+    run: RunSuite
+    begin: Callable[[], None] = field(default_factory=lambda: lower_priority)
+
+    @property
+    def by_key(self) -> dict[dg.AssetCheckKey, Suite]:
+        """The suites by their checks."""
+        return {check_key(suite): suite for suite in self.suites}
+
+    def refuse_misfits(self, tables: Sequence[str], taken: Sequence[str]) -> None:
+        """Raise ConfigurationError for a suite on an unknown table, or with the name of another check of its table."""
+        seen: set[dg.AssetCheckKey] = set()
+        for suite in self.suites:
+            if suite.table not in tables:
+                raise ConfigurationError(
+                    f"suite {suite.name} is about table '{suite.table}', and no stream writes it",
+                    f"the tables are: {', '.join(tables) or 'none'}",
+                )
+            if suite.name in taken or check_key(suite) in seen:
+                raise ConfigurationError(
+                    f"table {suite.table} has two checks named {suite.name}", "give the suite another name"
+                )
+            seen.add(check_key(suite))
+
+    def definitions(self) -> list[dg.AssetChecksDefinition]:
+        """The checks, as one step: the suites of a run share a process and a Spark session."""
+        by_key = self.by_key
+        if not by_key:
+            return []
+
+        @dg.multi_asset_check(
+            name=STEP,
+            specs=[
+                dg.AssetCheckSpec(
+                    suite.name,
+                    asset=key.asset_key,
+                    description=suite.description or f"Suite {suite.name} on table {suite.table}.",
+                    metadata={"file": dg.MetadataValue.path(str(suite.file))} if suite.file else None,
+                    automation_condition=when_written(self.settings.quality.every),
+                )
+                for key, suite in by_key.items()
+            ],
+            can_subset=True,
+            required_resource_keys={SPARK},
+        )
+        def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+            run_id = context.op_execution_context.run_id
+            context.instance.add_run_tags(run_id, {WORKER_TAG: identity()})
+            spark = getattr(context.op_execution_context.resources, SPARK)
+            self.begin()
+            with one_at_a_time(self.settings.home / "quality.lock", context.log.info):
+                for key in sorted(context.selected_asset_check_keys):
+                    yield self.evaluate(by_key[key], lambda: spark.spark_session).result(key, run_id)
+                    belongs_to_no_run(context.instance, key, run_id)
+
+        return [evaluate]
+
+    def evaluate(self, suite: Suite, spark: SparkFactory) -> SuiteVerdict:
+        """Run one suite; an exception of it is a failed check, and the others are still evaluated."""
+        try:
+            return of_validation(self.run(suite, spark))
+        except Exception as error:  # whatever a suite's own code raises, its check has to be red
+            log.exception("a suite could not be run", suite=suite.name, table=suite.table)
+            return of_exception(suite.name, error)
+
+    def resources(self) -> dict[str, Any]:
+        """The Spark session for the step; dagster-pyspark takes half a second to import, so only runs import it."""
+        settings = self.settings
+
+        @dg.resource(description="Spark for the suites that need it: started by the first, ended with the run.")
+        def quality_spark(_: dg.InitResourceContext) -> Iterator[Any]:
+            from orchestration.quality.spark_session import session_of_run
+
+            yield from session_of_run(settings)
+
+        return {SPARK: quality_spark} if self.suites else {}
+
+    def job(self) -> UnresolvedAssetJobDefinition:
+        """All suites' checks, and nothing else."""
+        return dg.define_asset_job(
+            JOB,
+            selection=dg.AssetSelection.checks(*self.by_key),
+            description=f"Runs the suites: {', '.join(suite.name for suite in self.suites)}",
+            tags=RUN_TAGS,
+        )
+
+
+def check_key(suite: Suite) -> dg.AssetCheckKey:
+    """The check of a suite."""
+    return dg.AssetCheckKey(table_key(suite.table), suite.name)
+
+
+@contextmanager
+def one_at_a_time(path: Path, tell: Callable[[str], object]) -> Iterator[None]:
+    """Wait until no other process evaluates suites: a check executed from its page has no tag to be queued by."""
+    private_folder(path.parent)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("another run evaluates suites; this one begins when that one has ended")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,202 @@
+"""Suites and row rules in the code location: their checks, jobs and schedules; a table that is red and put right."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from orchestration.assets import session_assets
+from orchestration.bundle import job_yaml
+from orchestration.local_dagster.dagster_home import prepare
+from orchestration.location import location
+from orchestration.quality.parts import Declared
+from orchestration.quality.rules import RuleCount, RuledTable
+from orchestration.quality.suites import RUN_TAGS
+from orchestration.sessions.reporting import table_key
+from orchestration.sessions.runs import ASSET_JOB, NEWEST, session_runs
+from orchestration.sessions.supervisor import SessionSpec
+from orchestration.sessions.tags import KIND_TAG, SESSION_TAG
+from quality.suites import Suite
+from quality.validation import Outcome, Validation
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.settings import Settings
+from streaming_jobs.topology import Topology
+from tests.support.receivers import webhook
+from tests.support.validations import validation
+
+SUITE = Suite("orders_rows", "orders", list, description="Every order has a customer.")
+CHECK = dg.AssetCheckKey(table_key("orders"), "orders_rows")
+
+
+def null_customers(settings: Settings, suite: Suite, spark: Callable[[], Any], /) -> Validation:
+    """A runner that reads the real table: rows without a customer."""
+    table = DeltaTable(settings.tables / suite.table)
+    rows = table.to_pyarrow_table().to_pylist()
+    bad = tuple(row for row in rows if row["customer"] is None)
+    outcome = Outcome(
+        "customer_not_null", "not_null", passed=not bad, rows=len(rows), failing=len(bad), sample=bad, number=len(bad)
+    )
+    return replace(validation(outcome), rows=len(rows), version=table.version(), since=None)
+
+
+def definitions(settings: Settings, **found: Any) -> dg.Definitions:
+    """The code location of the fake streams with suites of our own."""
+    values = {
+        "suites": [SUITE],
+        "run": partial(null_customers, settings),
+        "counts": lambda *_: {},
+        "ruled": [RuledTable("customers", "customers", ("id_positive",))],
+        **found,
+    }
+    bundle = job_yaml.load(settings.jobs) if settings.jobs else None
+    assert bundle is not None
+    return location(bundle, Topology.of_settings(settings), settings, suites_and_rules=Declared(**values))
+
+
+def test_a_suite_is_a_check_of_its_table_with_a_job_a_schedule_and_a_condition(shop: Settings) -> None:
+    defs = definitions(shop)
+    checks = {key.to_user_string() for key in defs.resolve_asset_graph().asset_check_keys}
+    assert {"orders:orders_rows", "customers:rules", "orders:health"} <= checks
+    assert "orders:rules" not in checks
+    schedule = next(s for s in defs.schedules or [] if s.name == "schedule_quality")
+    assert schedule.cron_schedule == "*/5 * * * *"  # type: ignore[union-attr]
+    assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING  # type: ignore[union-attr]
+    job = defs.resolve_job_def("quality")
+    assert set(job.asset_layer.asset_graph.asset_check_keys) == {CHECK}
+    assert [node.name for node in job.nodes] == ["suites"]
+    assert RUN_TAGS.items() <= job.tags.items()
+    sensors = {s.name: s.default_status for s in defs.sensors or []}
+    assert {"quality_when_written", "row_rules", "check_alerts"} <= sensors.keys()
+    assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
+    spec = defs.resolve_asset_graph().get(CHECK)
+    assert spec.automation_condition is not None
+    assert spec.description == "Every order has a customer."
+
+
+def test_the_job_of_a_stream_has_no_checks(shop: Settings) -> None:
+    assert [node.name for node in definitions(shop).resolve_job_def("shop").nodes] == ["shop_session"]
+
+
+def test_every_second_run_of_suites_waits_in_the_queue(shop: Settings) -> None:
+    with dg.DagsterInstance.from_config(str(prepare(shop))) as instance:
+        limits = instance.get_concurrency_config().run_queue_config
+    assert limits is not None
+    assert limits.tag_concurrency_limits == [{"key": KIND_TAG, "value": RUN_TAGS[KIND_TAG], "limit": 1}]
+
+
+def test_a_job_in_the_yaml_cannot_be_named_as_the_suites_job(shop: Settings, tmp_path: Path) -> None:
+    assert shop.jobs is not None
+    path = tmp_path / "named.yml"
+    path.write_text(shop.jobs.read_text().replace("    shop:\n", "    quality:\n"))
+    with pytest.raises(ConfigurationError, match="resources.jobs.quality"):
+        definitions(shop.model_copy(update={"jobs": path}))
+
+
+def test_runs_of_checks_do_not_hide_a_session_that_was_launched_from_a_table_s_page(shop: Settings) -> None:
+    defs = definitions(shop)
+    assert shop.jobs is not None
+    topology = Topology.of_settings(shop)
+    session = SessionSpec(job_yaml.load(shop.jobs).jobs[0], (topology["orders"], topology["customers"]), shop)
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def run(status: str, selection: frozenset[dg.AssetKey] | None, **tags: str) -> str:
+            job = defs.resolve_implicit_global_asset_job_def()
+            if selection is None:
+                job = job.get_subset(asset_check_selection={CHECK})
+            return instance.create_run_for_job(
+                job, status=dg.DagsterRunStatus[status], asset_selection=selection, tags=tags
+            ).run_id
+
+        tables = frozenset(session_assets(session).keys)
+        ended = run("CANCELED", tables, **{SESSION_TAG: "shop"})
+        running = run("STARTED", tables)
+        for _ in range(NEWEST + 1):
+            run("SUCCESS", None, **RUN_TAGS)
+        assert {instance.get_run_by_id(ended).job_name} == {ASSET_JOB}  # type: ignore[union-attr]
+        assert {seen.run_id for seen in session_runs(instance, session)} == {ended, running}
+
+
+def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
+    shop: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestration.quality.suites.lower_priority", lambda: None)
+    path = shop.tables / "orders"
+    write_deltalake(path, pa.table({"id": [1, 2, 3], "customer": ["a", None, "c"]}))
+    with webhook() as hook:
+        settings = Settings.load({"quality.webhook": hook.url})
+        defs = definitions(settings)
+        with dg.DagsterInstance.from_config(str(prepare(settings))) as instance:
+            cursor: str | None = None
+
+            def step() -> dg.AssetCheckEvaluation:
+                """A tick of the schedule, the run that it asks for, and a tick of the alerts."""
+                nonlocal cursor
+                schedule = next(s for s in defs.schedules or [] if s.name == "schedule_quality")
+                context = dg.build_schedule_context(instance=instance, scheduled_execution_time=None)
+                request = schedule(context)  # type: ignore[operator]
+                assert isinstance(request, dg.RunRequest), request
+                assert request.asset_check_keys == [CHECK]
+                job = defs.resolve_job_def("quality").get_subset(asset_check_selection={CHECK})
+                assert job.execute_in_process(instance=instance).success
+                alerts = next(s for s in defs.sensors or [] if s.name == "check_alerts")
+                result = alerts(dg.build_sensor_context(instance=instance, definitions=defs, cursor=cursor))
+                assert isinstance(result, dg.SensorResult)
+                cursor = result.cursor
+                known = instance.event_log_storage.get_latest_asset_check_execution_by_key([CHECK])
+                evaluation = known[CHECK].evaluation
+                assert evaluation is not None
+                return evaluation
+
+            red = step()
+            assert not red.passed
+            assert "customer_not_null: 1 of 3 rows" in str(red.description)
+            shown = red.metadata["failing rows: customer_not_null"]
+            assert isinstance(shown, dg.TableMetadataValue)
+            assert [record.data for record in shown.records] == [{"id": 2, "customer": "null"}]
+            assert [alert["state"] for alert in hook.alerts] == ["failed"]
+            assert instance.has_run(hook.alerts[0]["run"])
+
+            schedule = next(s for s in defs.schedules or [] if s.name == "schedule_quality")
+            again = schedule(dg.build_schedule_context(instance=instance))  # type: ignore[operator]
+            assert isinstance(again, dg.SkipReason), "it was run just now"
+
+            DeltaTable(path).update(predicate="id = 2", updates={"customer": "'b'"})
+            now = time.time
+            monkeypatch.setattr("orchestration.quality.when.time.time", lambda: now() + 300)
+            assert step().passed
+            assert [alert["state"] for alert in hook.alerts] == ["failed", "passed"]
+            assert json.loads(cursor or "")["receivers"]["webhook"]["waiting"] == []
+
+
+def test_the_rules_of_a_table_are_reported_and_alerted(shop: Settings) -> None:
+    with webhook() as hook:
+        settings = Settings.load({"quality.webhook": hook.url})
+        counts = {"id_positive": RuleCount(4, time.time(), "quarantine")}
+        defs = definitions(settings, counts=lambda *_: counts)
+        with dg.DagsterInstance.ephemeral() as instance:
+            for name in ("row_rules", "check_alerts"):
+                sensor = next(s for s in defs.sensors or [] if s.name == name)
+                result = sensor(dg.build_sensor_context(instance=instance, definitions=defs))
+                assert isinstance(result, dg.SensorResult)
+                for event in result.asset_events:
+                    instance.report_runless_asset_event(event)
+        (alert,) = hook.alerts
+        assert (alert["table"], alert["check"], alert["state"]) == ("customers", "rules", "warning")
+        assert "in customers_quarantine" in alert["text"]
+
+
+def test_the_interval_of_the_settings_is_that_of_the_schedule(shop: Settings) -> None:
+    hourly = shop.model_copy(update={"quality": shop.quality.model_copy(update={"every": timedelta(hours=1)})})
+    schedule = next(s for s in definitions(hourly).schedules or [] if s.name == "schedule_quality")
+    assert schedule.cron_schedule == "0 * * * *"  # type: ignore[union-attr]

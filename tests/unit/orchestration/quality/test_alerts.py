@@ -1,0 +1,211 @@
+"""Alerts from Dagster's storage to real receivers: once for each change, later where a receiver was away."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import structlog
+
+from orchestration.local_dagster.dagster_home import prepare
+from orchestration.quality.alerts import CheckAlerts
+from orchestration.quality.runs import delete_finished, end_lost
+from orchestration.quality.suites import RUN_TAGS
+from orchestration.quality.transitions import LONGEST_PAUSE, Alerts
+from orchestration.sessions.events import delete_older, report_without_run
+from orchestration.sessions.tags import WORKER_TAG
+from orchestration.sessions.verdicts import Verdict
+from streaming_jobs.settings import Settings
+from tests.support.receivers import Webhook, mail_server, webhook
+
+KEY = dg.AssetCheckKey(dg.AssetKey(["orders"]), "orders_rows")
+SECRET = "s3cret"
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """One with SQLite files, as at home."""
+    with dg.DagsterInstance.from_config(str(prepare(Settings(home=tmp_path)))) as instance:
+        yield instance
+
+
+class Ticks:
+    """The sensor with its cursor, and a clock of our own."""
+
+    def __init__(self, instance: dg.DagsterInstance, **quality: Any) -> None:
+        settings = Settings.load({f"quality.{name}": value for name, value in quality.items()})
+        self.instance, self.alerts, self.cursor = instance, CheckAlerts({KEY: "orders"}, settings), ""
+        self.later = 0.0
+
+    def tick(self) -> str:
+        """One tick in a new process, as far as the sensor can tell; returns what it says."""
+        alerts, words = self.alerts.look(self.instance, Alerts.of_cursor(self.cursor), time.time() + self.later)
+        self.cursor = alerts.cursor()
+        return words
+
+    def evaluate(self, passed: bool, text: str = "...", severity: str = "ERROR") -> None:
+        report_without_run(
+            self.instance,
+            dg.AssetCheckEvaluation(
+                asset_key=KEY.asset_key,
+                check_name=KEY.name,
+                passed=passed,
+                severity=dg.AssetCheckSeverity[severity],
+                description=text,
+            ),
+        )
+
+
+def states(receiver: Webhook) -> list[str]:
+    return [alert["state"] for alert in receiver.alerts]
+
+
+def test_red_and_green_again_are_told_once_each_to_log_webhook_and_mail(instance: dg.DagsterInstance) -> None:
+    with webhook() as hook, mail_server() as mails, structlog.testing.capture_logs() as logged:
+        ticks = Ticks(instance, webhook=hook.url, email_to=["a@b.example"], smtp_port=mails.port)
+        ticks.tick()
+        ticks.evaluate(True)
+        ticks.tick()
+        assert not hook.bodies
+        for passed in (False, True):
+            ticks.evaluate(passed, "2 of 9 rows")
+            ticks.tick()
+            assert ticks.tick() == "no check has changed"
+        assert states(hook) == ["failed", "passed"]
+        assert hook.alerts[0]["text"] == "2 of 9 rows"
+        assert len(mails.messages) == 2
+    changes = [entry for entry in logged if entry["event"] == "check changed"]
+    assert [(e["stream"], e["table"], e["check"], e["state"], e["log_level"]) for e in changes] == [
+        ("orders", "orders", "orders_rows", "failed", "warning"),
+        ("orders", "orders", "orders_rows", "passed", "info"),
+    ]
+    assert SECRET not in str(logged)
+    assert SECRET not in ticks.cursor
+
+
+def test_a_receiver_that_is_down_gets_each_change_later_and_the_other_one_gets_none_twice(
+    instance: dg.DagsterInstance,
+) -> None:
+    with webhook(status=503) as hook, mail_server() as mails, structlog.testing.capture_logs() as logged:
+        ticks = Ticks(instance, webhook=hook.url, email_to=["a@b.example"], smtp_port=mails.port)
+        ticks.evaluate(False)
+        assert "webhook: the webhook answered 503; 1 wait" in ticks.tick()
+        ticks.evaluate(True)
+        assert "webhook: 2 wait" in ticks.tick(), "the pause after a failure is kept"
+        assert len(hook.paths) == 1
+        hook.status = 200
+        ticks.later = LONGEST_PAUSE
+        assert "webhook: 2 sent" in ticks.tick()
+        ticks.tick()
+        assert states(hook) == ["failed", "passed"]
+        assert len(mails.messages) == 2
+    assert SECRET not in str(logged)
+
+
+def test_what_is_never_taken_is_given_up_with_an_error_in_the_log(instance: dg.DagsterInstance) -> None:
+    with webhook(status=500) as hook, structlog.testing.capture_logs() as logged:
+        ticks = Ticks(instance, webhook=hook.url)
+        ticks.evaluate(False)
+        ticks.tick()
+        ticks.later = 25 * 3600.0
+        assert ticks.tick() == "no check has changed"
+    (given_up,) = (entry for entry in logged if entry["event"] == "alerts given up")
+    assert (given_up["log_level"], given_up["count"], given_up["receiver"]) == ("error", 1, "webhook")
+
+
+def test_a_sender_that_raises_loses_nothing_and_tells_no_secret(instance: dg.DagsterInstance) -> None:
+    def broken(*_: object) -> str:
+        raise RuntimeError(f"http://x/{SECRET}")
+
+    ticks = Ticks(instance, webhook=f"http://x/{SECRET}")
+    ticks.alerts = CheckAlerts({KEY: "orders"}, ticks.alerts.settings, {"webhook": broken})
+    ticks.evaluate(False)
+    with structlog.testing.capture_logs() as logged:
+        assert "sending raised RuntimeError; 1 wait" in ticks.tick()
+    assert SECRET not in str(logged)
+
+
+def test_a_stream_that_is_stopped_on_purpose_or_recovered_is_no_change(instance: dg.DagsterInstance) -> None:
+    with webhook() as hook:
+        ticks = Ticks(instance, webhook=hook.url)
+        error, warn = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+        for verdict in (
+            Verdict(True, error, "well", "orders is running"),
+            Verdict(False, warn, "stopped", "orders is stopped"),
+            Verdict(True, error, "well", "orders is running"),
+            Verdict(False, error, "red: dead", "orders is dead"),
+            Verdict(False, warn, "recovering", "orders is recovering"),
+            Verdict(False, warn, "job YAML: line 3", "orders is running; databricks.yml:3"),
+            Verdict(True, error, "well", "orders is running"),
+        ):
+            report_without_run(instance, verdict.evaluation(KEY))
+            ticks.tick()
+        assert states(hook) == ["failed", "warning", "passed"]
+
+
+def planned(instance: dg.DagsterInstance, status: dg.DagsterRunStatus, worker: str = "") -> dg.DagsterRun:
+    """A run of suites that has not given its result."""
+
+    @dg.asset_check(asset="orders", name="orders_rows")
+    def rows() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True)
+
+    job = dg.define_asset_job("quality", dg.AssetSelection.checks(rows), tags=RUN_TAGS)
+    defs = dg.Definitions(asset_checks=[rows], jobs=[job])
+    tags = {**RUN_TAGS, **({WORKER_TAG: worker} if worker else {})}
+    return instance.create_run_for_job(defs.resolve_job_def("quality"), status=status, tags=tags)
+
+
+def test_while_a_check_is_run_again_its_last_outcome_counts(instance: dg.DagsterInstance) -> None:
+    with webhook() as hook:
+        ticks = Ticks(instance, webhook=hook.url)
+        ticks.evaluate(False)
+        planned(instance, dg.DagsterRunStatus.STARTED)
+        ticks.tick()
+        ticks.tick()
+        assert states(hook) == ["failed"]
+
+
+def test_a_check_whose_run_was_killed_is_red(instance: dg.DagsterInstance) -> None:
+    with webhook() as hook:
+        ticks = Ticks(instance, webhook=hook.url)
+        ticks.evaluate(True)
+        ticks.tick()
+        planned(instance, dg.DagsterRunStatus.STARTED, worker=f"{socket.gethostname()}:1:1.00")
+        assert len(end_lost(instance)) == 1
+        assert end_lost(instance) == []
+        ticks.tick()
+        ticks.tick()
+        assert states(hook) == ["failed"]
+    newest = instance.event_log_storage.get_latest_asset_check_execution_by_key([KEY])[KEY]
+    assert newest.evaluation is not None
+    assert "failed before it had evaluated" in str(newest.evaluation.description)
+
+
+def test_a_run_whose_process_lives_or_is_elsewhere_is_left_alone(instance: dg.DagsterInstance) -> None:
+    from orchestration.sessions.supervisor import identity
+
+    planned(instance, dg.DagsterRunStatus.STARTED, worker=identity())
+    planned(instance, dg.DagsterRunStatus.STARTED, worker="elsewhere:1:1.00")
+    planned(instance, dg.DagsterRunStatus.STARTED)
+    assert end_lost(instance) == []
+
+
+def test_old_runs_of_suites_and_their_verdicts_are_deleted_and_the_newest_verdict_stays(
+    instance: dg.DagsterInstance,
+) -> None:
+    running = planned(instance, dg.DagsterRunStatus.STARTED)
+    old = [planned(instance, dg.DagsterRunStatus.SUCCESS) for _ in range(3)]
+    long_ago, soon = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(seconds=5)
+    assert delete_finished(instance, long_ago) == 0
+    assert delete_finished(instance, soon) == 3
+    assert [run.run_id for run in instance.get_runs()] == [running.run_id]
+    assert not any(instance.has_run(run.run_id) for run in old)
+    delete_older(instance, soon)
+    assert len(instance.event_log_storage.get_asset_check_execution_history(KEY, limit=10)) == 1

@@ -1,0 +1,218 @@
+"""The checks of suites, executed by Dagster in this process with a runner of our own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psutil
+import pytest
+
+from orchestration.quality import spark_session, suites
+from orchestration.quality.spark_session import CORES, HEAP_MB, QualitySpark, small
+from orchestration.quality.suites import JOB, RUN_TAGS, SPARK, SuiteChecks, check_key, one_at_a_time
+from orchestration.sessions.events import NO_RUN
+from orchestration.sessions.tags import WORKER_TAG
+from quality.suites import Suite
+from quality.validation import Outcome, Validation
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.settings import Settings
+from tests.support.validations import validation
+
+ROWS, STOCK = Suite("orders_rows", "orders", list), Suite("stock_rows", "stock", list)
+GOOD, BAD = Outcome("id", "unique", passed=True), Outcome("total", "between", passed=False, failing=2, rows=9)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+class Runs:
+    """Suites with a runner of our own, and what it was asked for."""
+
+    def __init__(self, home: Path, instance: dg.DagsterInstance, outcome: Callable[[Suite, Any], Validation]) -> None:
+        self.asked: list[str] = []
+        self.begun = 0
+        self.outcome, self.instance = outcome, instance
+        self.checks = SuiteChecks([ROWS, STOCK], Settings(home=home), self.run, self.begin)
+
+    def run(self, suite: Suite, spark: Callable[[], Any], /) -> Validation:
+        self.asked.append(suite.name)
+        return self.outcome(suite, spark)
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def execute(self, *only: Suite) -> dg.ExecuteInProcessResult:
+        defs = dg.Definitions(
+            assets=[dg.AssetSpec("orders"), dg.AssetSpec("stock")],
+            asset_checks=self.checks.definitions(),
+            jobs=[self.checks.job()],
+            resources=self.checks.resources(),
+        )
+        job = defs.resolve_job_def(JOB)
+        if only:
+            job = job.get_subset(asset_check_selection={check_key(suite) for suite in only})
+        return job.execute_in_process(instance=self.instance, raise_on_error=False)
+
+
+def evaluations(done: dg.ExecuteInProcessResult) -> dict[str, tuple[bool, str]]:
+    return {e.check_name: (e.passed, e.severity.value) for e in done.get_asset_check_evaluations()}
+
+
+def test_a_run_evaluates_each_suite_as_a_check_of_its_table(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    runs = Runs(tmp_path, instance, lambda suite, _: validation(BAD if suite is ROWS else GOOD))
+    done = runs.execute()
+    assert done.success, "a failed check does not fail its run"
+    assert evaluations(done) == {"orders_rows": (False, "ERROR"), "stock_rows": (True, "ERROR")}
+    assert {e.asset_key.to_user_string() for e in done.get_asset_check_evaluations()} == {"orders", "stock"}
+    assert runs.begun == 1
+    assert RUN_TAGS.items() <= done.dagster_run.tags.items()
+    run = instance.get_run_by_id(done.run_id)
+    assert run is not None
+    assert f":{os.getpid()}:" in run.tags[WORKER_TAG]
+
+
+def test_one_suite_can_be_run_alone(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    runs = Runs(tmp_path, instance, lambda *_: validation(GOOD))
+    assert list(evaluations(runs.execute(STOCK))) == ["stock_rows"]
+    assert runs.asked == ["stock_rows"]
+
+
+def test_an_exception_of_one_suite_is_red_and_the_others_are_evaluated(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    def outcome(suite: Suite, _: Any) -> Validation:
+        if suite is ROWS:
+            raise RuntimeError("the table's log is damaged")
+        return validation(GOOD)
+
+    done = Runs(tmp_path, instance, outcome).execute()
+    assert evaluations(done) == {"orders_rows": (False, "ERROR"), "stock_rows": (True, "ERROR")}
+    red = next(e for e in done.get_asset_check_evaluations() if e.check_name == "orders_rows")
+    assert "the table's log is damaged" in str(red.description)
+
+
+def test_the_outcome_counts_for_the_table_also_after_its_next_materialisation(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
+    done = Runs(tmp_path, instance, lambda *_: validation(BAD)).execute(ROWS)
+    instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
+    key = check_key(ROWS)
+    (newest,) = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
+    # Dagster compares the runs of check and materialisation; those of a stream belong to none.
+    assert newest.run_id == NO_RUN
+    assert newest.evaluation is not None
+    assert not newest.evaluation.passed
+    assert "failing: total" in newest.evaluation.metadata
+    assert newest.evaluation.metadata["run"] == dg.MetadataValue.dagster_run(done.run_id)
+
+
+class FakeRuntime:
+    """Starts nothing."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.stopped = 0
+
+    def start(self, name: str, inherited: Sequence[int] = ()) -> Any:
+        self.started.append(name)
+        return "session"
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_has_one_session_and_ends_it_however_it_ends(
+    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    runtime = FakeRuntime()
+    monkeypatch.setattr(spark_session, "LocalSpark", lambda _: runtime)
+
+    def outcome(_: Suite, spark: Callable[[], Any]) -> Validation:
+        assert spark() == "session"
+        if fails:
+            raise KeyboardInterrupt
+        return validation(GOOD)
+
+    assert Runs(tmp_path, instance, outcome).execute().success is not fails
+    assert (runtime.started, runtime.stopped) == (["quality"], 1)
+
+
+def test_without_a_suite_that_needs_spark_no_java_process_is_started(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    def javas() -> list[str]:
+        return [p.name() for p in psutil.Process().children(recursive=True) if "java" in p.name()]
+
+    assert Runs(tmp_path, instance, lambda *_: validation(GOOD)).execute().success
+    assert javas() == []
+
+
+def test_the_session_is_smaller_than_a_streams() -> None:
+    settings = Settings.load({"spark.master": "local[*]", "spark.driver_memory_mb": 4096})
+    resource = QualitySpark.of(settings)
+    assert resource.spark_config["spark.driver.memory"] == f"{HEAP_MB}m"
+    assert resource.spark_config["spark.master"] == CORES
+    cluster = small(settings.model_copy(update={"spark": settings.spark.model_copy(update={"master": "yarn"})}))
+    assert cluster.spark.master == "yarn"
+
+
+def test_a_run_lets_the_streams_go_first() -> None:
+    code = (
+        "import os; from orchestration.quality.suites import lower_priority\n"
+        "lower_priority(); lower_priority(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= suites.NICENESS
+
+
+def test_a_check_executed_from_its_page_waits_for_the_run_that_evaluates_suites(tmp_path: Path) -> None:
+    lock, told, entered = tmp_path / "home" / "quality.lock", threading.Event(), threading.Event()
+
+    def second() -> None:
+        with one_at_a_time(lock, lambda _: told.set()):
+            entered.set()
+
+    with one_at_a_time(lock, lambda _: None):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert told.wait(10)
+        assert not entered.is_set()
+        with lock.open("a") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert entered.wait(10)
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("suite", "found"),
+    [
+        (Suite("x", "oders", list), "about table 'oders', and no stream writes it"),
+        (Suite("health", "orders", list), "two checks named health"),
+        (Suite("orders_rows", "orders", list, description="a second one"), "two checks named orders_rows"),
+    ],
+)
+def test_a_suite_that_fits_no_table_or_has_the_name_of_another_check_is_refused(
+    tmp_path: Path, suite: Suite, found: str
+) -> None:
+    checks = SuiteChecks([ROWS, suite], Settings(home=tmp_path), lambda *_: validation())
+    with pytest.raises(ConfigurationError, match=found):
+        checks.refuse_misfits(["orders", "stock"], taken=("health", "rules"))
+
+
+def test_without_suites_there_is_nothing(tmp_path: Path) -> None:
+    none = SuiteChecks([], Settings(home=tmp_path), lambda *_: validation())
+    assert (none.definitions(), none.resources()) == ([], {})
+    assert list(SuiteChecks([ROWS], Settings(home=tmp_path), lambda *_: validation()).resources()) == [SPARK]

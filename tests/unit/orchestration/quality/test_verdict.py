@@ -1,0 +1,125 @@
+"""What Dagster shows of a suite's run: passed or not, words, tables of failing rows, plotted numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from orchestration.quality.verdict import MOST_TABLES, of_exception, of_validation, table
+from quality.validation import MOST_ROWS, FirstFailing, Outcome, Severity
+from streaming_jobs.errors import UsageError
+from tests.support.validations import validation
+
+
+def outcome(name: str = "customer_not_null", **values: Any) -> Outcome:
+    return Outcome(name, "expect_column_values_to_not_be_null", **{"passed": True, **values})
+
+
+def failed(name: str = "customer_not_null", severity: Severity = "critical", **values: Any) -> Outcome:
+    return outcome(name, passed=False, severity=severity, **{"rows": 3120, "failing": 17, **values})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "passed", "severity"),
+    [
+        ((outcome(),), True, "ERROR"),
+        ((outcome(), failed()), False, "ERROR"),
+        ((outcome(), failed(severity="warning")), False, "WARN"),
+        ((failed(severity="info"), failed("b", severity="warning")), False, "WARN"),
+        ((failed(severity="warning"), failed("b")), False, "ERROR"),
+        ((failed(severity="warning", error="no column customer"),), False, "ERROR"),
+    ],
+)
+def test_a_check_is_an_error_unless_only_warnings_failed(
+    outcomes: tuple[Outcome, ...], passed: bool, severity: str
+) -> None:
+    verdict = of_validation(validation(*outcomes))
+    assert (verdict.passed, verdict.severity.value) == (passed, severity)
+
+
+def test_the_words_say_what_failed_by_how_many_rows_and_of_which_slice_the_worst_first() -> None:
+    found = of_validation(
+        validation(
+            outcome("id_unique"),
+            failed("late", severity="warning", failing=3000),
+            failed("total_between", observed="0.5% of rows"),
+            failed("broken", failing=None, error="no column `totl`"),
+        )
+    )
+    text = found.text
+    assert text.startswith("3 of 4 expectations failed on 3,120 rows: rows of versions 41 to 44.")
+    assert "total_between: 17 of 3,120 rows, observed 0.5% of rows" in text
+    assert "broken could not be evaluated: no column `totl`" in text
+    assert "late (warning): 3,000 of 3,120 rows" in text
+    assert text.index("total_between") < text.index("late (warning)")
+    well = of_validation(validation(outcome()))
+    assert well.text == "1 of 1 expectations passed on 3,120 rows: rows of versions 41 to 44."
+
+
+def test_failing_rows_are_a_table_for_each_failing_expectation_and_their_number_is_bounded() -> None:
+    rows = tuple({"order_id": number, "customer": None} for number in range(MOST_ROWS + 5))
+    many = [failed(f"e{number}", sample=rows, failing=100 - number) for number in range(MOST_TABLES + 2)]
+    metadata = of_validation(validation(*many, outcome("well", sample=rows))).metadata
+    tables = {name: value for name, value in metadata.items() if isinstance(value, dg.TableMetadataValue)}
+    assert list(tables) == [f"failing rows: e{number}" for number in range(MOST_TABLES)]
+    assert all(len(value.records) == MOST_ROWS for value in tables.values())
+    assert metadata["further failing"].value == f"e{MOST_TABLES}, e{MOST_TABLES + 1}"
+
+
+def test_cells_that_the_page_would_show_wrongly_are_text() -> None:
+    shown = table(
+        [
+            {"id": 2**60, "price": Decimal("1.10"), "at": datetime(2026, 1, 2, tzinfo=UTC), "ratio": float("nan")},
+            {"id": 7, "name": "x" * 500, "on": True},
+        ]
+    )
+    first, second = (record.data for record in shown.records)
+    assert first["id"] == str(2**60)
+    assert (first["price"], first["at"], first["ratio"]) == ("1.10", "2026-01-02 00:00:00+00:00", "nan")
+    assert first["name"] == "null"
+    assert len(str(second["name"])) == 40
+    assert [(c.name, c.type) for c in shown.schema.columns][-1] == ("on", "bool")
+    assert {c.name: c.type for c in shown.schema.columns}["id"] == "str", "a column of two kinds is text"
+    wide = table([{f"c{number}": number for number in range(40)}])
+    assert [c.name for c in wide.schema.columns] == [f"c{number}" for number in range(10)]
+
+
+def test_every_number_is_plotted_and_the_rest_is_what_an_operator_looks_for() -> None:
+    first = FirstFailing("total_between", 2, 118, "3f2a", "recourse recover plan orders --before-first-broken x")
+    found = validation(
+        failed("total_between", number=0.5),
+        failed("id_unique"),
+        outcome("rows_enough", number=12),
+        outcome("odd", number=float("inf")),
+    )
+    metadata = of_validation(replace(found, first_failing=first, docs="/home/docs/orders.html")).metadata
+    assert metadata["observed: total_between"] == dg.MetadataValue.float(0.5)
+    assert metadata["observed: rows_enough"] == dg.MetadataValue.float(12.0)
+    assert metadata["failing: id_unique"] == dg.MetadataValue.int(17)
+    assert "failing: total_between" not in metadata, "one plot for each"
+    assert "observed: odd" not in metadata
+    assert metadata["command to put it right"].value == first.command
+    assert metadata["broken since"].value == "batch 118 of generation 2, by total_between"
+    assert metadata["code that wrote it"].value == "3f2a"
+    names = sorted(metadata)  # as the page does
+    rows = names.index("failing: id_unique")
+    assert max(names.index(name) for name in ("broken since", "command to put it right", "data docs")) < rows
+    assert metadata["data docs"] == dg.MetadataValue.path("/home/docs/orders.html")
+    assert metadata["stream"].value == "orders"
+    assert metadata["slice"].value == "rows of versions 41 to 44"
+    assert metadata["version"].value == "44, rows that came after version 40"
+    assert metadata["files"].value == "3 of 120 read"
+    assert metadata["engine"].value == "pandas"
+
+
+def test_an_exception_is_red_with_its_text() -> None:
+    verdict = of_exception("orders_rows", UsageError("there is no table orders", "start the stream"))
+    assert (verdict.passed, verdict.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert "there is no table orders" in verdict.text
+    assert "start the stream" in verdict.text
+    assert "KeyError: 'x'" in of_exception("orders_rows", KeyError("x")).text
