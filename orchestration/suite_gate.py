@@ -33,7 +33,7 @@ def suites_of(settings: Settings, topology: Topology, stream: Stream) -> list[Su
 
 @contextmanager
 def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
-    """Gives the function that runs suites on the staging tables of a recovery; Spark is started only if one needs it."""
+    """Gives the function that runs suites on a recovery's staging tables; Spark is started only if one needs it."""
     session: list[Any] = []
 
     def spark() -> Any:
@@ -44,7 +44,7 @@ def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
         return session[0]
 
     def run(context: RecoveryContext, name: str) -> Iterable[str]:
-        from quality.runner import RunRequest, run_suite
+        from quality.runs.runner import RunRequest, run_suite
 
         (suite,) = _suites(settings, topology).select([name])
         request = RunRequest(slice="all", record=False, docs=False, spark=spark)

@@ -67,7 +67,7 @@ def run(
 
     The exit code is 1 if a critical expectation failed or a suite could not be run.
     """
-    from quality.runner import RunRequest, run_suite
+    from quality.runs.runner import RunRequest, run_suite
     from quality.slice_request import TimeRange, parse_partition
 
     call = invocation(context)

@@ -12,10 +12,12 @@ from orchestration.quality import rules, when
 from orchestration.quality.alerts import CheckAlerts
 from orchestration.quality.rules import RuleChecks, RuleCount, RuleCounts, RuledTable
 from orchestration.quality.suites import JOB, RUN_TAGS, STEP, RunSuite, SparkFactory, SuiteChecks
+from quality.suite_set import SuiteSet
 from quality.suites import Suite
 from quality.validation import Validation
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.status import read_status
 from streaming_jobs.topology import Topology
 
 
@@ -29,16 +31,25 @@ class Declared:
     ruled: Sequence[RuledTable] = ()
 
 
-def declared(_settings: Settings, _topology: Topology) -> Declared:
-    """The suites and row rules of the settings' modules, with what runs and counts them: none of both yet."""
+def declared(settings: Settings, topology: Topology) -> Declared:
+    """The suites and row rules of the settings' modules, with what runs and counts them."""
+    suites = SuiteSet.of_settings(settings, topology)
 
-    def run(suite: Suite, _spark: SparkFactory, /) -> Validation:
-        raise NotImplementedError(f"suite {suite.name} has no runner")
+    def run(suite: Suite, spark: SparkFactory, /) -> Validation:
+        from quality.runs.runner import RunRequest, run_suite
 
-    def counts(_settings: Settings, _stream: str, _table: str, /) -> Mapping[str, RuleCount]:
-        return {}
+        return run_suite(settings, topology, suite, RunRequest(spark=spark))
 
-    return Declared(run, counts)
+    def counts(_: Settings, stream: str, table: str, /) -> Mapping[str, RuleCount]:
+        return rules.counts_in(read_status(settings, stream), table, topology[stream].rules_of(table))
+
+    ruled = [
+        RuledTable(stream.name, sink.name, tuple(rule.name for rule in stream.rules_of(sink.name).rules))
+        for stream in topology.streams.values()
+        for sink in stream.sinks.values()
+        if stream.rules_of(sink.name)
+    ]
+    return Declared(run, counts, list(suites.suites.values()), ruled)
 
 
 @dataclass(frozen=True)

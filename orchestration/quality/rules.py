@@ -16,7 +16,10 @@ import dagster as dg
 
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.verdicts import Verdict, to_tell
+from streaming_jobs.errors import RuleBroken
+from streaming_jobs.rules import RowRules
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.status import Status
 
 NAME = "rules"
 LOOK_EVERY = 15
@@ -81,6 +84,28 @@ def verdict(table: str, counts: Mapping[str, RuleCount], now: float) -> Verdict:
     total = sum(count.total for count in counts.values())
     text = f"no row of the last hour broke one of {len(counts)} rules; {total:,} in all"
     return Verdict(True, dg.AssetCheckSeverity.ERROR, "well", text, figures)
+
+
+def counts_in(status: Status | None, table: str, rules: RowRules) -> dict[str, RuleCount]:
+    """The counts of a table's rules in the status of its stream, over all its sessions.
+
+    A rule that stops the stream is not counted in any batch: there the stream's error names it.
+    """
+    totals = status.totals if status is not None else None
+    counts = {
+        rule.name: RuleCount(
+            totals.broken.get(f"{table}.{rule.name}", 0) if totals else 0,
+            totals.broken_at.get(f"{table}.{rule.name}") if totals else None,
+            rule.on_fail,
+        )
+        for rule in rules.rules
+    }
+    error = status.error if status is not None else None
+    if status is not None and error is not None and error.get("code") == RuleBroken.code:
+        for name, count in counts.items():
+            if count.on_fail == "fail" and name in str(error.get("found", "")):
+                counts[name] = RuleCount(count.total + 1, time.time(), "fail")
+    return counts
 
 
 def _is_recent(count: RuleCount, now: float) -> bool:

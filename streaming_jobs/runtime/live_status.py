@@ -99,7 +99,7 @@ class LiveStatus:
         status.path, status.committer = done.path, done.committer
         status.committed_at = self.clock.time()
         self.position = ends_of(done.entry.offsets)
-        status.totals = (status.totals or Totals(status.started_at)).plus(done.entry)
+        status.totals = (status.totals or Totals(status.started_at)).plus(done.entry, status.committed_at)
         self._newest_record = done.newest_record if done.newest_record is not None else self._newest_record
         if not done.skipped:
             if done.records:

@@ -35,6 +35,8 @@ class Totals:
     dropped: int = 0
     broken: Mapping[str, int] = field(default_factory=dict)
     """Rows by table and broken rule, such as `orders.price_between`."""
+    broken_at: Mapping[str, float] = field(default_factory=dict)
+    """The time of the newest batch in which a rule was broken, seconds since 1970."""
 
     @classmethod
     def of(cls, value: Mapping[str, Any] | None) -> Totals | None:
@@ -44,8 +46,8 @@ class Totals:
         except TypeError:  # of another version
             return None
 
-    def plus(self, entry: LedgerEntry) -> Totals:
-        """The totals with one batch more; unchanged if the batch is counted already."""
+    def plus(self, entry: LedgerEntry, at: float) -> Totals:
+        """The totals with one batch more, which was done `at`; unchanged if the batch is counted already."""
         if entry.txn <= Txn(self.generation, self.batch):
             return self
         return Totals(
@@ -58,7 +60,8 @@ class Totals:
             self.late_rows + entry.rows.get("late", 0),
             self.quarantined + taken_out(entry.rows, QUARANTINED),
             self.dropped + taken_out(entry.rows, DROPPED),
-            _sum(self.broken, broken_rules(entry)),
+            _sum(self.broken, broken := broken_rules(entry)),
+            {**self.broken_at, **dict.fromkeys(broken, at)} if broken else self.broken_at,
         )
 
 
@@ -79,5 +82,5 @@ def totals_from(file: LedgerFile, stream: str, known: Totals | None, now: float)
     lines = sorted(file.after(stream, after, at_most=_MOST), key=lambda line: line.entry.txn)
     totals = known or Totals(lines[0].at if lines else now)
     for line in lines:
-        totals = totals.plus(line.entry)
+        totals = totals.plus(line.entry, line.at)
     return totals

@@ -16,7 +16,7 @@ from great_expectations.expectations.row_conditions import Column
 from pyspark.sql import SparkSession
 
 from quality import Suite
-from quality.runner import RunRequest, run_suite
+from quality.runs.runner import RunRequest, run_suite
 from quality.validation import Outcome, Validation
 from streaming_jobs.settings import Settings
 from tests.support.checked_orders import TOPOLOGY

@@ -10,7 +10,7 @@ import great_expectations.expectations as gxe
 import pytest
 
 from quality import Suite
-from quality.runner import RunRequest, run_suite
+from quality.runs.runner import RunRequest, run_suite
 from quality.validation import Validation
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.state.ledger_file import LedgerFile

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from quality.examples import flights as suites
-from quality.runner import RunRequest, run_suite
+from quality.runs.runner import RunRequest, run_suite
 from quality.validation import Outcome, Validation
 from streaming_jobs.examples.flights import dataset, streams
 from streaming_jobs.examples.flights.truth import truth

@@ -14,7 +14,7 @@ from great_expectations.expectations.row_conditions import Column
 
 from quality import Suite, suite_from_json
 from quality.history import history
-from quality.runner import RunRequest, run_suite
+from quality.runs.runner import RunRequest, run_suite
 from quality.validation import Outcome, Validation
 from streaming_jobs.errors import PreflightRefused, UsageError
 from tests.conftest import SettingsFactory
@@ -216,16 +216,16 @@ def test_a_table_that_does_not_exist_or_has_vanished_is_an_error(table: OrdersTa
 
 def during(table: OrdersTable, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something to the table after the slice is chosen and before it is read."""
-    import quality.runner
+    import quality.runs.runner
 
-    real = quality.runner.choose_slice
+    real = quality.runs.runner.choose_slice
 
     def choose(*args: Any) -> Any:
         chosen = real(*args)
         act()
         return chosen
 
-    monkeypatch.setattr(quality.runner, "choose_slice", choose)
+    monkeypatch.setattr(quality.runs.runner, "choose_slice", choose)
 
 
 def test_a_compaction_in_the_middle_changes_nothing(table: OrdersTable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,14 @@ from uuid import uuid4
 from quality import history
 from quality.engines.great_expectations import Evaluated
 from quality.expectations import SQL_ONLY, Named, named
-from quality.first_failing import find_first, first_rows, newest_code
 from quality.results import error_outcome, outcome_of
+from quality.runs.first_failing import find_first, first_rows, newest_code
+from quality.runs.table_looks import SuitePast, outcomes_of_checks
 from quality.slice_request import SliceRequest, TimeRange
 from quality.slices import Slice, choose_slice, open_newest
 from quality.suite_set import Output, output_of
 from quality.suites import SliceKind, Suite
 from quality.table_checks.base import CheckedTable
-from quality.table_looks import SuitePast, outcomes_of_checks
 from quality.validation import Engine, Outcome, Validation
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
@@ -187,7 +187,7 @@ def _session(suite: Suite, request: RunRequest) -> SparkSession:
 
 
 def _page(settings: Settings, validation: Validation, results: Sequence[Evaluated]) -> str:
-    from quality.data_docs import write_page
+    from quality.runs.data_docs import write_page
 
     shown = [each.result for each in results if each.result is not None]
     if not shown:
