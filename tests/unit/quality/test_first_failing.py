@@ -88,7 +88,7 @@ def cut(table: OrdersTable) -> None:
 
 def ledger(table: OrdersTable, batch: int, seconds: float) -> None:
     code = CodeVersion("cccc", "0.1.0")
-    entry = LedgerEntry("batch", "orders", "orders", 1, batch, rows={"written": 1}, code=code)
+    entry = LedgerEntry("batch", "orders", "orders", 1, batch, rows={"written": 5}, code=code)
     LedgerFile(StreamFolder.of(table.settings, "orders").make().ledger).append(entry, {"orders": 1}, seconds)
 
 
