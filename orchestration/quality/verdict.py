@@ -84,10 +84,12 @@ def _in_words(validation: Validation, failed: Sequence[Outcome]) -> str:
 def _failure(outcome: Outcome) -> str:
     if outcome.error:
         return f"{outcome.expectation} could not be evaluated: {_short(outcome.error, 300)}"
-    words = [f"{outcome.failing:,} of {_rows(outcome.rows or 0)}"] if outcome.failing is not None else []
-    words += [f"observed {_short(outcome.observed, 100)}"] if outcome.observed else []
+    if outcome.failing is not None:
+        words = f"{outcome.failing:,} of {_rows(outcome.rows or 0)}"
+    else:
+        words = f"observed {_short(outcome.observed, 100)}" if outcome.observed else "failed"
     kind = "" if outcome.severity == "critical" else f" ({outcome.severity})"
-    return f"{outcome.expectation}{kind}: {', '.join(words) or 'failed'}"
+    return f"{outcome.expectation}{kind}: {words}"
 
 
 def _worst_first(outcomes: Iterable[Outcome]) -> list[Outcome]:

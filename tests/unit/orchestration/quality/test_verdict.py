@@ -47,13 +47,15 @@ def test_the_words_say_what_failed_by_how_many_rows_and_of_which_slice_the_worst
         validation(
             outcome("id_unique"),
             failed("late", severity="warning", failing=3000),
-            failed("total_between", observed="0.5% of rows"),
+            failed("total_between", observed="17 of 3120 rows failed"),
+            failed("mean_total", failing=None, observed="mean 12.5"),
             failed("broken", failing=None, error="no column `totl`"),
         )
     )
     text = found.text
-    assert text.startswith("3 of 4 expectations failed on 3,120 rows: rows of versions 41 to 44.")
-    assert "total_between: 17 of 3,120 rows, observed 0.5% of rows" in text
+    assert text.startswith("4 of 5 expectations failed on 3,120 rows: rows of versions 41 to 44.")
+    assert "total_between: 17 of 3,120 rows;" in text
+    assert "mean_total: observed mean 12.5" in text
     assert "broken could not be evaluated: no column `totl`" in text
     assert "late (warning): 3,000 of 3,120 rows" in text
     assert text.index("total_between") < text.index("late (warning)")
