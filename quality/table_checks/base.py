@@ -152,14 +152,8 @@ class CheckedTable:
 
         The entries of the file are those of the primary table; `written` finds the rows of this table in them.
         """
-        # The newest commit may be later than the version: then its batches are in the file, not in the table.
-        reached = max((c.entry.txn for c in self.commits if c.moves(self.stream.name) and c.entry), default=None)
         found = newest_entries(self.commits, self.declared.name, self.ledger_file, self.stream.name, MOST_BATCHES)
-        return tuple(
-            (commit, entry)
-            for commit, entry in found
-            if commit.version <= self.version and (reached is None or entry.txn <= reached)
-        )
+        return tuple((commit, entry) for commit, entry in found if commit.version <= self.version)
 
     @property
     def batches(self) -> Sequence[Entry]:

@@ -91,7 +91,7 @@ class _Rows:
     def _fault(self, commit: Commit, entry: LedgerEntry) -> Iterator[str]:
         changes, said = self.checked.changes(commit.version), self.checked.written(entry)
         where = f"{entry.txn} (version {commit.version})"
-        added = _sum(file.rows for file in changes.added if file.new_rows)
+        added = _sum(file.rows for file in changes.added)
         if self.checked.declared.mode == "append":
             if added is None:
                 self.unknown += 1

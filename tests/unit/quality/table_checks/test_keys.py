@@ -93,6 +93,19 @@ def test_wrong_statistics_hide_nothing(tmp_path: Path) -> None:
     assert outcome.failing == 3 and {row["id"] for row in outcome.sample} == {1, 8}
 
 
+def test_a_null_in_a_column_that_must_have_none_is_never_a_pass(tmp_path: Path) -> None:
+    """Another writer may not have kept to it; a query planner does."""
+    orders = Orders.begin(tmp_path)
+    orders.batch(0, [row(1), {**row(1), "id": None}])
+    first = orders.path / "_delta_log" / f"{0:020d}.json"
+    text = first.read_text()
+    nullable = '{\\"name\\":\\"id\\",\\"type\\":\\"long\\",\\"nullable\\":true'
+    assert nullable in text
+    first.write_text(text.replace(nullable, nullable.replace("true", "false")))
+    outcome = UniqueKey(["id"]).look(orders.checked())
+    assert not outcome.passed and "non-nullable but contains null" in outcome.error
+
+
 def test_a_key_that_is_not_there_or_nested_is_an_error(tmp_path: Path) -> None:
     orders = Orders.begin(tmp_path)
     assert "no keys" in UniqueKey().look(orders.checked()).error

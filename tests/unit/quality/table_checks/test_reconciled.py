@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given
@@ -19,7 +20,8 @@ from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.state import stream_record
 from streaming_jobs.stream import DeltaTable as Declared
-from tests.support.checked_tables import Orders, rows
+from tests.support.checked_tables import ARROW, Orders, rows
+from tests.support.stream_on_disk import append
 
 UPSERT = Declared("orders", keys=["id"])
 
@@ -148,8 +150,16 @@ def test_only_batches_of_the_fixed_version_are_compared(tmp_path: Path) -> None:
 
 def test_a_secondary_table_is_compared_with_its_own_entries(tmp_path: Path) -> None:
     orders = Orders.begin(tmp_path, Declared("orders"), Declared("others"))
-    orders.batch(0)
-    assert looked(orders, declared=orders.stream.secondary[0]) == ""
+    others = orders.stream.secondary[0]
+    for number in range(3):
+        if number != 1:  # a batch without rows for it does not commit to it
+            data = pa.Table.from_pylist(list(rows(0, 3)), ARROW)
+            append(orders.stored("others"), data, replace(orders.entry(number), table="others", rows={"written": 3}))
+        orders.batch(number)
+    assert looked(orders, declared=others) == ""
+    data = pa.Table.from_pylist(list(rows(0, 3)), ARROW)
+    append(orders.stored("others"), data, replace(orders.entry(3), table="others", rows={"written": 4}))
+    assert "g0001 batch 3 (version 3) wrote 4 rows by the ledger, its files have 3" in looked(orders, declared=others)
 
 
 def test_after_a_publish_sums_begin_anew_and_offsets_too(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ def test_a_removed_and_a_changed_column_fail(tmp_path: Path) -> None:
     )
 
 
+def test_a_changed_column_alone_fails(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path, Declared("orders", schema=ORDERS))
+    other = StructType([StructField("id", StringType()), *ORDERS.fields[1:]])
+    outcome = SameSchema().look(orders.checked(declared=Declared("orders", schema=other)))
+    assert not outcome.passed and outcome.observed.startswith("column id is long, was string")
+
+
 def test_without_a_declared_schema_the_last_validation_counts(tmp_path: Path) -> None:
     orders = Orders.begin(tmp_path)
     orders.batch(0)
