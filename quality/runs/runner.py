@@ -14,8 +14,8 @@ from uuid import uuid4
 from quality import history
 from quality.engines.great_expectations import Evaluated
 from quality.expectations import SQL_ONLY, Named, named
-from quality.results import error_outcome, outcome_of
 from quality.runs.first_failing import find_first, first_rows, newest_code
+from quality.runs.results import error_outcome, outcome_of
 from quality.runs.table_looks import SuitePast, outcomes_of_checks
 from quality.slice_request import SliceRequest, TimeRange
 from quality.slices import Slice, choose_slice, open_newest

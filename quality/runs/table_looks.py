@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quality.history import history
-from quality.results import error_outcome
+from quality.runs.results import error_outcome
 from quality.suites import Suite
 from quality.table_checks.base import CheckedTable, Past
 from quality.validation import Outcome
