@@ -109,7 +109,10 @@ def _written_since(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey
 
 
 def _unfinished(instance: dg.DagsterInstance, records: Iterable[AssetCheckExecutionRecord]) -> set[str]:
-    """Of the runs that have not given their result: those that wait or run."""
+    """Of the runs that have not given their result: those that wait or run, sessions excepted.
+
+    A session that was launched from a table's page has the table's checks in its plan, for when it ends.
+    """
     planned = {record.run_id for record in records if record.status is PLANNED}
     runs = instance.get_runs(dg.RunsFilter(run_ids=list(planned))) if planned else []
-    return {run.run_id for run in runs if not run.is_finished}
+    return {run.run_id for run in runs if not run.is_finished and not run.asset_selection}

@@ -23,6 +23,7 @@ from orchestration.location import location
 from orchestration.quality.parts import Declared
 from orchestration.quality.rules import RuleCount, RuledTable
 from orchestration.quality.suites import RUN_TAGS
+from orchestration.quality.when import due_checks
 from orchestration.sessions.reporting import table_key
 from orchestration.sessions.runs import ASSET_JOB, NEWEST, session_runs
 from orchestration.sessions.supervisor import SessionSpec
@@ -125,6 +126,20 @@ def test_runs_of_checks_do_not_hide_a_session_that_was_launched_from_a_table_s_p
             run("SUCCESS", None, **RUN_TAGS)
         assert {instance.get_run_by_id(ended).job_name} == {ASSET_JOB}  # type: ignore[union-attr]
         assert {seen.run_id for seen in session_runs(instance, session)} == {ended, running}
+
+
+def test_a_session_launched_from_a_table_s_page_does_not_keep_suites_from_being_run(shop: Settings) -> None:
+    defs = definitions(shop)
+    assert shop.jobs is not None
+    topology = Topology.of_settings(shop)
+    session = SessionSpec(job_yaml.load(shop.jobs).jobs[0], (topology["orders"], topology["customers"]), shop)
+    tables = session_assets(session).keys
+    job = defs.resolve_implicit_global_asset_job_def().get_subset(asset_selection=tables)
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset(tables))
+        planned = instance.event_log_storage.get_latest_asset_check_execution_by_key([CHECK])
+        assert planned[CHECK].status.value == "PLANNED", "Dagster means to run the check when the session has ended"
+        assert due_checks(instance, [CHECK], timedelta(minutes=5), time.time() + 600) == [CHECK]
 
 
 def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(
