@@ -148,6 +148,15 @@ def test_only_batches_of_the_fixed_version_are_compared(tmp_path: Path) -> None:
     assert looked(orders, version=2) != ""
 
 
+def test_batches_after_the_fixed_version_are_left_out_also_if_the_log_left_it_behind(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    for number in range(4):
+        orders.batch(number)
+    checked = orders.checked(version=2)
+    orders.shorten()
+    assert [entry.batch for _, entry in checked.batches] == [1, 0]
+
+
 def test_a_secondary_table_is_compared_with_its_own_entries(tmp_path: Path) -> None:
     orders = Orders.begin(tmp_path, Declared("orders"), Declared("others"))
     others = orders.stream.secondary[0]
