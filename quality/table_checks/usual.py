@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from quality.table_checks.base import Check, CheckedTable, checked_column, checked_number, quoted, seconds_of
+from quality.table_checks.base import Check, CheckedTable, Past, checked_column, checked_number, quoted, seconds_of
 from quality.table_checks.freshness import span
 from quality.table_checks.robust import usual
 from quality.validation import Outcome, Severity
@@ -114,7 +114,7 @@ class UsualRows(_Against):
         if checked.since is None:
             return self.outcome(passed=True, observed="not judged yet: there was no earlier validation")
         past = checked.past.newest(self.name, self.at_most)
-        began = past[0].at if past else _commit_time(checked, checked.since)
+        began = _validated_at(checked, checked.since, past)
         if began is None or checked.now - began < _SHORTEST:
             return self.outcome(passed=True, observed="not judged: the last validation was only just now")
         if any(c.version > checked.since and e.kind == "publish" for c, e in checked.entries):
@@ -181,10 +181,16 @@ def _new_rows(checked: CheckedTable, since: int) -> int:
     return sum(checked.written(entry) for commit, entry in checked.batches if commit.version > since)
 
 
-def _commit_time(checked: CheckedTable, version: int) -> float | None:
-    """The time of a version, in seconds since 1970: of the newest known commit up to it."""
-    known = (*checked.commits, *(commit for commit, _ in checked.entries))
-    return next((commit.at / 1000 for commit in known if 0 <= commit.version <= version), None)
+def _validated_at(checked: CheckedTable, since: int, past: Sequence[Past]) -> float | None:
+    """The time, in seconds since 1970, of the validation that looked at version `since`; None if it is not known.
+
+    Later outcomes may be of runs on a part of the table, which do not count as validated: the time is that of the
+    newest outcome before the next commit. Without one, the time of the version itself.
+    """
+    known = [c for c in (*checked.commits, *(commit for commit, _ in checked.entries)) if c.version >= 0]
+    after = min((commit.at / 1000 for commit in known if commit.version > since), default=checked.now)
+    before = max((commit.at / 1000 for commit in known if commit.version <= since), default=None)
+    return next((each.at for each in past if each.at <= after), before)
 
 
 def _first(rows: list[dict[str, Any]]) -> Any:

@@ -148,6 +148,15 @@ def test_only_batches_of_the_fixed_version_are_compared(tmp_path: Path) -> None:
     assert looked(orders, version=2) != ""
 
 
+def test_batches_after_the_fixed_version_are_left_out_also_if_the_log_left_it_behind(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    for number in range(4):
+        orders.batch(number)
+    checked = orders.checked(version=2)
+    orders.shorten()
+    assert [entry.batch for _, entry in checked.batches] == [1, 0]
+
+
 def test_a_secondary_table_is_compared_with_its_own_entries(tmp_path: Path) -> None:
     orders = Orders.begin(tmp_path, Declared("orders"), Declared("others"))
     others = orders.stream.secondary[0]
@@ -204,3 +213,12 @@ def test_a_new_partition_begins_at_its_first_offset_and_none_may_vanish() -> Non
 
 def test_generations_are_not_compared() -> None:
     assert not list(offset_faults([entry(5, {0: 50}, {0: 60}), entry(3, {0: 30}, {0: 40}, generation=2)]))
+
+
+def test_the_code_of_a_version_is_that_of_its_batch(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0)
+    orders.batch(1, code="b")
+    checked = orders.checked()
+    codes = [code and code.hash for code in (checked.code_at(v) for v in range(checked.version + 1))]
+    assert codes == [None, "a", "b"]

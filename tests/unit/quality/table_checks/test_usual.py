@@ -51,6 +51,16 @@ def test_the_rows_since_the_last_validation_are_compared_with_earlier_ones(
     assert outcome.passed is passed and outcome.number == pytest.approx(count) and not outcome.error
 
 
+def test_an_outcome_of_a_run_on_a_part_of_the_table_does_not_shorten_the_time(tmp_path: Path) -> None:
+    orders = Orders.begin(tmp_path)
+    orders.batch(0)
+    began = time.time() - 1800
+    orders.batch(1)
+    past = [Past(1.0, began + 5000), Past(1.0, began), Past(1.0, began - 5000)]
+    outcome = UsualRows().look(orders.checked(since=1, now=began + 7200, past=past))
+    assert outcome.number == pytest.approx(5)
+
+
 def test_an_upsert_counts_the_rows_that_batches_brought(tmp_path: Path) -> None:
     orders = Orders.begin(tmp_path, Declared("orders", keys=["id"]))
     orders.batch(0)
