@@ -3,8 +3,8 @@
 The context exists in memory only, reports nothing to anybody, and shows no progress bars. Results have SUMMARY form:
 counts and `MOST_ROWS` rows; COMPLETE would bring every failing row into memory.
 
-An expectation that raises must not hide the others: Spark evaluates many of them in one job, which then fails for all.
-So those that have raised are evaluated again, each alone.
+An expectation that raises must not hide the others. GX takes care of those that raise while they are evaluated, also in
+Spark's job for many of them; one that it cannot even read ends its whole run, and then each is evaluated alone.
 """
 
 from __future__ import annotations
@@ -52,22 +52,15 @@ class Frame:
 
 
 def evaluate(frame: Frame, expectations: Sequence[Named]) -> list[Evaluated]:
-    """Evaluate all of them in one run, and those that raised once more, each alone."""
+    """Evaluate all of them in one run; if the run itself raises an exception, each of them in one of its own."""
     if not expectations:
         return []
-    first = _evaluated(frame, expectations)
-    raised = [each for each in first if each.error]
-    if not raised or len(expectations) == 1:
-        return first
-    again = {each.named.number: _evaluated(frame, [each.named])[0] for each in raised}
-    return [again.get(each.named.number, each) for each in first]
-
-
-def _evaluated(frame: Frame, expectations: Sequence[Named]) -> list[Evaluated]:
     try:
         results = _run(frame, [each.expectation for each in expectations])
     except Exception as error:  # noqa: BLE001 - of a user's expectation: its outcome says so
-        return [Evaluated(each, passed=False, error=_text(error)) for each in expectations]
+        if len(expectations) == 1:
+            return [Evaluated(expectations[0], passed=False, error=_text(error))]
+        return [evaluated for each in expectations for evaluated in evaluate(frame, [each])]
     return [_read_safely(each, results.get(each.number), frame.positions) for each in expectations]
 
 

@@ -116,6 +116,15 @@ def test_an_expectation_that_raises_is_an_error_and_hides_nothing(table: OrdersT
     assert second.passed and not second.error
 
 
+def test_an_expectation_that_ends_the_whole_run_hides_nothing(table: OrdersTable) -> None:
+    table.append(order(1, amount=-1))
+    unreadable = gxe.ExpectColumnValuesToNotBeNull(column="id", meta={"name": "unreadable", "object": object()})
+    negative = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
+    first, second = run(table, unreadable, negative).outcomes
+    assert (first.expectation, first.passed, bool(first.error)) == ("unreadable", False, True)
+    assert (second.failing, second.error) == (1, "")
+
+
 def test_a_suite_that_cannot_be_built_has_not_passed(table: OrdersTable) -> None:
     def build() -> Sequence[Any]:
         raise KeyError("oops")
