@@ -83,12 +83,21 @@ def _rule(named: Named) -> Rule | str | None:
     if kind == "match_regex":
         return Matches(expectation.column, expectation.regex)
     if named.kind == "expect_column_pair_values_a_to_be_greater_than_b":
-        a, b = (quoted(column, "datafusion") for column in (expectation.column_A, expectation.column_B))
-        return f"{a} IS NULL OR {b} IS NULL OR {a} {'>=' if expectation.or_equal else '>'} {b}"
+        return _pair(expectation, ">=" if expectation.or_equal else ">")
     if named.kind == "expect_column_pair_values_to_be_equal":
-        a, b = (quoted(column, "datafusion") for column in (expectation.column_A, expectation.column_B))
-        return f"{a} IS NULL OR {b} IS NULL OR {a} = {b}"
+        return _pair(expectation, "=")
     return None
+
+
+def _pair(expectation: Any, operator: str) -> str | None:
+    """A comparison of two columns; a row that has only one of the values breaks it, unless the expectation says so."""
+    a, b = (quoted(column, "datafusion") for column in (expectation.column_A, expectation.column_B))
+    ignored = {
+        "both_values_are_missing": f"({a} IS NULL AND {b} IS NULL) OR ",
+        "either_value_is_missing": f"{a} IS NULL OR {b} IS NULL OR ",
+        "neither": "",
+    }.get(str(getattr(expectation.ignore_row_if, "value", expectation.ignore_row_if)))
+    return None if ignored is None else f"{ignored}{a} {operator} {b}"
 
 
 def _applies(condition: Any) -> str | None:
@@ -105,7 +114,7 @@ def _applies(condition: Any) -> str | None:
     name = quoted(condition.column.name, "datafusion")
     if kind == "nullity":
         return f"{name} IS {'' if condition.is_null else 'NOT '}NULL"
-    operator = str(condition.operator.value).upper()
+    operator = str(getattr(condition.operator, "value", condition.operator)).upper()
     if operator in ("IN", "NOT_IN", "NOT IN"):
         values = ", ".join(literal(value, "datafusion") for value in condition.parameter)
         return f"{name} {operator.replace('_', ' ')} ({values})"

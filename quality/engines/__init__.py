@@ -1,1 +1,1 @@
-"""What evaluates a suite's expectations on a slice: pandas for small ones, Spark for large ones."""
+"""What evaluates a suite on a slice: pandas for small ones, Spark for large ones. Read `pandas_engine.py`."""

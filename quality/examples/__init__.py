@@ -1,1 +1,1 @@
-"""Suites on the tables of the shipped streams."""
+"""Suites on the tables of the shipped streams. Read `flights.py`."""

@@ -1,4 +1,4 @@
-"""Checks of a table that are no expectations on single rows. `base.py` has what they look at; docs/table-checks.md.
+"""Checks of a table that are no expectations on single rows. Read `base.py`, and docs/table-checks.md.
 
     @suite(table="orders", checks=[Freshness("10 minutes"), UsualRows(), UniqueKey(), Reconciled()])
 

@@ -36,7 +36,7 @@ def test_every_link_to_a_file_of_the_project_leads_to_one() -> None:
 
 def test_every_module_that_docs_and_docstrings_name_is_there() -> None:
     root = DOCS.parent
-    packages = ("streaming_jobs", "reprocessing", "orchestration", "benchmarks", "docs", "tests")
+    packages = ("streaming_jobs", "reprocessing", "quality", "orchestration", "benchmarks", "docs", "tests")
     there = {str(path.relative_to(root)) for package in packages for path in (root / package).rglob("*.py")}
     own = {"docs/streams.md": {"my_flows.py"}}
     gone = []
