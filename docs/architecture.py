@@ -196,7 +196,7 @@ _COLUMNS = {
     "quality.runs": 5,
     "quality.engines": 5,
     "quality.table_checks": 4,
-    "quality.examples": 3,
+    "quality.examples": 6,
     "reprocessing": 1,
     "reprocessing.stages": 1,
     "reprocessing.rebuild": 1,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,7 +39,7 @@ class Engine(StrEnum):
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="[SUITE]...", help="Suites; all without one.")]
 Name = Annotated[str, typer.Argument(metavar="SUITE", help="A suite.", show_default=False)]
-_ROWS_SHOWN = 5
+_ROWS_SHOWN, _OBSERVED = 5, 110
 
 
 @app.callback()
@@ -312,7 +313,7 @@ def _print_validation(validation: Validation) -> None:
 
 
 def _print_outcomes(outcomes: Sequence[Any]) -> None:
-    rows = [[_word(each), each.expectation, each.error or each.observed] for each in outcomes]
+    rows = [[_word(each), each.expectation, shorten(each.error or each.observed, _OBSERVED)] for each in outcomes]
     print_table(["result", "expectation", "observed"], rows)
 
 

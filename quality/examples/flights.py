@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from quality.suites import suite
+from quality.table_checks import Reconciled, SameSchema, UniqueKey
 
 CARRIERS = ("9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV")
 AIRPORTS = ("EWR", "JFK", "LGA")
@@ -19,7 +20,11 @@ DAY = 1440
 """Minutes."""
 
 
-@suite(table="flights_clean", key=["sched_dep", "carrier", "flight", "origin"])
+@suite(
+    table="flights_clean",
+    key=["sched_dep", "carrier", "flight", "origin"],
+    checks=[SameSchema(), Reconciled()],
+)
 def flights_rows() -> list[Any]:
     """Every flight is complete and plausible; what is missing is missing for a reason."""
     import great_expectations.expectations as gxe
@@ -67,7 +72,7 @@ def flights_rows() -> list[Any]:
     ]
 
 
-@suite(table="airport_hours", key=["window_start", "origin"])
+@suite(table="airport_hours", key=["window_start", "origin"], checks=[SameSchema(), Reconciled()])
 def airport_hours_rows() -> list[Any]:
     """Every hour of an airport comes once, and its figures fit each other."""
     import great_expectations.expectations as gxe
@@ -107,7 +112,7 @@ def airport_hours_rows() -> list[Any]:
     ]
 
 
-@suite(table="carrier_totals", key=["carrier"], slice="all")
+@suite(table="carrier_totals", key=["carrier"], slice="all", checks=[UniqueKey(), Reconciled()])
 def carrier_totals_rows() -> list[Any]:
     """Every carrier has one row, with totals that are possible; the table is small, so all of it is looked at."""
     import great_expectations.expectations as gxe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -40,7 +41,7 @@ def validations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         rows = arrow(table)
         DeltaTable.create(settings.tables / table, schema=rows.schema)
         write_deltalake(settings.tables / table, rows, mode="append")
-        done[table] = run_suite(settings, TOPOLOGY, suite, RunRequest(docs=False))
+        done[table] = run_suite(settings, TOPOLOGY, replace(suite, checks=()), RunRequest(docs=False))
     dataset.release()
     yield done
 
