@@ -1,4 +1,4 @@
-"""`recourse demo recovery`: a bug, and how it is put right, with real commands on a broker of its own."""
+"""`recourse demo`: a bug, and how it is found and put right, with real commands on a broker of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,12 @@ WRONG = 'F.when(F.col("kind") == "received", F.col("quantity")).otherwise(-F.abs
 BAD = "quantity < 0"
 _DEADLINE = 300.0
 
+Movements = Annotated[int, typer.Option(min=2_000, help="Stock movements in all.")]
+Home = Annotated[
+    Path | None, typer.Option(help="An empty folder for the run; default: a temporary one.", show_default=False)
+]
+Keep = Annotated[bool, typer.Option("--keep", help="Do not remove the folder.")]
+
 
 @app.callback()
 def demo() -> None:
@@ -42,16 +48,42 @@ def demo() -> None:
 @app.command(short_help="A bug, and how it is put right.")
 def recovery(
     context: typer.Context,
-    movements: Annotated[int, typer.Option(min=2_000, help="Stock movements in all.")] = MOVEMENTS,
-    home: Annotated[
-        Path | None, typer.Option(help="An empty folder for the run; default: a temporary one.", show_default=False)
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Do not remove the folder.")] = False,
+    movements: Movements = MOVEMENTS,
+    home: Home = None,
+    keep: Keep = False,
 ) -> None:
     """A new version of a stream has a bug and writes impossible rows. Find it, plan, apply, undo, apply again.
 
     Every step is a command that you could type. After each step the tables are compared with the truth.
     """
+    _run(context, home, keep, movements, Story.tell)
+
+
+@app.command(short_help="A check turns red, and leads to the recovery.")
+def quality(
+    context: typer.Context,
+    movements: Movements = MOVEMENTS,
+    home: Home = None,
+    keep: Keep = False,
+) -> None:
+    """A bug makes a suite red. It names batch, code and command; the recovery passes the suite, and is published.
+
+    Every step is a command that you could type.
+    """
+    from orchestration.cli.demo_quality import SUITES, tell
+
+    _run(context, home, keep, movements, tell, suites=SUITES)
+
+
+def _run(
+    context: typer.Context,
+    home: Path | None,
+    keep: bool,
+    movements: int,
+    tell: Callable[[Story], None],
+    suites: Sequence[str] = (),
+) -> None:
+    """Tell a story in a folder and on a broker of its own."""
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.setup import fetch_jars
     from streaming_jobs.platform.broker import Broker
@@ -66,7 +98,7 @@ def recovery(
         with stop_signals_interrupt():
             fetch_jars(base, broker=True)
             with Broker(settings) as broker:
-                Story(folder, settings, broker.start(), movements).tell()
+                tell(Story(folder, settings, broker.start(), movements, suites))
     finally:
         if keep:
             say(f"the home is kept: {folder}")
@@ -77,10 +109,12 @@ def recovery(
 class Story:
     """The steps of the demonstration, each shown as the command that runs."""
 
-    def __init__(self, folder: Path, settings: Settings, bootstrap: str, count: int) -> None:
+    def __init__(
+        self, folder: Path, settings: Settings, bootstrap: str, count: int, suites: Sequence[str] = ()
+    ) -> None:
         from streaming_jobs.examples.stock import movements, streams
 
-        self.folder, self.settings, self.bootstrap = folder, settings, bootstrap
+        self.folder, self.settings, self.bootstrap, self.suites = folder, settings, bootstrap, suites
         self.all: Sequence[Movement] = movements.movements(count)
         self.code = folder / "code" / f"{_MODULE}.py"
         self.code.parent.mkdir(parents=True, exist_ok=True)
@@ -89,38 +123,42 @@ class Story:
 
     def tell(self) -> None:
         """Run all steps, from the first movement to the second recovery."""
-        from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
-        from streaming_jobs.sources.topics import Topics
-
         half = len(self.all) // 2
-        Topics.of(self.settings.kafka, self.bootstrap).create(TOPIC, PARTITIONS)
-        self._say(f"{half:,} stock movements come in; the streams inventory and low_stock read them")
-        self.code.write_text(self.text, encoding="utf-8")
+        self.say(f"{half:,} stock movements come in; the streams inventory and low_stock read them")
+        self.begin()
         self.feed(self.all[:half])
         self.run_streams()
         self.compare(half, right=True)
-        self._say("a new version of the function is deployed. It takes returns and corrections for sales")
+        self.say("a new version of the function is deployed. It takes returns and corrections for sales")
         self.deploy(WRONG)
         self.feed(self.all[half:])
         self.run_streams()
         bad = self.compare(len(self.all), right=False)
-        self._say(f"the rule `not {BAD}` turns red: {bad} products have an impossible stock. The function is corrected")
+        self.say(f"the rule `not {BAD}` turns red: {bad} products have an impossible stock. The function is corrected")
         self.deploy(RIGHT)
         plan = self.plan()
         self.recourse("recover", "apply", plan, "--yes")
         self.compare(len(self.all), right=True)
-        self._say("and back: the old rows, as they were")
+        self.say("and back: the old rows, as they were")
         self.recourse("recover", "undo", plan, "--yes")
         self.compare(len(self.all), right=False, bad=bad)
-        self._say("and once more, for good")
+        self.say("and once more, for good")
         self.recourse("recover", "apply", self.plan(), "--yes")
         self.compare(len(self.all), right=True)
-        self._say("low_stock was written by the same wrong code; its rows are right before that")
+        self.say("low_stock was written by the same wrong code; its rows are right before that")
         self.recourse("recover", "apply", self.plan_low_stock(), "--yes")
         self.compare(len(self.all), right=True, low_stock=True)
         self.recourse("recover", "list")
         self.recourse("savepoints", "list", "inventory")
-        self._say(f"done in {time.monotonic() - self.began:.0f} s")
+        self.say(f"done in {time.monotonic() - self.began:.0f} s")
+
+    def begin(self) -> None:
+        """Make the topic, and deploy the right code."""
+        from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
+        from streaming_jobs.sources.topics import Topics
+
+        Topics.of(self.settings.kafka, self.bootstrap).create(TOPIC, PARTITIONS)
+        self.code.write_text(self.text, encoding="utf-8")
 
     def plan(self) -> str:
         """Plan the recovery of `inventory`, show it, and return its name."""
@@ -144,7 +182,7 @@ class Story:
         if text == self.text and change != RIGHT:
             raise PermanentError("the line to change is not in the stock flows")
         self.code.write_text(text, encoding="utf-8")
-        self._say(f"  {self.code.name}: return {change}")
+        self.say(f"  {self.code.name}: return {change}")
 
     def feed(self, part: Sequence[Movement]) -> None:
         """Send movements."""
@@ -168,7 +206,7 @@ class Story:
         same = {p: (r["quantity"], r["movements"], r["last_at"].astimezone(UTC)) for p, r in rows.items()} == truth
         taken = sorted((r["product"], r["taken"], r["at"].astimezone(UTC)) for r in self.rows("low_stock"))
         wrong = sum(1 for row in rows.values() if row["quantity"] < 0)
-        self._say(
+        self.say(
             f"  inventory: {len(rows)} products, {'every row equals' if same else 'not equal to'} the truth, "
             f"{wrong} below nothing; low_stock: {len(taken):,} rows, "
             f"{'equal' if taken == movements.low_stock(self.all[:count]) else 'not equal'} to the truth"
@@ -185,9 +223,12 @@ class Story:
 
         return list(rows(self.settings.tables / table).to_pylist())
 
-    def recourse(self, *arguments: str, quiet: bool = False) -> str:
-        """Run a command as a person would, show its output unless `quiet`, return its stdout. Raises if it fails."""
-        self._say(f"$ recourse {' '.join(_shown(a) for a in arguments)}")
+    def recourse(self, *arguments: str, quiet: bool = False, code: int = 0) -> str:
+        """Run a command as a person would, show its output unless `quiet`, and return its stdout.
+
+        Raises PermanentError if it ends with another exit code than `code`.
+        """
+        self.say(f"$ recourse {' '.join(_shown(a) for a in arguments)}")
         done = subprocess.run(
             [sys.executable, "-m", "orchestration.cli", *arguments],
             cwd=self.folder,
@@ -197,7 +238,7 @@ class Story:
             timeout=_DEADLINE,
             check=False,
         )
-        if done.returncode != 0:
+        if done.returncode != code:
             raise PermanentError(f"it ended with {done.returncode}: {done.stderr[-2000:]}{done.stdout[-500:]}")
         if not quiet:
             messages = [line for line in done.stderr.splitlines() if not line.startswith(("timestamp=", "WARNING"))]
@@ -212,6 +253,7 @@ class Story:
         settings = {
             "RECOURSE_HOME": str(self.folder),
             "RECOURSE_FLOWS": json.dumps([_MODULE]),
+            "RECOURSE_QUALITY__SUITES": json.dumps([*self.suites]),
             "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap,
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -222,7 +264,8 @@ class Story:
             settings["RECOURSE_JAVA_HOME"] = str(self.settings.java_home)
         return {**os.environ, **settings}
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line with the seconds since the story began."""
         say(f"[{time.monotonic() - self.began:5.1f} s] {text}")
 
 
