@@ -144,11 +144,13 @@ def polled(story: Story) -> Iterator[list[dict[str, int]]]:
 
 
 @pytest.mark.long
-def test_the_story_as_it_is_told(broker: Broker, tmp_path: Path) -> None:
-    """The demonstration itself, with the second table and streams that go on afterwards."""
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("story", ["recovery", "quality"])
+def test_the_story_as_it_is_told(broker: Broker, tmp_path: Path, story: str) -> None:
+    """The demonstrations themselves: the second table and streams that go on afterwards, the suite that leads there."""
     broker.start()
     done = subprocess.run(
-        [sys.executable, "-m", "orchestration.cli", "demo", "recovery", "--home", str(tmp_path / "demo")],
+        [sys.executable, "-m", "orchestration.cli", "demo", story, "--home", str(tmp_path / "demo")],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -21,6 +21,7 @@ from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Target
 from reprocessing.plans.plan import Checks, RecoveryPlan
+from reprocessing.plans.plan_file import load
 from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.rebuild.publish import has_published, publish
 from reprocessing.rebuild.replay import last_entry
@@ -243,6 +244,35 @@ def test_what_breaks_a_rule_or_does_not_fit_is_not_published(life: Life) -> None
     executor.give_up(whole)
     unknown = planned(life, checks=Checks(("colour = 'red'",)))
     assert any("the table has no column colour yet" in note for note in unknown.streams[0].notes)
+
+
+def test_a_suite_judges_the_rebuilt_rows_and_what_fails_there_is_not_published(life: Life) -> None:
+    made = planned(life, checks=Checks(suites=("plausible",)))
+    assert load(life.settings, made.id).streams[0].checks.suites == ("plausible",)
+    assert "suite plausible" in explain(made)
+    judged: list[tuple[str, list[int]]] = []
+    failing = ["id_between fails, 3 rows of 60"]
+
+    def run_suite(context: RecoveryContext, suite: str) -> list[str]:
+        judged.append((suite, Life(context.own, context.stream).ids()))
+        return failing
+
+    whole = executor.recovery_of(
+        life.settings, [life.stream], topics(), made, RecoveryEvents(), replay=replay, run_suite=run_suite
+    )
+    with pytest.raises(AuditRefused, match="suite plausible: id_between fails, 3 rows of 60"):
+        run(whole)
+    assert life.ids() == WRONG and judged == [("plausible", list(range(LAST_READ)))]
+    failing.clear()
+    run(whole)
+    assert life.ids() == list(range(LAST_READ)) and len(judged) == 2
+
+
+def test_a_plan_with_suites_is_not_carried_out_by_somebody_who_cannot_run_them(life: Life) -> None:
+    whole = recovery(life, planned(life, checks=Checks(suites=("plausible",))))
+    with pytest.raises(UsageError, match="asks for the suite plausible, which cannot be run from here"):
+        run(whole)
+    assert life.ids() == WRONG
 
 
 def test_what_was_kept_at_the_border_is_compared_and_goes_with_staging(life: Life) -> None:
