@@ -22,7 +22,7 @@ from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
-from streaming_jobs.sinks.stored import Commit
+from streaming_jobs.sinks.stored import Commit, Role
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, Generation, StreamRecord
@@ -37,6 +37,8 @@ TOPIC_ID = "q2Fxt25LSjKInOzlgP-Hyw"
 PRIMARY, SECONDARY, DEAD_LETTERS = "evens", "odds", "parity_dead_letters"
 DELETES = "evens_deletes"
 """Where the primary table's deletes are remembered, if they are."""
+ASIDE = "evens_quarantine"
+"""Where rows of the primary table are set aside, if they are."""
 CODE = CodeVersion("fd2f87f71956", "0.1.0")
 PER_BATCH = {0: 10, 1: 5}
 RECORDS = 1000
@@ -165,16 +167,27 @@ def crashed_first(*, secondary: int, primary: int) -> StreamSnapshot:
 
 def remembering(snapshot: StreamSnapshot, at: Txn | None, *, listed: bool, bound: bool) -> StreamSnapshot:
     """The snapshot of a stream that remembers deletes, in a table at position `at`, which the record may know."""
+    return _beside(snapshot, DELETES, "deletes", at, listed=listed, bound=bound)
+
+
+def quarantining(snapshot: StreamSnapshot, at: Txn | None, *, listed: bool, bound: bool) -> StreamSnapshot:
+    """The same of a stream that sets rows aside."""
+    return _beside(snapshot, ASIDE, "quarantine", at, listed=listed, bound=bound)
+
+
+def _beside(
+    snapshot: StreamSnapshot, name: str, role: Role, at: Txn | None, *, listed: bool, bound: bool
+) -> StreamSnapshot:
     primary = next(t for t in snapshot.tables if t.name == PRIMARY)
-    table = replace(primary, name=DELETES, role="deletes", table_id=at and "kept", txn=at, entry=None)
+    table = replace(primary, name=name, role=role, table_id=at and "kept", txn=at, entry=None)
     table = replace(table, owner=primary.owner if at else None)
     if listed:
         assert primary.entry is not None and at is not None
-        txns = {**primary.entry.txns, DELETES: at.version}
+        txns = {**primary.entry.txns, name: at.version}
         snapshot = with_table(snapshot, PRIMARY, entry=replace(primary.entry, txns=txns))
     if bound:
         assert snapshot.record is not None
-        bindings = (*snapshot.record.tables, BoundTable(DELETES, "kept", "deletes"))
+        bindings = (*snapshot.record.tables, BoundTable(name, "kept", role))
         snapshot = replace(snapshot, record=replace(snapshot.record, tables=bindings))
     return replace(snapshot, tables=(*snapshot.tables, table))
 

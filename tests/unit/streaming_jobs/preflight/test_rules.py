@@ -16,6 +16,7 @@ from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot
 from streaming_jobs.state.stream_record import Accepted, BoundTable, Generation
 from tests.support.worlds import (
+    ASIDE,
     DEAD_LETTERS,
     DELETES,
     PRIMARY,
@@ -30,6 +31,7 @@ from tests.support.worlds import (
     foreign,
     fresh,
     opened,
+    quarantining,
     record,
     remembering,
     settled,
@@ -116,6 +118,12 @@ SOUND |= {
     ),
     "deletes were remembered some batches ago": remembering(settled(7), Txn(1, 5), listed=True, bound=True),
     "killed between what is remembered and the table": remembering(
+        crashed(8, secondary=8, primary=7), Txn(1, 8), listed=False, bound=True
+    ),
+    "rows are set aside from now on": quarantining(settled(7), None, listed=False, bound=False),
+    "killed after the quarantine was made": quarantining(settled(7), Txn(1, -1), listed=False, bound=False),
+    "rows were set aside some batches ago": quarantining(settled(7), Txn(1, 5), listed=True, bound=True),
+    "killed between the quarantine and the table": quarantining(
         crashed(8, secondary=8, primary=7), Txn(1, 8), listed=False, bound=True
     ),
 }
@@ -330,6 +338,18 @@ REFUSED: dict[str, tuple[StreamSnapshot, Severity, str, str]] = {
         "refuse",
         f"stream parity no longer writes table {DELETES}",
         "declare order_by and delete_when of its sink again",
+    ),
+    "the quarantine was put back to an older version": (
+        with_table(quarantining(settled(7), Txn(1, 6), listed=True, bound=True), ASIDE, txn=Txn(1, 5)),
+        "refuse",
+        f"table {ASIDE} is at",
+        f"put table {ASIDE} back",
+    ),
+    "the last rule that sets rows aside was taken out": (
+        replace(settled(7), record=record(tables=(*record().tables, BoundTable(ASIDE, "kept", "quarantine")))),
+        "refuse",
+        f"stream parity no longer writes table {ASIDE}",
+        "one that sets no row aside is Holds('true', on_fail='quarantine')",
     ),
     # generations
     "a recovery has fenced the table and is not done": (

@@ -12,6 +12,8 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 
 from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger import Txn
+from streaming_jobs.rules import NotNull
 from streaming_jobs.runtime.stream_tables import make_tables, sinks_of, upkeep_of
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.output import DeltaOutput
@@ -71,6 +73,39 @@ def test_a_stream_that_begins_to_remember_deletes_gets_the_table_for_them_once(s
     begin_late(home, market, generation=3)
     again = open_tables(home, market)["prices_deletes"]
     assert (again.table_id, again.position) == (made.table_id, made.position)
+
+
+def test_a_stream_that_begins_to_set_rows_aside_gets_a_quarantine_beside_each_such_table(
+    settings: SettingsFactory,
+) -> None:
+    home, before = settings(), stream(PRICES, SEEN)
+    make_tables(home, before, {"prices": frame(SOURCED), "seen": frame(ROWS)}, 1)
+    aside = [NotNull("k", on_fail="quarantine")]
+    market = replace(before, rules={"prices": aside, "seen": aside})
+    assert not {"prices_quarantine", "seen_quarantine"} & open_tables(home, market).keys()
+    begin_late(home, market, generation=2)
+    tables = open_tables(home, market)
+    own = ["_rules", "_reason", "_topic", "_partition", "_offset", "_generation", "_batch"]
+    for name in ("prices_quarantine", "seen_quarantine"):
+        assert tables[name].schema.fieldNames() == ["k", "n", "gone", *own] and tables[name].position == Txn(2, -1)
+    sinks = sinks_of(market, tables, home.for_stream("market"))
+    assert [sink.name for sink in sinks.others()][-3:] == [
+        "prices_quarantine",
+        "seen_quarantine",
+        "market_dead_letters",
+    ]
+    assert sinks.counted_as(sinks.quarantines["seen"]) == "quarantined:seen"
+    assert isinstance(sinks.primary, DeltaOutput) and sinks.primary.judge.rules.quarantines
+    seen = sinks.secondary[0]
+    assert isinstance(seen, MemoryTable) and seen.rules.quarantines and seen.quarantine is not None
+    assert {u.sink.name for u in upkeep_of(market, tables, home.table, 1)} >= {"prices_quarantine", "seen_quarantine"}
+
+
+def test_a_table_with_a_column_of_the_quarantines_own_is_refused(settings: SettingsFactory) -> None:
+    schema = StructType([*OUTPUT.fields, StructField("_Batch", LongType())])
+    judged = replace(parity, rules={"evens": [NotNull("k", on_fail="quarantine")]})
+    with pytest.raises(UsageError, match="_Batch is one of its quarantine's own"):
+        make_tables(settings(), judged, {"evens": frame(schema), "odds": frame(OUTPUT)}, 1)
 
 
 @pytest.mark.parametrize("name", ["a`b", "__delete"])
