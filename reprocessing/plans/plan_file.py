@@ -119,8 +119,18 @@ def _written(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def _fingerprint(value: dict[str, Any]) -> str:
-    text = json.dumps({**value, "fingerprint": ""}, sort_keys=True, separators=(",", ":"))
+    streams = [_as_before_suites(each) for each in value.get("streams", ())]
+    whole = {**_as_before_suites(value), "fingerprint": "", **({"streams": streams} if streams else {})}
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _as_before_suites(value: dict[str, Any]) -> dict[str, Any]:
+    """The fields without the list of suites if it is empty: plans from before there were any keep their fingerprint."""
+    checks = value.get("checks")
+    if checks is None or checks.get("suites"):
+        return value
+    return {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
 
 
 def _decoded(value: dict[str, Any]) -> RecoveryPlan:

@@ -8,10 +8,15 @@ import sys
 import streaming_jobs
 
 PUBLIC = [
+    "Between",
     "DeltaTable",
     "Format",
+    "Holds",
+    "InSet",
     "Json",
     "KafkaTopic",
+    "Matches",
+    "NotNull",
     "PermanentError",
     "Raw",
     "Record",
@@ -22,6 +27,7 @@ PUBLIC = [
     "Topology",
     "TransientError",
     "Truth",
+    "Unique",
     "UsageError",
     "stream",
     "truth",

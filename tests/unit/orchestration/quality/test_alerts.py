@@ -66,6 +66,15 @@ def states(receiver: Webhook) -> list[str]:
     return [alert["state"] for alert in receiver.alerts]
 
 
+@pytest.fixture(autouse=True)
+def every_level() -> Iterator[None]:
+    """Log entries of every level, whatever an earlier test has configured."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    structlog.configure(**before)
+
+
 def test_red_and_green_again_are_told_once_each_to_log_webhook_and_mail(instance: dg.DagsterInstance) -> None:
     with webhook() as hook, mail_server() as mails, structlog.testing.capture_logs() as logged:
         ticks = Ticks(instance, webhook=hook.url, email_to=["a@b.example"], smtp_port=mails.port)

@@ -72,6 +72,20 @@ def test_a_plan_is_read_as_it_was_written_and_not_when_it_was_changed(settings: 
         load(settings, plan.id)
 
 
+def test_a_plan_from_before_there_were_suites_is_read_and_a_suite_added_by_hand_is_refused(settings: Settings) -> None:
+    plan = planned(settings)
+    path = folder(settings, plan.id) / "plan.json"
+    value = json.loads(path.read_text())
+    for each in value["streams"]:
+        del each["checks"]["suites"]
+    path.write_text(json.dumps(value))
+    assert load(settings, plan.id) == plan
+    value["streams"][0]["checks"]["suites"] = ["plausible"]
+    path.write_text(json.dumps(value))
+    with pytest.raises(UsageError, match="changed by hand"):
+        load(settings, plan.id)
+
+
 @pytest.fixture
 def earlier(settings: Settings) -> Path:
     """A plan that version 0.1.0 has written."""
