@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.rules import Holds, Rule, Unique
 from streaming_jobs.spelling import counted, instead
 
 if TYPE_CHECKING:
@@ -33,7 +35,10 @@ def suites_of(settings: Settings, topology: Topology, stream: Stream) -> list[Su
 
 @contextmanager
 def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
-    """Gives the function that runs suites on a recovery's staging tables; Spark is started only if one needs it."""
+    """Gives the function that runs suites on a recovery's staging tables; Spark is started only if one needs it.
+
+    Of their table checks only those run that need neither the history nor another table: keys, and the ledger.
+    """
     session: list[Any] = []
 
     def spark() -> Any:
@@ -45,8 +50,11 @@ def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
 
     def run(context: RecoveryContext, name: str) -> Iterable[str]:
         from quality.runs.runner import RunRequest, run_suite
+        from quality.table_checks import Reconciled, UniqueKey
 
-        (suite,) = _suites(settings, topology).select([name])
+        (declared,) = _suites(settings, topology).select([name])
+        checks = [check for check in declared.checks if isinstance(check, (UniqueKey, Reconciled))]
+        suite = replace(declared, checks=checks)
         request = RunRequest(slice="all", record=False, docs=False, spark=spark)
         try:
             validation = run_suite(context.own, topology, suite, request)
@@ -66,15 +74,17 @@ def condition_named(settings: Settings, topology: Topology, stream: Stream, text
 
     Raises UsageError for the name of an expectation that is not about single rows of the stream's primary table.
     """
-    for rule in stream.rules_of(stream.primary.name).rules:
+    rules = stream.rules_of(stream.primary.name).rules
+    for rule in rules:
         if rule.name == text:
-            return rule.condition("datafusion")
-    if not _NAME.fullmatch(text):
+            return _condition_of(rule)
+    schema = stream.primary.schema
+    if not _NAME.fullmatch(text) or (schema is not None and text in schema.fieldNames()):
         return text
     from quality.expectations import named
     from quality.shared_rules import condition_of
 
-    known: list[str] = [rule.name for rule in stream.rules_of(stream.primary.name).rules]
+    known: list[str] = [rule.name for rule in rules]
     for suite in suites_of(settings, topology, stream):
         for each in named(suite.build(), [check.name for check in suite.checks]):
             known.append(each.name)
@@ -89,6 +99,21 @@ def condition_named(settings: Settings, topology: Topology, stream: Stream, text
                 )
             return condition
     raise UsageError(f"no rule and no expectation of stream {stream.name} is named '{text}'", instead(text, known))
+
+
+def _condition_of(rule: Rule) -> str:
+    """A row rule's condition for DataFusion; raises UsageError for one that it may evaluate otherwise than Spark."""
+    if isinstance(rule, Holds):
+        raise UsageError(
+            f"rule {rule.name} is in Spark's SQL, and rows are looked for with DataFusion, which may see it otherwise",
+            "write the condition itself: --before-first-broken 'SQL'",
+        )
+    if isinstance(rule, Unique):
+        raise UsageError(
+            f"rule {rule.name} is about several rows, so no first one can be looked for",
+            "name a batch: --to-batch N",
+        )
+    return rule.condition("datafusion")
 
 
 def _suites(settings: Settings, topology: Topology) -> SuiteSet:

@@ -24,6 +24,7 @@ letters, and deletes, are not judged.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,11 @@ _ON_FAIL: tuple[OnFail, ...] = ("warn", "drop", "quarantine", "fail")
 _MOST = 62
 """Rules of a table: the verdict on a row is a number with a bit for each rule."""
 _SHOWN = 10
+_CHANGING = re.compile(
+    r"\b(current_timestamp|current_date|current_time|localtimestamp|curdate|now|rand|randn|random|uuid|shuffle)\b(?!`)",
+    re.I,
+)
+"""Functions of Spark whose value depends on when, or how often, they are called."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,11 @@ class Between(Rule):
         super().__post_init__()
         if self.low is None and self.high is None:
             raise UsageError(f"rule {self.name} has no bound", "give it a lowest or a highest value")
-        if self.low is not None and self.high is not None and self.low > self.high:  # type: ignore[operator]
+        try:
+            exchanged = self.low is not None and self.high is not None and self.low > self.high  # type: ignore[operator]
+        except TypeError as error:
+            raise UsageError(f"rule {self.name}: {self.low!r} and {self.high!r} have no common order") from error
+        if exchanged:
             raise UsageError(f"rule {self.name}: {self.low} is above {self.high}", "exchange them")
 
     @property
@@ -155,7 +165,10 @@ class InSet(Rule):
         super().__post_init__()
         if isinstance(self.values, str) or not isinstance(self.values, Iterable):
             raise UsageError(f"rule {self.name}: values is {self.values!r}, not a list", "write ['first', 'second']")
-        object.__setattr__(self, "values", tuple(self.values))
+        values = self.values
+        if isinstance(values, (set, frozenset)):  # the order of a set differs from process to process
+            values = sorted(values, key=lambda value: (type(value).__name__, repr(value)))
+        object.__setattr__(self, "values", tuple(values))
         if not self.values or any(value is None for value in self.values):
             raise UsageError(f"rule {self.name}: values is {self.values!r}", "name one value at least, and no None")
 
@@ -226,6 +239,14 @@ class Holds(Rule):
         """The expression."""
         return self.expression
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if found := _CHANGING.search(self.expression):
+            raise UsageError(
+                f"rule {self.name} uses {found[0]}, which has another value when a batch is repeated",
+                "compare with a column, such as the record's timestamp `_source.timestamp` under a name of its own",
+            )
+
     def _default_name(self) -> str:
         return self.expression.strip()
 
@@ -241,6 +262,8 @@ class Unique(Rule):
         object.__setattr__(self, "columns_of", names)
         if not names:
             raise UsageError("the rule Unique names no column", "name one at least")
+        if len(set(names)) < len(names):
+            raise UsageError(f"the rule Unique names a column twice: {', '.join(names)}", "name it once")
         super().__post_init__()
 
     @property
@@ -343,8 +366,8 @@ def literal(value: Value, dialect: Dialect) -> str:
         return str(value)
     if isinstance(value, float):
         return repr(value) + "D" * (dialect == "spark") if math.isfinite(value) else f"CAST('{value}' AS DOUBLE)"
-    if isinstance(value, Decimal):
-        return f"CAST('{value}' AS DECIMAL(38, {max(-int(value.as_tuple().exponent), 0)}))"
+    if isinstance(value, Decimal) and value.is_finite():
+        return f"CAST('{value:f}' AS DECIMAL(38, {max(-int(value.as_tuple().exponent), 0)}))"
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise UsageError(f"the time {value} has no time zone", "write datetime(..., tzinfo=UTC)")

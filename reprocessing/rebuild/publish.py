@@ -15,7 +15,7 @@ from streaming_jobs.errors import ForeignWrite, LedgerConflict, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import Content, StoredTable, newest
+from streaming_jobs.sinks.stored import LATE, Content, StoredTable, newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -84,7 +84,7 @@ def publish(
     # Opened before the check for foreign changes: a later change makes the commit fail.
     tables = tables_to_publish(settings, stream)
     _refuse_foreign(tables, stream, record)
-    began_later = {table.name for table in stream.deletes}
+    began_later = {declared.name for declared, role in all_tables(stream) if role in LATE}
     for table in tables:
         primary = table.name == stream.primary.name
         entry = LedgerEntry(
@@ -98,7 +98,7 @@ def publish(
             code=code,
             plan=plan,
         )
-        # A table of remembered deletes may be younger than the savepoint: then it had no rows.
+        # A table of remembered deletes, or a quarantine, may be younger than the savepoint: then it had no rows.
         nothing = table.name in began_later and table.name not in contents
         content = table.no_rows() if nothing else contents[table.name]
         done.append(_publish(table, content, entry, f"r-{plan}"))

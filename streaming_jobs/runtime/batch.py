@@ -18,7 +18,7 @@ import structlog
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
-from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry
+from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry, refuse_other_rows
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Query, StopAtBorder
 from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
 from streaming_jobs.runtime.pace import Pace
@@ -255,8 +255,7 @@ class BatchPipeline:
     ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
         """Yields each other table with its entry if it has the batch, else with its pending rows, if there are any.
 
-        Dead letters come first, then remembered deletes and quarantines: all are found while a table is staged, and a
-        table that has this batch already is not staged again.
+        Dead letters come first, then what is found while a table is staged; one that has the batch is not staged again.
         """
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
@@ -266,8 +265,10 @@ class BatchPipeline:
             there = self._done(sink, replace(entry, table=sink.name))
             yield sink, there, noted if noted is not None and noted.rows else None
         for table, sink in self.sinks.quarantines.items():
-            aside = staged[table].judged.quarantine if table in staged else None
-            yield sink, self._done(sink, replace(entry, table=sink.name)), aside
+            done, aside = self._done(sink, replace(entry, table=sink.name)), None
+            if table in staged:
+                refuse_other_rows(done, aside := staged[table].judged.quarantine, entry)
+            yield sink, done, aside
         for sink in self.sinks.secondary:
             pending = staged.get(sink.name)
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending

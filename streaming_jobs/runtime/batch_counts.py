@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import DROPPED, LedgerEntry
 from streaming_jobs.sinks.base import PendingWrite
 
@@ -36,3 +37,19 @@ def own_entry(batch: LedgerEntry, table: str, pending: PendingWrite) -> LedgerEn
     counts = BatchCounts()
     counts.of_write(table, "written", pending)
     return replace(batch, table=table, rows=counts.rows, rules=counts.rules)
+
+
+def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, batch: LedgerEntry) -> None:
+    """Raise LedgerConflict if a quarantine has other rows of the batch than the rules set aside now.
+
+    Other code wrote them, before it was killed: a row that is set aside only now would be in no table, and one that is
+    written now in two.
+    """
+    now = 0 if pending is None else pending.rows
+    if done is not None and (then := done.rows.get("written", 0)) != now:
+        raise LedgerConflict(
+            f"the quarantine {done.table} has {then} rows of {batch.txn}, by code {done.code.hash}; by code "
+            f"{batch.code.hash} they are {now}",
+            f"let code {done.code.hash} finish the batch; or rebuild from before it: "
+            f"recourse recover plan {batch.stream} --to-batch {batch.batch - 1}",
+        )

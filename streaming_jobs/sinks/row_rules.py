@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_jobs.errors import RuleBroken, UsageError
-from streaming_jobs.rules import RowRules, Rule
-from streaming_jobs.spelling import counted
+from streaming_jobs.rules import RowRules, Rule, Unique
+from streaming_jobs.spelling import counted, instead
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BROKEN_COLUMN = "__broken"
 _SAMPLE = 3
 _COLUMNS = 6
+_NESTED = frozenset({"array", "map", "struct", "variant"})
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def marked(frame: DataFrame, table: str, rules: RowRules, *, exempt: Column | No
         whole = reduce(lambda a, b: a.bitwiseOR(b), each, F.lit(0).cast("bigint"))
         return whole if exempt is None else F.when(exempt, F.lit(0).cast("bigint")).otherwise(whole)
 
+    for _, unique in rules.unique:
+        _check_equality(unique, table, frame)
     for bit, rule in (*rules.alone, *rules.unique):
         try:
             frame.select(verdict([(bit, rule)]), *(f"`{column}`" for column in rule.columns))
@@ -82,6 +85,16 @@ def marked(frame: DataFrame, table: str, rules: RowRules, *, exempt: Column | No
                 "write it in Spark's SQL, on the columns of the table",
             ) from error
     return frame.withColumn(BROKEN_COLUMN, verdict(rules.alone))
+
+
+def _check_equality(rule: Unique, table: str, frame: DataFrame) -> None:
+    """Raise UsageError for a column that is not there, or whose values cannot be compared."""
+    kinds = {field.name: field.dataType.typeName() for field in frame.schema.fields}
+    for column in rule.columns:
+        if column not in kinds:
+            raise UsageError(f"rule {rule.name} of table {table} is on '{column}'", instead(column, kinds))
+        if kinds[column] in _NESTED:
+            raise UsageError(f"rule {rule.name} of table {table}: values of {column}, a {kinds[column]}, are not equal")
 
 
 def split(rows: pa.Table, table: str, rules: RowRules, keys: Sequence[str], exempt: str = "") -> Split:
@@ -169,8 +182,10 @@ def _doubled(rows: pa.Table, columns: Sequence[str], judged: pa.ChunkedArray | N
     """Positions of the rows whose values in these columns occur more than once."""
     known = reduce(pc.and_, [pc.is_valid(rows[column]) for column in columns])
     mask = known if judged is None else pc.and_(known, judged)
-    numbered = rows.select(list(columns)).append_column("__row", pa.array(np.arange(rows.num_rows)))
-    groups = numbered.filter(mask).group_by(list(columns)).aggregate([("__row", "list"), ("__row", "count")])
+    names = [f"c{number}" for number in range(len(columns))]
+    values = [pc.add(v, 0.0) if pa.types.is_floating(v.type) else v for v in (rows[c] for c in columns)]  # -0.0 is 0.0
+    numbered = pa.table([*values, pa.array(np.arange(rows.num_rows))], names=[*names, "__row"])
+    groups = numbered.filter(mask).group_by(names).aggregate([("__row", "list"), ("__row", "count")])
     lists = groups.filter(pc.greater(groups["__row_count"], 1))["__row_list"]
     return np.asarray(pc.list_flatten(lists).to_numpy(), np.int64)
 

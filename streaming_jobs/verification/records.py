@@ -23,7 +23,7 @@ from streaming_jobs.verification.position import VersionGone
 from streaming_jobs.verification.refused_rows import Letters
 from streaming_jobs.verification.subject import Table
 from streaming_jobs.verification.table_rules import Packed, packed, shown, unpacked, within
-from streaming_jobs.verification.taken_out import TakenOut
+from streaming_jobs.verification.taken_out import TakenOut, dropped_of
 from streaming_jobs.verification.topic import TopicContent
 
 _LETTERS_CHANGED = "a change of somebody else to the dead letters was accepted"
@@ -141,8 +141,8 @@ def _places(
     unique, twice = _once(rows, made.position, at_most)
     due = np.array([], dtype=np.int64) if table.keys else np.setdiff1d(_held(topic, exactly), letters.placed)
     missing = np.setdiff1d(np.setdiff1d(due, unique), taken.places)
-    dropped = len(missing) if len(missing) <= taken.dropped else 0  # which records they were, nothing says
-    missing = missing[dropped:]
+    dropped = dropped_of(judged, table, missing)
+    missing = np.setdiff1d(missing, dropped)
     due = np.intersect1d(due, unique)
     extra = unique[~within(unique, (span for span in judged.coverage.spans if span.topic == topic.name))]
     maybe = _excused(judged, missing, letters)
@@ -169,8 +169,8 @@ def _places(
     notes = []
     if len(due):
         notes.append(f"{counted(len(due), 'record', 'is', 'are')} each in exactly one row")
-    if taken.quarantined or dropped:
-        notes.append(f"row rules took out {taken.quarantined:,} (in the quarantine) and {dropped:,} (dropped)")
+    if taken.quarantined or len(dropped):
+        notes.append(f"row rules took out {taken.quarantined:,} (in the quarantine) and {len(dropped):,} (dropped)")
     if total(at_most) > total(exactly) or table.keys:
         why = "a later row of its key replaces it" if table.keys else f"the plan leaves some out ({made.nodes})"
         notes.append(f"no record is in two rows ({why}: which ones are there is not compared)")

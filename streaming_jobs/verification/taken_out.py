@@ -22,8 +22,9 @@ from streaming_jobs.spelling import counted
 from streaming_jobs.verification.beside_tables import Output
 from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.judged import Judged
+from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.subject import DROPPED, QUARANTINED, Table
-from streaming_jobs.verification.table_rules import Packed, packed
+from streaming_jobs.verification.table_rules import Packed, packed, within
 from streaming_jobs.verification.topic import TopicContent
 
 _SHOWN = 3
@@ -41,7 +42,7 @@ class TakenOut:
     def of(cls, judged: Judged, table: Table, position: tuple[str, str] | None) -> TakenOut:
         """The rows taken out of a table; `position` are its columns with the record's place. Raises VersionGone."""
         none = packed([], [])
-        dropped = (judged.coverage.written or {}).get(f"{DROPPED}{table.name}", 0)
+        dropped = sum(entry.rows.get(f"{DROPPED}{table.name}", 0) for entry in judged.coverage.entries)
         version = judged.version_of(table.quarantine) if table.quarantine else None
         if version is None:
             return cls(none, 0, dropped)
@@ -56,6 +57,21 @@ class TakenOut:
         return self.quarantined + self.dropped
 
 
+def dropped_of(judged: Judged, table: Table, missing: Packed) -> Packed:
+    """Those of the missing records that rules have dropped: in no batch more than its entry says were dropped.
+
+    Which records they were, nothing says.
+    """
+    explained = [packed([], [])]
+    for entry in judged.coverage.entries:
+        if number := entry.rows.get(f"{DROPPED}{table.name}", 0):
+            spans = (Span(judged.subject.topic, *place) for place in _ranges(entry, judged.subject.topic))
+            of_batch = missing[within(missing, spans)]
+            if len(of_batch) <= number:
+                explained.append(of_batch)
+    return np.concatenate(explained)
+
+
 def compare_batches(judged: Judged, table: Table, outputs: dict[str, Output]) -> None:
     """Check the equation of every batch whose records the topic still holds."""
     if table.name != judged.subject.table or table.keys or judged.subject.others or judged.subject.outputs > 1:
@@ -66,19 +82,24 @@ def compare_batches(judged: Judged, table: Table, outputs: dict[str, Output]) ->
         return
     offsets = {number: np.sort(content.offsets) for number, content in topic.partitions.items()}
     sums: dict[str, int] = {}
-    faults, checked = [], 0
+    faults, checked, fewer = [], 0, 0
     for entry in entries:
         if (records := _records(entry, topic, offsets)) is None:
             continue
         checked += 1
         parts = _parts(entry, table.name)
-        if records != sum(parts.values()):
+        if records < sum(parts.values()):  # compaction takes records from between others
+            fewer += 1
+        elif records > sum(parts.values()):
             faults.append(f"{entry}: {counted(records, 'record')}, {_sum(parts)}")
         for name, number in (("records", records), *parts.items()):
             sums[name] = sums.get(name, 0) + number
     if faults:
         more = f" and {len(faults) - _SHOWN:,} more batches" if len(faults) > _SHOWN else ""
         judged.tell(table.name, "equation", "wrong", "; ".join(faults[:_SHOWN]) + more)
+    elif fewer:
+        text = f"of {fewer:,} of {checked:,} batches the topic holds fewer records than were read: is it compacted?"
+        judged.tell(table.name, "equation", "unproved", text)
     elif checked:
         records = sums.pop("records")
         batches = "its one batch" if checked == 1 else f"each of {checked:,} batches"

@@ -57,8 +57,8 @@ def rows_aside(
     """Quarantined rows, which have the column `__broken`, in the quarantine's columns."""
     rows = named(as_returned(sink, rows), topics)
     place = [rows[name] if name in rows.column_names else None for name in PLACE]
-    helpers = [name for name in rows.column_names if name.startswith("__") and name != BROKEN_COLUMN]
-    return set_aside(rows.drop_columns(helpers), rules, batch, place)
+    columns = [field.name for field in sink.schema.fields if not is_position(field)]
+    return set_aside(rows.select([*columns, BROKEN_COLUMN]), rules, batch, place)
 
 
 def frame_aside(

@@ -68,7 +68,7 @@ def prepare_write(
         if driver:
             fine, unheld = refused_rows.split(sink.declared, sink.schema, rows.toArrow())
             written, judged = judging.split(fine)
-            return ArrowAppend(sink, without_place(written), named(unheld, topics), judged)
+            return ArrowAppend(sink, without_place(written), named(_without_verdict(unheld), topics), judged)
         return _parquet(judging, rows)
     if driver and not spark_commits:
         return merged(sink, rows.toArrow(), delete_table, by_position=has_place(rows), judging=judging)
@@ -100,8 +100,12 @@ def merged(
     else:
         unique = last_per_key(table, keys, [c for c in ORDER if c in table.column_names])
     unique = unique.drop_columns([c for c in PLACE if c in unique.column_names])
-    null_keys = null_keys.drop_columns([c for c in (BROKEN_COLUMN,) if c in null_keys.column_names])
+    null_keys = _without_verdict(null_keys)
     return ArrowMerge(sink, unique, as_returned(sink, null_keys), order.by_position, noted, judged)
+
+
+def _without_verdict(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns([name for name in rows.column_names if name == BROKEN_COLUMN])
 
 
 def _parquet(judging: Judging, rows: DataFrame) -> ParquetAppend:
@@ -152,6 +156,8 @@ def _write_parquet(judging: Judging, rows: DataFrame, target: Path) -> tuple[pa.
     shutil.rmtree(target)
     cached = whole.persist()
     try:
+        if judging.judges(rows):  # a function of the user's may have made other rows this time
+            found = cached.agg(F.count(REASON_COLUMN).alias("unheld"), *judging.counts(cached)).collect()[0].asDict()
         judging.refuse(cached, found)
         written = judging.remaining(cached.where(fine)).drop(REASON_COLUMN, BROKEN_COLUMN, *PLACE)
         written.write.partitionBy(*partition_by).parquet(str(target))

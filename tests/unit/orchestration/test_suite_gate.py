@@ -45,7 +45,7 @@ def test_a_plan_asks_for_the_suites_of_its_own_stream(settings: Settings, topolo
     ("text", "condition"),
     [
         ("dep_delay > 3", "dep_delay > 3"),
-        ("arrived_or_cancelled", "arr_delay is not null or cancelled"),
+        ("cancelled", "cancelled"),
         ("tailnum_not_null", '"tailnum" IS NOT NULL'),
         ("dest_is_a_code", '"dest" IS NULL OR regexp_like("dest", \'^[A-Z]{3}$\')'),
         ("departed_has_arrival", '(("cancelled" = false) IS NOT TRUE) OR ("arr_delay" IS NOT NULL)'),
@@ -58,6 +58,8 @@ def test_a_name_stands_for_the_condition_of_a_rule_or_of_an_expectation(
 
 
 def test_names_that_stand_for_no_row_are_refused(settings: Settings, topology: Topology) -> None:
+    with pytest.raises(UsageError, match="rule arrived_or_cancelled is in Spark's SQL"):
+        named(settings, topology, "arrived_or_cancelled")
     with pytest.raises(UsageError, match="flight_comes_once of suite flights_rows is not about single rows"):
         named(settings, topology, "flight_comes_once")
     with pytest.raises(UsageError) as refused:

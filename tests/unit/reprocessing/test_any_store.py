@@ -33,9 +33,10 @@ from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.preflight.torn_files import mend
+from streaming_jobs.rules import NotNull
 from streaming_jobs.runtime.stream_tables import sinks_of, upkeep_of
 from streaming_jobs.sinks.stored import newest
-from streaming_jobs.sinks.tables import open_tables
+from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_record import Accepted, CodeSince
 from streaming_jobs.stream import DeltaTable, Stream
@@ -266,6 +267,23 @@ def test_a_suite_judges_the_rebuilt_rows_and_what_fails_there_is_not_published(l
     failing.clear()
     run(whole)
     assert life.ids() == list(range(LAST_READ)) and len(judged) == 2
+
+
+def test_a_recovery_with_a_quarantine_that_is_new_can_be_given_up_or_published(life: Life) -> None:
+    judged = replace(life.stream, rules={"things": [NotNull("id", on_fail="quarantine")]})
+    aside = "things_quarantine"
+    now = Life(life.settings, judged)
+    whole = recovery(now, planned(now))
+    run(whole, until="audit")
+    executor.give_up(whole)
+    assert now.ids() == WRONG and open_tables(life.settings, judged)[aside].position == Txn(3, BATCHES - 1)
+
+    def as_a_start_does(context: RecoveryContext) -> Mapping[str, Any]:
+        begin_late(context.own, context.stream, generation=context.plan.generation)
+        return replay(context)
+
+    run(recovery(now, planned(now), as_a_start_does))
+    assert now.ids() == list(range(LAST_READ)) and aside in open_tables(life.settings, judged)
 
 
 def test_a_plan_with_suites_is_not_carried_out_by_somebody_who_cannot_run_them(life: Life) -> None:

@@ -59,6 +59,11 @@ def test_a_rule_has_a_name_and_says_what_a_breach_is(rule: Rule, name: str, word
         (lambda: InSet("id", [None]), "no None"),  # type: ignore[list-item]
         (lambda: InSet("id", "abc"), "not a list"),
         (lambda: Unique([]), "names no column"),
+        (lambda: Unique(["id", "id"]), "names a column twice"),
+        (lambda: Between("id", 1, "x"), "no common order"),
+        (lambda: literal(Decimal("NaN"), "spark"), "cannot be a value"),
+        (lambda: Holds("at <= current_timestamp()"), "another value when a batch is repeated"),
+        (lambda: Holds("RAND() < 1"), "another value when a batch is repeated"),
         (lambda: Holds(""), "no usable name"),
         (lambda: literal(object(), "spark"), "cannot be a value"),  # type: ignore[arg-type]
         (lambda: literal(datetime(2013, 1, 1), "spark"), "no time zone"),
@@ -136,6 +141,14 @@ def test_a_condition_means_the_same_to_datafusion(tmp_path: Any, rule: Rule, bre
     sql = f'SELECT "row" FROM t WHERE ({rule.condition("datafusion")}) IS NOT TRUE ORDER BY "row"'
     rows = pa.table(QueryBuilder().register("t", Table(tmp_path / "t")).execute(sql).read_all())
     assert rows["row"].to_pylist() == breaks
+
+
+def test_a_set_of_values_is_the_same_rule_in_every_process() -> None:
+    assert InSet("name", {"c", "a", "b"}) == InSet("name", ["a", "b", "c"])  # type: ignore[arg-type]
+
+
+def test_a_column_may_be_named_like_a_function_that_changes() -> None:
+    assert Holds("known > 1 and `now` < 2").name
 
 
 def test_bits_of_rules_by_what_they_do() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streaming_jobs.errors import RuleBroken
-from streaming_jobs.ledger import DROPPED, QUARANTINED, LedgerEntry, taken_out
+from streaming_jobs.errors import LedgerConflict, RuleBroken
+from streaming_jobs.ledger import DROPPED, QUARANTINED, CodeVersion, LedgerEntry, taken_out
 from streaming_jobs.rules import Between, NotNull, RowRules, Unique
-from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry
+from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry, refuse_other_rows
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, Judged, Split, set_aside, split
 from streaming_jobs.state.totals import Totals
 from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
@@ -121,3 +121,14 @@ def test_a_secondary_table_that_has_the_batch_already_gives_its_own_counts() -> 
     done = LedgerEntry("batch", "s", "odds", 1, 4, rows={"written": 7, f"{DROPPED}odds": 1}, rules={"odds": {"a": 1}})
     counts.of_commit("odds", done)
     assert (counts.rows, counts.rules) == ({"odds": 7, f"{DROPPED}odds": 1}, {"odds": {"a": 1}})
+
+
+def test_a_quarantine_that_other_code_left_with_other_rows_is_refused() -> None:
+    batch = LedgerEntry("batch", "s", "t", 1, 4, code=CodeVersion("b", "1"))
+    done = LedgerEntry("batch", "s", "t_quarantine", 1, 4, rows={"written": 1}, code=CodeVersion("a", "1"))
+    one = MemoryWrite(MemoryTable("t_quarantine"), pa.table({"n": [1]}))
+    refuse_other_rows(done, one, batch)
+    refuse_other_rows(None, one, batch)
+    with pytest.raises(LedgerConflict, match="has 1 rows of g0001 batch 4, by code a; by code b they are 0") as refused:
+        refuse_other_rows(done, None, batch)
+    assert "recover plan s --to-batch 3" in refused.value.next_step
