@@ -122,7 +122,8 @@ def test_compacted_offsets_are_no_lost_records(bench: BenchFactory, topic: str) 
 
 
 def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFactory, topic: str) -> None:
-    made = bench({"stream.min_commit_interval": "10 ms"})
+    # Batches as large as 30 seconds allow: a slow machine would read small ones, and use no workers.
+    made = bench({"stream.min_commit_interval": "10 ms", "stream.batch_seconds": "30 seconds"})
     made.topics.create(topic, 2)
     produce(made.bootstrap, topic, map(thing, range(40_000)))
     running = made.start(on_topic(plain, topic), "continuous")
