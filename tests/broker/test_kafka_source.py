@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 
 import psutil
 import pytest
@@ -121,8 +122,19 @@ def test_compacted_offsets_are_no_lost_records(bench: BenchFactory, topic: str) 
     assert sum(sum(r.records for r in entry.offsets) for entry in ledger(made.settings, "plain")) == 3000
 
 
+def produce_at_once(bootstrap: str, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
+    """Send records in one transaction: a reader of committed records sees none of them, then all."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "linger.ms": 5})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for key, value in records:
+        producer.produce(topic, key=key, value=value)
+        producer.poll(0)
+    producer.commit_transaction(30)
+
+
 def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFactory, topic: str) -> None:
-    # Batches as large as 30 seconds allow: a slow machine would read small ones, and use no workers.
+    # Batches as large as 30 seconds allow: a slow machine would read small ones, which need no workers.
     made = bench({"stream.min_commit_interval": "10 ms", "stream.batch_seconds": "30 seconds"})
     made.topics.create(topic, 2)
     produce(made.bootstrap, topic, map(thing, range(40_000)))
@@ -134,7 +146,7 @@ def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFa
         found = [until(lambda module=module: python_processes(module), 60, module) for module in modules]  # type: ignore[misc]
         for process in (process for processes in found for process in processes):
             process.kill()
-        produce(made.bootstrap, topic, map(thing, range(sent, sent + 30_000)))
+        produce_at_once(made.bootstrap, topic, map(thing, range(sent, sent + 30_000)))
         sent += 30_000
         until(lambda: running.poll(made.spark) or len(numbers(made)) >= sent, 120, "all records after the kill")  # noqa: B023
     running.request_stop()

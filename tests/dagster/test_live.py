@@ -139,12 +139,12 @@ def shown(live: Live, table: str = "carrier_totals") -> tuple[str | None, bool]:
     """The catalog's view of a table: its check beside the newest materialisation; True if it is being made."""
     answer = live.client.query(
         """query($key: AssetKeyInput!) { assetsLatestInfo(assetKeys: [$key]) { inProgressRunIds unstartedRunIds }
-        assetNodes(assetKeys: [$key]) { assetChecksOrError { ... on AssetChecks { checks {
+        assetNodes(assetKeys: [$key]) { assetChecksOrError { ... on AssetChecks { checks { name
         executionForLatestMaterialization { status } } } } } }""",
         {"key": {"path": [table]}},
     )
     (info,), (node,) = answer["assetsLatestInfo"], answer["assetNodes"]
-    (check,) = node["assetChecksOrError"]["checks"]
+    (check,) = [each for each in node["assetChecksOrError"]["checks"] if each["name"] == "health"]
     execution = check["executionForLatestMaterialization"]
     return execution and execution["status"], bool(info["inProgressRunIds"] or info["unstartedRunIds"])
 
