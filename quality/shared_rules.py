@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.rules import Between, InSet, Matches, NotNull, Rule, Unique, literal, quoted
+from streaming_jobs.rules import Between, InSet, Matches, NotNull, Rule, Unique
+from streaming_jobs.sql_text import literal, quoted
 
 if TYPE_CHECKING:
     from quality.expectations import Named

@@ -23,24 +23,20 @@ letters, and deletes, are not judged.
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import instead
+from streaming_jobs.sql_text import Dialect, Value, literal, quoted
 
 if TYPE_CHECKING:
     from streaming_jobs.declared_table import DeclaredTable
 
 OnFail = Literal["warn", "drop", "quarantine", "fail"]
-Dialect = Literal["spark", "datafusion"]
-Value = bool | int | float | Decimal | str | date | datetime
 
 _ON_FAIL: tuple[OnFail, ...] = ("warn", "drop", "quarantine", "fail")
 _MOST = 62
@@ -351,31 +347,3 @@ def checked_rules(stream: str, table: str, rules: object, names: Sequence[str] |
     if len(listed) > _MOST:
         raise UsageError(f"{where} has {len(listed)} rules", f"{_MOST} at most: combine some in one expression")
     return tuple(rule for rule in listed if isinstance(rule, Rule))
-
-
-def quoted(name: str, dialect: Dialect) -> str:
-    """A column's name in SQL."""
-    return f"`{name.replace('`', '``')}`" if dialect == "spark" else '"' + name.replace('"', '""') + '"'
-
-
-def literal(value: Value, dialect: Dialect) -> str:
-    """A value in SQL; raises UsageError for one of another type."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value) + "D" * (dialect == "spark") if math.isfinite(value) else f"CAST('{value}' AS DOUBLE)"
-    if isinstance(value, Decimal) and value.is_finite():
-        return f"CAST('{value:f}' AS DECIMAL(38, {max(-int(value.as_tuple().exponent), 0)}))"
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise UsageError(f"the time {value} has no time zone", "write datetime(..., tzinfo=UTC)")
-        return f"TIMESTAMP '{value.astimezone(UTC).isoformat()}'"
-    if isinstance(value, date):
-        return f"DATE '{value.isoformat()}'"
-    if isinstance(value, str):
-        if dialect == "spark":
-            return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-        return "'" + value.replace("'", "''") + "'"
-    raise UsageError(f"{value!r} cannot be a value of a rule", "use a number, a text, a date or a time")

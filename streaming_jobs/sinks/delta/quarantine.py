@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from streaming_jobs.rules import NO_RULES, RowRules, literal
+from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.sinks.delta.fitting import PLACE, as_returned, named
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, set_aside
 from streaming_jobs.sinks.schemas import QUARANTINE_FIELDS, is_position
+from streaming_jobs.sql_text import literal
 from streaming_jobs.stream import DeltaTable
 
 if TYPE_CHECKING:
