@@ -115,15 +115,15 @@ class Workshop:
     bootstrap: str
     spark: SparkSession
 
-    def start(self, stream: Stream, settings: Settings | None = None) -> Started:
-        """Start a stream over all that its topic holds."""
+    def start(self, stream: Stream, settings: Settings | None = None, trigger: str = "available-now") -> Started:
+        """Start a stream; as a rule over all that its topic holds."""
         settings = settings or self.settings
         kafka = settings.kafka
         quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
         connection = Connection(client_file(settings, self.bootstrap), Topics.of(kafka, self.bootstrap), quick)
         lease = acquire(settings, stream.name, purpose="benchmark", wait=5)
         queries = SparkQueries(settings, connection=connection)
-        running = StreamRunner(stream, settings, queries, lease, Status(stream.name), "available-now")
+        running = StreamRunner(stream, settings, queries, lease, Status(stream.name), trigger)
         started = Started(running)
         tell = running.batch_done
 

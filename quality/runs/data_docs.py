@@ -53,11 +53,14 @@ def _html(suite: str, at: float, results: Sequence[Any]) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """A result as the renderer can show it: it fails on pandas' NA, and needs no frame of whole rows."""
+    """A result as the renderer can show it: it fails on pandas' NA and NumPy's numbers, and needs no frame of rows."""
+    import numpy as np
     import pandas as pd
 
     if isinstance(value, dict):
         return {name: _shown(each) for name, each in value.items() if name != "unexpected_rows"}
     if isinstance(value, (list, tuple)):
         return [_shown(each) for each in value]
-    return None if value is pd.NA or value is pd.NaT else value
+    if value is pd.NA or value is pd.NaT:
+        return None
+    return value.item() if isinstance(value, np.generic) else value

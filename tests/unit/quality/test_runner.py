@@ -320,6 +320,7 @@ def test_pages_are_kept_up_to_a_number_and_nothing_lands_elsewhere(
         gxe.ExpectColumnValuesToNotBeNull(column="item"),
         gxe.ExpectColumnValuesToNotBeNull(column="amount"),
         gxe.ExpectCompoundColumnsToBeUnique(column_list=["amount", "id"]),
+        gxe.ExpectColumnMeanToBeBetween(column="id", min_value=0),
     ]
     pages = [Path(run(table, *checks, request=RunRequest(slice="all")).docs) for _ in range(3)]
     assert [page.exists() for page in pages] == [False, True, True]
