@@ -81,12 +81,12 @@ def condition_named(settings: Settings, topology: Topology, stream: Stream, text
     schema = stream.primary.schema
     if not _NAME.fullmatch(text) or (schema is not None and text in schema.fieldNames()):
         return text
-    from quality.expectations import named
+    from quality.expectations import built
     from quality.shared_rules import condition_of
 
     known: list[str] = [rule.name for rule in rules]
     for suite in suites_of(settings, topology, stream):
-        for each in named(suite.build(), [check.name for check in suite.checks]):
+        for each in built(suite):
             known.append(each.name)
             if each.name != text:
                 continue

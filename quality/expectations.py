@@ -8,7 +8,9 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, cast
 
+from quality.suites import Suite
 from quality.validation import Severity
+from streaming_jobs.main_module import seen_with_a_file
 
 ORDER = "recourse"
 """The key in an expectation's `meta` under which a run finds it among the results, which come in another order."""
@@ -31,6 +33,12 @@ class Named:
     severity: Severity
     columns: tuple[str, ...]
     expectation: Any
+
+
+def built(suite: Suite) -> list[Named]:
+    """The expectations of a suite; raises what its function raises. The first one imports Great Expectations."""
+    with seen_with_a_file():
+        return named(suite.build(), [check.name for check in suite.checks])
 
 
 def named(expectations: Iterable[Any], taken: Sequence[str] = ()) -> list[Named]:

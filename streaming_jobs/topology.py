@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.main_module import seen_with_a_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.spelling import instead, nearest
 from streaming_jobs.stream import KafkaTopic, Stream
@@ -124,7 +125,8 @@ def modules_of(name: str) -> Iterator[ModuleType]:
 def _imported(name: str) -> ModuleType:
     """The module; an exception of its code becomes a UsageError that names the place."""
     try:
-        return importlib.import_module(name)
+        with seen_with_a_file():
+            return importlib.import_module(name)
     except RecourseError:
         raise
     except ModuleNotFoundError as error:

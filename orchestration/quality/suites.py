@@ -131,7 +131,7 @@ class SuiteChecks:
         """Run one suite; an exception of it is a failed check, and the others are still evaluated."""
         try:
             return of_validation(self.run(suite, spark))
-        except Exception as error:  # whatever a suite's own code raises, its check has to be red
+        except (Exception, SystemExit) as error:  # whatever a suite's own code raises, its check has to be red
             log.exception("a suite could not be run", suite=suite.name, table=suite.table)
             return of_exception(suite.name, error)
 

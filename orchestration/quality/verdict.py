@@ -55,7 +55,7 @@ def of_validation(validation: Validation) -> SuiteVerdict:
     return SuiteVerdict(validation.passed, severity, _in_words(validation, failed), _metadata(validation, failed))
 
 
-def of_exception(suite: str, error: Exception) -> SuiteVerdict:
+def of_exception(suite: str, error: BaseException) -> SuiteVerdict:
     """The verdict of a run that raised: failed, never passed, because nothing is known of the table."""
     text = str(error) if isinstance(error, RecourseError) else f"{type(error).__name__}: {error}"
     return SuiteVerdict(

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from quality import history
 from quality.engines.great_expectations import Evaluated
-from quality.expectations import SQL_ONLY, Named, named
+from quality.expectations import SQL_ONLY, Named, built
 from quality.runs.first_failing import find_first, first_rows, newest_code
 from quality.runs.results import error_outcome, outcome_of
 from quality.runs.table_looks import SuitePast, outcomes_of_checks
@@ -140,7 +140,7 @@ def _evaluate(settings: Settings, suite: Suite, output: Output, chosen: Slice, r
     if not chosen.rows and not chosen.whole:
         return _Evaluation("none", 0)
     try:
-        expectations = named(suite.build(), [check.name for check in suite.checks])
+        expectations = built(suite)
     except Exception as error:  # noqa: BLE001 - of a user's suite: the outcome says so
         return _Evaluation("none", 0, raised=error_outcome("build", "suite", error))
     if not expectations:

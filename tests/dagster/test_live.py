@@ -101,6 +101,7 @@ def live(home: Path) -> Iterator[Live]:
         "dagster.observe_every": "2 seconds",
         "dagster.materialize_every": "2 seconds",
         "dagster.stale_after": "10 seconds",
+        "quality.every": "1 minute",
         "spark.driver_memory_mb": "700",
         "spark.master": "local[2]",
     }
@@ -133,6 +134,20 @@ def test_keepalive_starts_the_session_and_its_figures_can_be_seen(live: Live) ->
         log = [entry.user_message for entry in stored.all_logs(run_id) if "its log:" in (entry.user_message or "")]
         assert str(live.settings.logs / "session-flights.log") in log[0]
     live.wait_for(lambda: shown(live) == ("SUCCEEDED", False), "a green check, and a table that is not being made")
+
+
+def test_the_suites_of_the_tables_run_by_themselves(live: Live) -> None:
+    with instance(live) as stored:
+
+        def evaluated() -> dg.AssetCheckEvaluation | None:
+            key = dg.AssetCheckKey(dg.AssetKey("flights_clean"), "flights_rows")
+            records = stored.event_log_storage.get_asset_check_execution_history(key, limit=20)
+            evaluations = (record.evaluation for record in records)
+            return next((each for each in evaluations if isinstance(each, dg.AssetCheckEvaluation)), None)
+
+        found = live.wait_for(evaluated, "the first outcome of the suite")
+    assert found.passed or found.severity is dg.AssetCheckSeverity.WARN, found.description
+    assert {"rows", "expectations failed"} <= found.metadata.keys()
 
 
 def shown(live: Live, table: str = "carrier_totals") -> tuple[str | None, bool]:
