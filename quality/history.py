@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quality.validation import Validation
+from quality.validation import Validation, result_word
 from streaming_jobs.files import private_folder
 from streaming_jobs.settings import Settings
 
@@ -68,6 +68,11 @@ class PastOutcome:
     seconds: float
     code: str
     docs: str
+
+    @property
+    def word(self) -> str:
+        """Its result: `ok`, `failed`, `warning` or `info`."""
+        return result_word(self.severity, passed=self.passed)
 
 
 def record(settings: Settings, validation: Validation) -> bool:

@@ -14,6 +14,11 @@ MOST_ROWS = 20
 """Failing rows that an outcome shows, at most."""
 
 
+def result_word(severity: str, *, passed: bool) -> str:
+    """A result in a word: `ok`, or what its severity makes of a failure: `failed`, `warning`, `info`."""
+    return "ok" if passed else {"critical": "failed"}.get(severity, severity)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of one expectation.
@@ -34,6 +39,11 @@ class Outcome:
     failing: int | None = None
     sample: tuple[Mapping[str, Any], ...] = ()
     error: str = ""
+
+    @property
+    def word(self) -> str:
+        """Its result: `ok`, `failed`, `warning` or `info`."""
+        return result_word(self.severity, passed=self.passed)
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,18 @@ class Validation:
     def passed(self) -> bool:
         """True if every expectation passed."""
         return all(outcome.passed for outcome in self.outcomes)
+
+    @property
+    def files_read(self) -> str:
+        """How many files were read, in words: those of new rows may be more than the table has since."""
+        if self.files > self.files_in_table:
+            return f"{self.files:,} files, of which the table has made {self.files_in_table:,} since"
+        return f"{self.files:,} of {self.files_in_table:,} files"
+
+    @property
+    def word(self) -> str:
+        """The result of the run: `ok`, `warning` or `failed`."""
+        return "failed" if self.broken else "ok" if self.passed else "warning"
 
     @property
     def broken(self) -> bool:

@@ -285,17 +285,13 @@ def _verdict(outcomes: Sequence[Any]) -> str:
         return "never"
     if any(not each.passed and each.severity == "critical" for each in outcomes):
         return "failed"
-    return "ok" if all(each.passed for each in outcomes) else "warn"
-
-
-def _word(outcome: Any) -> str:
-    return "ok" if outcome.passed else {"critical": "failed", "warning": "warn"}.get(outcome.severity, "info")
+    return "ok" if all(each.passed for each in outcomes) else "warning"
 
 
 def _print_validation(validation: Validation) -> None:
     v = validation
     print(f"{v.suite} on table {v.table}, version {v.version}: {v.slice}")
-    print(f"{number(v.rows)} rows in {v.files} of {v.files_in_table} files, by {v.engine}, {v.seconds:.1f} s\n")
+    print(f"{number(v.rows)} rows in {v.files_read}, by {v.engine}, {v.seconds:.1f} s\n")
     if not v.outcomes:
         print("no rows to look at\n")
         return
@@ -313,7 +309,7 @@ def _print_validation(validation: Validation) -> None:
 
 
 def _print_outcomes(outcomes: Sequence[Any]) -> None:
-    rows = [[_word(each), each.expectation, shorten(each.error or each.observed, _OBSERVED)] for each in outcomes]
+    rows = [[each.word, each.expectation, shorten(each.error or each.observed, _OBSERVED)] for each in outcomes]
     print_table(["result", "expectation", "observed"], rows)
 
 

@@ -121,7 +121,7 @@ def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg
         "stream": dg.MetadataValue.text(validation.stream),
         "slice": dg.MetadataValue.text(validation.slice),
         "version": dg.MetadataValue.text(f"{validation.version}{since}"),
-        "files": dg.MetadataValue.text(f"{validation.files:,} of {validation.files_in_table:,} read"),
+        "files": dg.MetadataValue.text(validation.files_read),
         "engine": dg.MetadataValue.text(validation.engine),
         "expectations failed": dg.MetadataValue.int(len(failed)),
         "rows": dg.MetadataValue.int(validation.rows),

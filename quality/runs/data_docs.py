@@ -1,42 +1,64 @@
 """Data Docs: one HTML page per validation, `<home>/quality/docs/<suite>/<time>-<id>.html`; the newest ones are kept.
 
-Great Expectations' own renderer makes the page from the results. No site is made: a site would have its stores, and
-the default one is in /tmp.
+The page is one file that loads nothing from elsewhere: the result of the run, failing rows, and below them what Great
+Expectations' renderer makes of its results. Its own page would load fifteen files from the internet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from quality.history import make_quality_folder
+from quality.spelled import instant
+from quality.validation import Validation
 from streaming_jobs.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
+_TEMPLATE = "page.html.j2"
+_ROWS = ("unexpected_rows", "partial_unexpected_list", "partial_unexpected_counts")
+"""Values of failing rows in a result: the page shows these rows already, with their keys."""
 
-def write_page(settings: Settings, suite: str, validation: str, at: float, results: Sequence[Any]) -> Path:
-    """Write the page of a validation from its results, and remove the oldest pages of the suite; returns the path."""
-    folder = private_folder(make_quality_folder(settings) / "docs" / suite)
-    path = folder / f"{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%S%f}-{validation[:8]}.html"
-    write_atomic(path, _html(suite, at, results), durable=False)
+
+def write_page(settings: Settings, validation: Validation, results: Sequence[Any]) -> Path:
+    """Write the page of a validation, and remove the oldest pages of the suite; returns the path."""
+    folder = private_folder(make_quality_folder(settings) / "docs" / validation.suite)
+    begun = datetime.fromtimestamp(validation.started_at, UTC)
+    path = folder / f"{begun:%Y%m%dT%H%M%S%f}-{validation.id[:8]}.html"
+    write_atomic(path, _html(validation, results), durable=False)
     for old in sorted(folder.glob("*.html"))[: -settings.quality.docs_kept]:
         old.unlink(missing_ok=True)
     return path
 
 
-def _html(suite: str, at: float, results: Sequence[Any]) -> str:
+def _html(validation: Validation, results: Sequence[Any]) -> str:
+    from great_expectations.render.view import DefaultJinjaPageView
+    from jinja2 import ChoiceLoader, FileSystemLoader
+
+    class Page(DefaultJinjaPageView):  # type: ignore[misc]
+        _template = _TEMPLATE
+
+    page = Page()
+    page.env.loader = ChoiceLoader([FileSystemLoader(Path(__file__).parent), page.env.loader])
+    outcomes = sorted(validation.outcomes, key=lambda each: ("failed", "warning", "info", "ok").index(each.word))
+    rendered = _rendered(validation, results)
+    html: str = page.render(rendered, run=validation, facts=_facts(validation), outcomes=outcomes)
+    return html
+
+
+def _rendered(validation: Validation, results: Sequence[Any]) -> Any:
+    """What Great Expectations makes of its results, in sections by column; the first one is an overview."""
     from great_expectations.core import ExpectationSuiteValidationResult, RunIdentifier
     from great_expectations.render.renderer import ValidationResultsPageRenderer
-    from great_expectations.render.view import DefaultJinjaPageView
 
     for each in results:
         each.result = _shown(dict(each.result or {}))
-    passed = sum(bool(each.success) for each in results)
-    run = RunIdentifier(run_name=suite, run_time=datetime.fromtimestamp(at, UTC))
+    passed, begun = sum(bool(each.success) for each in results), datetime.fromtimestamp(validation.started_at, UTC)
     whole = ExpectationSuiteValidationResult(
-        suite_name=suite,
+        suite_name=validation.suite,
         success=passed == len(results),
         results=list(results),
         suite_parameters={},
@@ -46,21 +68,39 @@ def _html(suite: str, at: float, results: Sequence[Any]) -> str:
             "unsuccessful_expectations": len(results) - passed,
             "success_percent": 100 * passed / len(results) if results else None,
         },
-        meta={"run_id": run, "validation_time": datetime.fromtimestamp(at, UTC).isoformat()},
+        meta={"run_id": RunIdentifier(run_name=validation.suite, run_time=begun)},
     )
-    html: str = DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(whole))
-    return html
+    return ValidationResultsPageRenderer().render(whole)
+
+
+def _facts(validation: Validation) -> dict[str, str]:
+    """What was looked at, and where the first failing row came from."""
+    first = validation.first_failing
+    since = f"generation {first.generation}, batch {first.batch}, by {first.expectation}" if first else ""
+    return {
+        "table": f"{validation.table}, version {validation.version}",
+        "rows": f"{validation.rows:,}: {validation.slice}",
+        "files": validation.files_read,
+        "time": f"{instant(validation.started_at)} UTC",
+        "engine": validation.engine,
+        "first failing batch": since,
+        "code that wrote it": first.code if first else "",
+        "command to put it right": first.command if first else "",
+        "note": validation.first_failing_note,
+    }
 
 
 def _shown(value: Any) -> Any:
-    """A result as the renderer can show it: it fails on pandas' NA and NumPy's numbers, and needs no frame of rows."""
+    """A result as the renderer can show it: it fails on pandas' NA and NumPy's numbers, and takes text for HTML."""
     import numpy as np
     import pandas as pd
 
     if isinstance(value, dict):
-        return {name: _shown(each) for name, each in value.items() if name != "unexpected_rows"}
+        return {name: _shown(each) for name, each in value.items() if name not in _ROWS}
     if isinstance(value, (list, tuple)):
         return [_shown(each) for each in value]
     if value is pd.NA or value is pd.NaT:
         return None
+    if isinstance(value, str):
+        return escape(value)
     return value.item() if isinstance(value, np.generic) else value

@@ -190,6 +190,4 @@ def _page(settings: Settings, validation: Validation, results: Sequence[Evaluate
     from quality.runs.data_docs import write_page
 
     shown = [each.result for each in results if each.result is not None]
-    if not shown:
-        return ""
-    return str(write_page(settings, validation.suite, validation.id, validation.started_at, shown))
+    return str(write_page(settings, validation, shown)) if shown else ""

@@ -115,7 +115,7 @@ def test_every_number_is_plotted_and_the_rest_is_what_an_operator_looks_for() ->
     assert metadata["stream"].value == "orders"
     assert metadata["slice"].value == "rows of versions 41 to 44"
     assert metadata["version"].value == "44, rows that came after version 40"
-    assert metadata["files"].value == "3 of 120 read"
+    assert metadata["files"].value == "3 of 120 files"
     assert metadata["engine"].value == "pandas"
 
 
