@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.rules import Holds, Rule, Unique
@@ -39,14 +39,7 @@ def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
 
     Of their table checks only those run that need neither the history nor another table: keys, and the ledger.
     """
-    session: list[Any] = []
-
-    def spark() -> Any:
-        from streaming_jobs.platform.spark import start
-
-        if not session:
-            session.append(start(settings, name="quality"))
-        return session[0]
+    from quality.engines.spark_on_demand import spark_on_demand
 
     def run(context: RecoveryContext, name: str) -> Iterable[str]:
         from quality.runs.runner import RunRequest, run_suite
@@ -62,11 +55,8 @@ def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
             return [f"it could not be run: {error.found}"]
         return [_words(one) for one in validation.outcomes if not one.passed and one.severity == "critical"]
 
-    try:
+    with spark_on_demand(settings) as spark:
         yield run
-    finally:
-        for each in session:
-            each.stop()
 
 
 def condition_named(settings: Settings, topology: Topology, stream: Stream, text: str) -> str:

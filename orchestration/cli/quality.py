@@ -68,6 +68,7 @@ def run(
 
     The exit code is 1 if a critical expectation failed or a suite could not be run.
     """
+    from quality.engines.spark_on_demand import spark_on_demand
     from quality.runs.runner import RunRequest, run_suite
     from quality.slice_request import TimeRange, parse_partition
 
@@ -77,14 +78,14 @@ def run(
         raise UsageError("no suite is declared", "declare one beside its stream: docs/quality.md")
     done: list[Validation] = []
     errors: dict[str, RecourseError] = {}
-    with _LazySpark(call) as spark:
+    with spark_on_demand(call.settings) as spark:
         request = RunRequest(
             slice=None if slice_kind is None else slice_kind.value,
             partition=tuple(parse_partition(partition or []).items()),
             times=TimeRange.parse(column, begin, end),
             engine=engine.value,
             docs=docs,
-            spark=spark.session,
+            spark=spark,
         )
         for suite in suites:
             try:
@@ -242,29 +243,6 @@ def plot(
     points = [each for each in past if each.expectation == expectation]
     out.write_text(draw(f"{suite.name}: {expectation}", points), encoding="utf-8")
     say(f"wrote {out}: {len(points)} runs of {expectation}")
-
-
-class _LazySpark:
-    """Spark, started when a suite needs it and ended after the last one."""
-
-    def __init__(self, call: Invocation) -> None:
-        self._call = call
-        self._session: Any = None
-
-    def session(self) -> Any:
-        """The session."""
-        if self._session is None:
-            from streaming_jobs.platform.spark import start
-
-            self._session = start(self._call.settings, name="quality")
-        return self._session
-
-    def __enter__(self) -> _LazySpark:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._session is not None:
-            self._session.stop()
 
 
 def _without_pandas() -> None:

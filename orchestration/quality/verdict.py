@@ -106,7 +106,7 @@ def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg
     found: dict[str, dg.MetadataValue] = {}
     if validation.first_failing is not None:
         first = validation.first_failing
-        found["broken since"] = dg.MetadataValue.text(
+        found["batch of the first failing row"] = dg.MetadataValue.text(
             f"batch {first.batch} of generation {first.generation}, by {first.expectation}"
         )
         found["code that wrote it"] = dg.MetadataValue.text(first.code)

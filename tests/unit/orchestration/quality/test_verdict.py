@@ -106,11 +106,14 @@ def test_every_number_is_plotted_and_the_rest_is_what_an_operator_looks_for() ->
     assert "failing: total_between" not in metadata, "one plot for each"
     assert "observed: odd" not in metadata
     assert metadata["command to put it right"].value == first.command
-    assert metadata["broken since"].value == "batch 118 of generation 2, by total_between"
+    assert metadata["batch of the first failing row"].value == "batch 118 of generation 2, by total_between"
     assert metadata["code that wrote it"].value == "3f2a"
     names = sorted(metadata)  # as the page does
     rows = names.index("failing: id_unique")
-    assert max(names.index(name) for name in ("broken since", "command to put it right", "data docs")) < rows
+    assert (
+        max(names.index(name) for name in ("batch of the first failing row", "command to put it right", "data docs"))
+        < rows
+    )
     assert metadata["data docs"] == dg.MetadataValue.path("/home/docs/orders.html")
     assert metadata["stream"].value == "orders"
     assert metadata["slice"].value == "rows of versions 41 to 44"
