@@ -25,7 +25,10 @@ from pyspark.sql.types import (
 
 from streaming_jobs.errors import RuleBroken, UsageError
 from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, RowRules, Rule, Unique
+from streaming_jobs.settings import StreamSettings
+from streaming_jobs.sinks.base import BatchOfRows
 from streaming_jobs.sinks.delta.fitting import fitted
+from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.quarantine import Judge, declared_quarantine
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
@@ -90,18 +93,21 @@ class Home:
 
     def write(self, frame: DataFrame) -> PendingWrite:
         self.batch += 1
-        rows = fitted(self.sink, frame, ["t"], self.judge.rules)
-        made = prepare_write(self.sink, rows, **self.way, batch=(1, self.batch), topics=["t"], judge=self.judge)
+        made = self.prepare(frame, self.batch)
         try:
             if made.judged.quarantine is not None:
-                self.commit(made.judged.quarantine, self.aside)
-            self.commit(made, self.sink)
+                self.commit(made.judged.quarantine, self.aside, self.batch)
+            self.commit(made, self.sink, self.batch)
         finally:
             made.close()
         return made
 
-    def commit(self, made: PendingWrite, sink: DeltaSink) -> None:
-        assert made.commit(entry(self.batch, sink.name)) is not None
+    def prepare(self, frame: DataFrame, batch: int) -> PendingWrite:
+        rows = fitted(self.sink, frame, ["t"], self.judge.rules)
+        return prepare_write(self.sink, rows, **self.way, batch=(1, batch), topics=["t"], judge=self.judge)
+
+    def commit(self, made: PendingWrite, sink: DeltaSink, batch: int) -> None:
+        assert made.commit(entry(batch, sink.name)) is not None
         sink.refresh()
 
     def ids(self, sink: DeltaSink | None = None) -> list[int]:
@@ -109,6 +115,14 @@ class Home:
 
     def set_aside(self) -> dict[int, dict[str, Any]]:
         return {row["id"]: row for row in DeltaTable(self.aside.path).to_pyarrow_table().to_pylist()}
+
+
+def map_columns(spark: SparkSession, sink: DeltaSink) -> None:
+    """Give a table a feature that only delta-spark writes."""
+    spark.sql(f"ALTER TABLE delta.`{sink.path}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    sink.refresh()
+    sink._read_schema()
+    assert not sink.direct
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -155,6 +169,7 @@ def test_a_row_goes_where_its_strictest_rule_sends_it_and_every_breach_is_counte
     assert aside[5] | {"_rules": 0, "_reason": 0} == dict(
         zip(COLUMNS.fieldNames(), (5, None, -1, *FINE[3:7], False), strict=True)
     ) | {"_rules": 0, "_reason": 0, "_topic": "t", "_partition": 3, "_offset": 105, "_generation": 1, "_batch": 0}
+    assert made.judged.quarantine is not None and made.judged.quarantine.committer == made.committer
     assert made.judged.dropped == 2, "rows 3 and 6"
     assert made.judged.broken == {
         "name_not_null": 3,
@@ -168,6 +183,24 @@ def test_a_row_goes_where_its_strictest_rule_sends_it_and_every_breach_is_counte
         "x_between": 1,
     }
     assert made.rows + len(aside) + made.judged.dropped == len(changes)
+
+
+@pytest.mark.parametrize("mapped", ["table", "quarantine"])
+def test_a_table_and_its_quarantine_are_written_by_one_committer_where_one_of_them_needs_delta_spark(
+    spark: SparkSession, settings: SettingsFactory, mapped: str
+) -> None:
+    home = Home(settings, "driver append", [NotNull("name", on_fail="quarantine")])
+    map_columns(spark, home.sink if mapped == "table" else home.aside)
+    output = DeltaOutput(home.sink, StreamSettings(), judge=home.judge)
+    made = output.prepare(output.fit(rows_of(spark, [{}, {"name": None}]), ["t"]), BatchOfRows(1, 0, True, ["t"]))
+    assert made.judged.quarantine is not None
+    assert (made.committer, made.judged.quarantine.committer) == ("spark", "spark")
+    assert made.judged.quarantine.commit(entry(0, home.aside.name)) is not None
+    assert made.commit(entry(0, home.sink.name)) is not None
+    made.close()
+    written, aside = (spark.read.format("delta").load(str(sink.path)).collect() for sink in (home.sink, home.aside))
+    assert [row["id"] for row in written] == [0]
+    assert [(row["id"], row["_rules"], row["_offset"]) for row in aside] == [(1, ["name_not_null"], 101)]
 
 
 @pytest.mark.parametrize("way", WAYS)
