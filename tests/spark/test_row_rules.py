@@ -125,6 +125,10 @@ def map_columns(spark: SparkSession, sink: DeltaSink) -> None:
     assert not sink.direct
 
 
+def files(sink: DeltaSink) -> set[str]:
+    return {str(path.relative_to(sink.path)) for path in sink.path.rglob("*.parquet") if "_delta_log" not in path.parts}
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_row_goes_where_its_strictest_rule_sends_it_and_every_breach_is_counted(
     spark: SparkSession, settings: SettingsFactory, way: str
@@ -201,6 +205,31 @@ def test_a_table_and_its_quarantine_are_written_by_one_committer_where_one_of_th
     written, aside = (spark.read.format("delta").load(str(sink.path)).collect() for sink in (home.sink, home.aside))
     assert [row["id"] for row in written] == [0]
     assert [(row["id"], row["_rules"], row["_offset"]) for row in aside] == [(1, ["name_not_null"], 101)]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "driver" not in way])
+def test_a_repeated_batch_writes_no_files_of_rows_that_the_quarantine_has(
+    spark: SparkSession, settings: SettingsFactory, way: str
+) -> None:
+    home = Home(settings, way, [NotNull("name", on_fail="quarantine")])
+    frame = rows_of(spark, [{}, {"name": None}, {"name": None}])
+    died = home.prepare(frame, 0)
+    assert died.judged.quarantine is not None
+    home.commit(died.judged.quarantine, home.aside, 0)
+    died.close()
+    before = files(home.aside)
+
+    again = home.prepare(frame, 0)
+    assert again.judged.quarantine is not None and again.judged.quarantine.rows == 2
+    assert again.judged.quarantine.commit(entry(0, home.aside.name)) is None
+    home.commit(again, home.sink, 0)
+    again.close()
+    assert files(home.aside) == before
+    assert home.ids() == [0] and home.ids(home.aside) == [1, 2]
+
+    home.batch = 0
+    home.write(frame)
+    assert home.ids(home.aside) == [1, 1, 2, 2], "the next batch sets its own rows aside"
 
 
 @pytest.mark.parametrize("way", WAYS)
