@@ -34,9 +34,11 @@ from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write
 from streaming_jobs.sinks.schemas import quarantine_of
+from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.stream import DeltaTable as Declared
+from streaming_jobs.stream import Stream
 from tests.conftest import SettingsFactory
-from tests.support.worlds import STREAM, entry
+from tests.support.worlds import STREAM, THINGS, entry
 
 pytestmark = pytest.mark.spark
 
@@ -230,6 +232,21 @@ def test_a_repeated_batch_writes_no_files_of_rows_that_the_quarantine_has(
     home.batch = 0
     home.write(frame)
     assert home.ids(home.aside) == [1, 1, 2, 2], "the next batch sets its own rows aside"
+
+
+def test_a_quarantine_begins_later_beside_a_table_whose_columns_are_mapped(
+    spark: SparkSession, settings: SettingsFactory
+) -> None:
+    declared = Declared("judged", keys=["id"], order_by=["at"], delete_when="not yes")
+    table = ensure_sink(settings(), declared, STREAM, COLUMNS, generation=1)
+    map_columns(spark, table)
+    assert any(field.metadata for field in table.schema.fields)
+    rules = {"judged": [NotNull("name", on_fail="quarantine")]}
+    judged = Stream(STREAM, lambda things: things, {"things": THINGS}, {"judged": declared}, rules=rules)
+    begin_late(settings(), judged, generation=1)
+    tables = open_tables(settings(), judged)
+    assert tables["judged_quarantine"].schema == quarantine_of("judged", COLUMNS)
+    assert tables["judged_deletes"].schema.fieldNames() == ["id", "at", "_deleted_at", "_position"]
 
 
 @pytest.mark.parametrize("way", WAYS)
