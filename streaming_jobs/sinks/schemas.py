@@ -68,7 +68,7 @@ def is_position(field: T.StructField) -> bool:
 def remembered_deletes(table: DeclaredTable, output: T.StructType) -> T.StructType:
     """The columns of a table's remembered deletes: keys, order, position, time."""
     names = dict.fromkeys([*table.keys, *table.order_by])
-    return T.StructType([*(output[name] for name in names), POSITION_FIELD, _DELETED_AT])
+    return T.StructType([*(_plain(output[name]) for name in names), POSITION_FIELD, _DELETED_AT])
 
 
 def quarantine_of(table: str, output: T.StructType) -> T.StructType:
@@ -80,5 +80,23 @@ def quarantine_of(table: str, output: T.StructType) -> T.StructType:
             raise UsageError(
                 f"table {table}: the column name {field.name} is one of its quarantine's own", "rename the column"
             )
-    nullable = [T.StructField(field.name, field.dataType, True, field.metadata) for field in columns]
-    return T.StructType([*nullable, *QUARANTINE_FIELDS])
+    return T.StructType([*(_plain(field) for field in columns), *QUARANTINE_FIELDS])
+
+
+def _plain(field: T.StructField) -> T.StructField:
+    """The name and type of a table's column, without its metadata, also in what is nested in it.
+
+    Metadata are part of the table they are of: the ids of column mapping, the expression of a generated column, an
+    invariant. In another table they would refuse its rows, or the table itself.
+    """
+    return T.StructField(field.name, _plain_type(field.dataType))
+
+
+def _plain_type(kind: T.DataType) -> T.DataType:
+    if isinstance(kind, T.StructType):
+        return T.StructType([_plain(field) for field in kind.fields])
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_plain_type(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(_plain_type(kind.keyType), _plain_type(kind.valueType))
+    return kind

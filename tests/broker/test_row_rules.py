@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.orphan_files import find
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.status import read_status
 from tests.conftest import SettingsFactory
@@ -40,6 +43,13 @@ def price(number: int) -> int:
     return -1 if number % 11 == 0 else number % 101
 
 
+def never_listed(settings: Settings, table: str) -> list[Path]:
+    """Parquet files of a table that none of its versions lists."""
+    path = settings.tables / table
+    live = DeltaTable(path).get_add_actions()["path"].to_pylist()
+    return [file.path for file in find(path, live) if not file.removed and file.path.suffix == ".parquet"]
+
+
 def run(fed: tuple[Settings, str], streams: str, **environment: str) -> tuple[int, str]:
     arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=600", "--streams", streams)
     return finished(driver(*fed, *arguments, flows=FLOWS, environment=environment))
@@ -63,6 +73,8 @@ def test_every_batch_adds_up_after_kills_at_its_commits(fed: tuple[Settings, str
     quarantine = rows(settings, "orders_clean_quarantine")
     assert sorted(row["n"] for row in quarantine) == aside
     assert {tuple(row["_rules"]) for row in quarantine} == {("customer_not_null",)}
+    for name in ("orders_clean_quarantine", "newest_quarantine"):
+        assert not never_listed(settings, name), "a repeated batch left files of rows that were set aside before"
     entries = ledger(settings, "orders_clean")
     for entry in entries:
         assert sum(r.records for r in entry.offsets) == sum(n for name, n in entry.rows.items() if name != "late"), (

@@ -25,15 +25,20 @@ from pyspark.sql.types import (
 
 from streaming_jobs.errors import RuleBroken, UsageError
 from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, RowRules, Rule, Unique
+from streaming_jobs.settings import StreamSettings
+from streaming_jobs.sinks.base import BatchOfRows
 from streaming_jobs.sinks.delta.fitting import fitted
+from streaming_jobs.sinks.delta.output import DeltaOutput
 from streaming_jobs.sinks.delta.quarantine import Judge, declared_quarantine
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import PendingWrite, prepare_write
 from streaming_jobs.sinks.schemas import quarantine_of
+from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.stream import DeltaTable as Declared
+from streaming_jobs.stream import Stream
 from tests.conftest import SettingsFactory
-from tests.support.worlds import STREAM, entry
+from tests.support.worlds import STREAM, THINGS, entry
 
 pytestmark = pytest.mark.spark
 
@@ -90,18 +95,21 @@ class Home:
 
     def write(self, frame: DataFrame) -> PendingWrite:
         self.batch += 1
-        rows = fitted(self.sink, frame, ["t"], self.judge.rules)
-        made = prepare_write(self.sink, rows, **self.way, batch=(1, self.batch), topics=["t"], judge=self.judge)
+        made = self.prepare(frame, self.batch)
         try:
             if made.judged.quarantine is not None:
-                self.commit(made.judged.quarantine, self.aside)
-            self.commit(made, self.sink)
+                self.commit(made.judged.quarantine, self.aside, self.batch)
+            self.commit(made, self.sink, self.batch)
         finally:
             made.close()
         return made
 
-    def commit(self, made: PendingWrite, sink: DeltaSink) -> None:
-        assert made.commit(entry(self.batch, sink.name)) is not None
+    def prepare(self, frame: DataFrame, batch: int) -> PendingWrite:
+        rows = fitted(self.sink, frame, ["t"], self.judge.rules)
+        return prepare_write(self.sink, rows, **self.way, batch=(1, batch), topics=["t"], judge=self.judge)
+
+    def commit(self, made: PendingWrite, sink: DeltaSink, batch: int) -> None:
+        assert made.commit(entry(batch, sink.name)) is not None
         sink.refresh()
 
     def ids(self, sink: DeltaSink | None = None) -> list[int]:
@@ -109,6 +117,18 @@ class Home:
 
     def set_aside(self) -> dict[int, dict[str, Any]]:
         return {row["id"]: row for row in DeltaTable(self.aside.path).to_pyarrow_table().to_pylist()}
+
+
+def map_columns(spark: SparkSession, sink: DeltaSink) -> None:
+    """Give a table a feature that only delta-spark writes."""
+    spark.sql(f"ALTER TABLE delta.`{sink.path}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    sink.refresh()
+    sink._read_schema()
+    assert not sink.direct
+
+
+def files(sink: DeltaSink) -> set[str]:
+    return {str(path.relative_to(sink.path)) for path in sink.path.rglob("*.parquet") if "_delta_log" not in path.parts}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -155,6 +175,7 @@ def test_a_row_goes_where_its_strictest_rule_sends_it_and_every_breach_is_counte
     assert aside[5] | {"_rules": 0, "_reason": 0} == dict(
         zip(COLUMNS.fieldNames(), (5, None, -1, *FINE[3:7], False), strict=True)
     ) | {"_rules": 0, "_reason": 0, "_topic": "t", "_partition": 3, "_offset": 105, "_generation": 1, "_batch": 0}
+    assert made.judged.quarantine is not None and made.judged.quarantine.committer == made.committer
     assert made.judged.dropped == 2, "rows 3 and 6"
     assert made.judged.broken == {
         "name_not_null": 3,
@@ -168,6 +189,64 @@ def test_a_row_goes_where_its_strictest_rule_sends_it_and_every_breach_is_counte
         "x_between": 1,
     }
     assert made.rows + len(aside) + made.judged.dropped == len(changes)
+
+
+@pytest.mark.parametrize("mapped", ["table", "quarantine"])
+def test_a_table_and_its_quarantine_are_written_by_one_committer_where_one_of_them_needs_delta_spark(
+    spark: SparkSession, settings: SettingsFactory, mapped: str
+) -> None:
+    home = Home(settings, "driver append", [NotNull("name", on_fail="quarantine")])
+    map_columns(spark, home.sink if mapped == "table" else home.aside)
+    output = DeltaOutput(home.sink, StreamSettings(), judge=home.judge)
+    made = output.prepare(output.fit(rows_of(spark, [{}, {"name": None}]), ["t"]), BatchOfRows(1, 0, True, ["t"]))
+    assert made.judged.quarantine is not None
+    assert (made.committer, made.judged.quarantine.committer) == ("spark", "spark")
+    assert made.judged.quarantine.commit(entry(0, home.aside.name)) is not None
+    assert made.commit(entry(0, home.sink.name)) is not None
+    made.close()
+    written, aside = (spark.read.format("delta").load(str(sink.path)).collect() for sink in (home.sink, home.aside))
+    assert [row["id"] for row in written] == [0]
+    assert [(row["id"], row["_rules"], row["_offset"]) for row in aside] == [(1, ["name_not_null"], 101)]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "driver" not in way])
+def test_a_repeated_batch_writes_no_files_of_rows_that_the_quarantine_has(
+    spark: SparkSession, settings: SettingsFactory, way: str
+) -> None:
+    home = Home(settings, way, [NotNull("name", on_fail="quarantine")])
+    frame = rows_of(spark, [{}, {"name": None}, {"name": None}])
+    died = home.prepare(frame, 0)
+    assert died.judged.quarantine is not None
+    home.commit(died.judged.quarantine, home.aside, 0)
+    died.close()
+    before = files(home.aside)
+
+    again = home.prepare(frame, 0)
+    assert again.judged.quarantine is not None and again.judged.quarantine.rows == 2
+    assert again.judged.quarantine.commit(entry(0, home.aside.name)) is None
+    home.commit(again, home.sink, 0)
+    again.close()
+    assert files(home.aside) == before
+    assert home.ids() == [0] and home.ids(home.aside) == [1, 2]
+
+    home.batch = 0
+    home.write(frame)
+    assert home.ids(home.aside) == [1, 1, 2, 2], "the next batch sets its own rows aside"
+
+
+def test_a_quarantine_begins_later_beside_a_table_whose_columns_are_mapped(
+    spark: SparkSession, settings: SettingsFactory
+) -> None:
+    declared = Declared("judged", keys=["id"], order_by=["at"], delete_when="not yes")
+    table = ensure_sink(settings(), declared, STREAM, COLUMNS, generation=1)
+    map_columns(spark, table)
+    assert any(field.metadata for field in table.schema.fields)
+    rules = {"judged": [NotNull("name", on_fail="quarantine")]}
+    judged = Stream(STREAM, lambda things: things, {"things": THINGS}, {"judged": declared}, rules=rules)
+    begin_late(settings(), judged, generation=1)
+    tables = open_tables(settings(), judged)
+    assert tables["judged_quarantine"].schema == quarantine_of("judged", COLUMNS)
+    assert tables["judged_deletes"].schema.fieldNames() == ["id", "at", "_deleted_at", "_position"]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 
+from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.base import Committer, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds
@@ -109,6 +110,30 @@ class ArrowMerge:
             merge.when_matched_update(values, does.update).when_not_matched_insert(values, does.insert).execute()
 
         return self.sink.commit(entry, write)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class CommittedBefore:
+    """Rows of a batch that an earlier attempt has committed: their number is known, and nothing is written."""
+
+    committer: ClassVar[Committer] = "direct"
+    sink: DeltaSink
+    rows: int
+    null_keys: ClassVar[None] = None
+    deletes: ClassVar[None] = None
+    judged: ClassVar[Judged] = NOTHING_BROKEN
+
+    def commit(self, entry: LedgerEntry) -> None:
+        """Have the earlier commit on disk; raises LedgerConflict if the table does not have the batch any more."""
+        if not self.sink.holds(entry):
+            raise LedgerConflict(
+                f"table {self.sink.name} had {entry.txn} when the batch was computed, and is at {self.sink.position}",
+                "look for a second driver with another state folder on the same tables",
+            )
+        self.sink.sync()
 
     def close(self) -> None:
         """Nothing is held."""

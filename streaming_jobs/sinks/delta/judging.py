@@ -14,10 +14,11 @@ import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from streaming_jobs.ledger import Txn
 from streaming_jobs.sinks import row_rules
 from streaming_jobs.sinks.base import PendingWrite
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
-from streaming_jobs.sinks.delta.quarantine import Judge, frame_aside, rows_aside
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, CommittedBefore
+from streaming_jobs.sinks.delta.quarantine import NO_JUDGE, Judge, frame_aside, rows_aside
 from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
@@ -38,6 +39,10 @@ class Judging:
     judge: Judge
     batch: tuple[int, int]
     topics: Sequence[str] = ()
+
+    def without_rules(self, quarantine: DeltaSink) -> Judging:
+        """The same batch for the quarantine, whose rows are judged already."""
+        return Judging(quarantine, NO_JUDGE, self.batch)
 
     def judges(self, rows: DataFrame) -> bool:
         """True if the rows carry a verdict."""
@@ -112,16 +117,24 @@ class Judging:
         self,
         rows: DataFrame,
         found: Mapping[str, Any],
-        write: Callable[[DeltaSink, DataFrame, tuple[int, int]], PendingWrite],
+        write: Callable[[DeltaSink, DataFrame, int], PendingWrite],
     ) -> Judged:
-        """The verdict; `write` prepares the quarantined rows."""
+        """The verdict; `write` prepares the quarantined rows, whose number it is given.
+
+        Rows that the quarantine has from an earlier attempt are not prepared: their files would be in no version.
+        """
         if not self.judges(rows):
             return NOTHING_BROKEN
-        aside = None
-        if found[_ASIDE]:
-            assert self.judge.quarantine is not None
-            frame = frame_aside(self.sink, rows.where(self._aside), self.judge.rules, self.batch, self.topics)
-            aside = write(self.judge.quarantine, frame, self.batch)
+        aside: PendingWrite | None = None
+        if number := int(found[_ASIDE]):
+            quarantine = self.judge.quarantine
+            assert quarantine is not None
+            quarantine.refresh()
+            if (at := quarantine.position) is not None and at >= Txn(*self.batch):
+                aside = CommittedBefore(quarantine, number)
+            else:
+                frame = frame_aside(self.sink, rows.where(self._aside), self.judge.rules, self.batch, self.topics)
+                aside = write(quarantine, frame, number)
         return Judged(self._broken(found), int(found[_DROPPED]), aside)
 
     @property

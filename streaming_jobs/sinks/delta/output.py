@@ -83,7 +83,9 @@ class DeltaOutput:
         """Two flags: rows pass through the driver; delta-spark makes the commit.
 
         Upserts into a table too large for the driver go through the executors. A table with features outside our
-        profile is committed to by delta-spark.
+        profile is committed to by delta-spark. A quarantine goes the way of its table, so its features count too.
         """
         large = self.sink.declared.mode == "upsert" and self.sink.megabytes > self.own.direct_merge_max_mb
-        return rows.driver and not large, self.own.committer == "spark" or not self.sink.direct
+        aside = self.judge.quarantine
+        direct = self.sink.direct and (aside is None or aside.direct)
+        return rows.driver and not large, self.own.committer == "spark" or not direct

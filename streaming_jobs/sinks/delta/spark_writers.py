@@ -30,7 +30,7 @@ class SparkAppend:
     committer: ClassVar[Committer] = "spark"
     sink: DeltaSink
     frame: DataFrame
-    cached: DataFrame
+    cached: DataFrame | None
     rows: int
     null_keys: pa.Table | None = None
     deletes: ClassVar[None] = None
@@ -41,8 +41,9 @@ class SparkAppend:
         return _spark_commit(self.sink, entry, lambda: _spark_append(self.sink, self.frame, entry))
 
     def close(self) -> None:
-        """Free the cached frame."""
-        self.cached.unpersist()
+        """Free the cached frame, if it is this write's own."""
+        if self.cached is not None:
+            self.cached.unpersist()
 
 
 @dataclass

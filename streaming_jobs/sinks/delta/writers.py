@@ -161,14 +161,10 @@ def _write_parquet(judging: Judging, rows: DataFrame, target: Path) -> tuple[pa.
         judging.refuse(cached, found)
         written = judging.remaining(cached.where(fine)).drop(REASON_COLUMN, BROKEN_COLUMN, *PLACE)
         written.write.partitionBy(*partition_by).parquet(str(target))
-        return cached.where(~fine).drop(BROKEN_COLUMN).toArrow(), judging.judged(cached, found, _aside)
+        judged = judging.judged(cached, found, lambda table, aside, _: _parquet(judging.without_rules(table), aside))
+        return cached.where(~fine).drop(BROKEN_COLUMN).toArrow(), judged
     finally:
         cached.unpersist()
-
-
-def _aside(sink: DeltaSink, rows: DataFrame, batch: tuple[int, int]) -> PendingWrite:
-    """The write of quarantined rows on the executors, which are computed at once."""
-    return _parquet(Judging(sink, NO_JUDGE, batch), rows)
 
 
 def _spark_rows(judging: Judging, rows: DataFrame) -> SparkAppend:
@@ -184,10 +180,15 @@ def _spark_rows(judging: Judging, rows: DataFrame) -> SparkAppend:
         fine = judging.remaining(whole.where(~bad)).drop(REASON_COLUMN, BROKEN_COLUMN, *PLACE)
         unheld = named(whole.where(bad).drop(BROKEN_COLUMN).toArrow(), judging.topics)
         number = found["fine"] - judging.taken_out(found)
-        return SparkAppend(sink, fine, whole, number, unheld, judging.judged(whole, found, _aside))
+        return SparkAppend(sink, fine, whole, number, unheld, judging.judged(whole, found, _spark_aside))
     except BaseException:
         whole.unpersist()
         raise
+
+
+def _spark_aside(sink: DeltaSink, rows: DataFrame, number: int) -> SparkAppend:
+    """The write of quarantined rows beside a table that delta-spark commits to; the table's write holds their cache."""
+    return SparkAppend(sink, rows, None, number)
 
 
 def _spark_merge(judging: Judging, rows: DataFrame, delete_table: DeltaSink | None, *, by_position: bool) -> SparkMerge:
@@ -210,7 +211,7 @@ def _spark_merge(judging: Judging, rows: DataFrame, delete_table: DeltaSink | No
         if judging.judges(rows):
             found = cached[0].agg(*judging.counts(cached[0])).collect()[0].asDict()
             judging.refuse(cached[0], found)
-            judged = judging.judged(cached[0], found, _aside)
+            judged = judging.judged(cached[0], found, _spark_aside)
         whole, noted = judging.remaining(cached[0].where(~refused)).drop(REASON_COLUMN, BROKEN_COLUMN), None
         if order.columns:
             unique = upsert_order_frames.last_events(whole, keys, order)

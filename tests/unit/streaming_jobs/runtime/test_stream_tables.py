@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BooleanType, LongType, MapType, StringType, StructField, StructType
 
 from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.errors import UsageError
@@ -99,6 +99,25 @@ def test_a_stream_that_begins_to_set_rows_aside_gets_a_quarantine_beside_each_su
     seen = sinks.secondary[0]
     assert isinstance(seen, MemoryTable) and seen.rules.quarantines and seen.quarantine is not None
     assert {u.sink.name for u in upkeep_of(market, tables, home.table, 1)} >= {"prices_quarantine", "seen_quarantine"}
+
+
+def test_a_table_beside_another_has_names_and_types_of_its_columns_and_nothing_that_constrains_them(
+    settings: SettingsFactory,
+) -> None:
+    above = {"delta.invariants": '{"expression":{"expression":"n > 0"}}', "delta.generationExpression": "n + 1"}
+    inner = StructType([StructField("at", LongType(), True, above)])
+    nested = MapType(StringType(), ArrayType(inner))
+    output = StructType([*ROWS.fields[:1], StructField("n", LongType(), True, above), ROWS["gone"]])
+    output = StructType([*output.fields, StructField("more", nested, True, above)])
+    home, market = settings(), stream(PRICES)
+    make_tables(home, stream(replace(PRICES, delete_when=None)), {"prices": frame(output)}, 1)
+    assert open_tables(home, market)["prices"].schema["n"].metadata == above
+    market = replace(market, rules={"prices": [NotNull("k", on_fail="quarantine")]})
+    begin_late(home, market, generation=1)
+    tables = open_tables(home, market)
+    assert "delta." not in tables["prices_quarantine"].schema.json()
+    assert tables["prices_quarantine"].schema["more"].dataType.simpleString() == nested.simpleString()
+    assert "delta." not in tables["prices_deletes"].schema.json()
 
 
 def test_a_table_with_a_column_of_the_quarantines_own_is_refused(settings: SettingsFactory) -> None:

@@ -11,8 +11,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from streaming_jobs.errors import Fenced, LedgerConflict
 from streaming_jobs.ledger import Txn
-from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge, ParquetAppend
+from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, ArrowMerge, CommittedBefore, ParquetAppend
 from streaming_jobs.sinks.delta.log import newest
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -29,6 +30,19 @@ def test_an_append_without_rows_still_records_the_batch(make: Make) -> None:
     assert commit is not None and commit.entry is not None
     assert (commit.entry.txn, commit.changes_data) == (Txn(1, 0), False)
     assert foreign == []
+
+
+def test_rows_that_an_earlier_attempt_committed_are_not_written_again(make: Make) -> None:
+    sink = make()
+    ArrowAppend(sink, ROWS).commit(entry(0))
+    version = sink.handle.version()
+    CommittedBefore(sink, 2).commit(entry(0))
+    assert (sink.handle.version(), rows_in(sink)) == (version, ROWS.to_pylist())
+    with pytest.raises(LedgerConflict, match=r"had g0001 batch 1 .* is at g0001 batch 0"):
+        CommittedBefore(sink, 2).commit(entry(1))
+    sink.commit(entry(-1, kind="fence", generation=2), lambda *_: None)
+    with pytest.raises(Fenced):
+        CommittedBefore(sink, 2).commit(entry(0))
 
 
 def upsert(sink: DeltaSink, batch: int, rows: pa.Table) -> int | None:
