@@ -17,6 +17,7 @@ from orchestration.cli.verify import in_words, print_verdict, verdict_as_json
 
 if TYPE_CHECKING:
     from streaming_jobs.verification.chaos.kill_loop import Report
+    from streaming_jobs.verification.chaos.rule_truth import RuleCheck
 
 _SHOWN = 20
 _RANDOM_SEEDS = 10_000
@@ -98,6 +99,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "version_faults": [str(fault) for fault in report.faults],
         **verdict_as_json(report.verdict),
         "truth": [asdict(check) for check in report.truth],
+        "rules": [{**asdict(check), "ok": check.ok} for check in report.rules],
         "refusals": [asdict(outcome) for outcome in report.scenarios],
     }
 
@@ -135,12 +137,21 @@ def _print_report(report: Report) -> None:
     ]
     print_table(["what", "figure"], figures, right=["figure"])
     print_verdict(report.verdict)
+    if report.rules:
+        print()
+        print_table(["stream", "expected by the flights alone", "found"], [_equation(c) for c in report.rules])
     for fault in report.faults[:_SHOWN]:
         say(f"not whole: {fault}")
     for check in report.truth:
         if not check.ok:
             say(f"not equal to the truth: {check.table}: {check.detail}")
+    for text in [text for rules in report.rules for text in rules.differences][:_SHOWN]:
+        say(f"not as the rules say: {text}")
     say(in_words(report.verdict) if report.ok or not report.verdict.whole else "NOT PROVED: see above")
+
+
+def _equation(check: RuleCheck) -> list[str]:
+    return [check.stream, str(check), "the same" if check.ok else "other rows or numbers: see below"]
 
 
 def _folder(home: Path | None) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Entry:
-    """The ledger entry of one commit; `code` is empty for a batch that two versions of the code wrote."""
+    """The ledger entry of one commit; `code` is empty for a batch that two versions of the code wrote.
+
+    `broken` has by table and row rule the rows that broke it.
+    """
 
     kind: str
     stream: str
@@ -39,6 +42,7 @@ class Entry:
     ranges: tuple[Range, ...]
     rows: Mapping[str, int]
     code: str = ""
+    broken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.kind} g{self.generation:04d} batch {self.batch}"
@@ -103,6 +107,7 @@ def _entry(text: Any) -> Entry | None:
             ranges=ranges,
             rows={name: int(count) for name, count in value["rows"].items()},
             code=code_of(str(value.get("code", {}).get("hash", "")), value.get("note")),
+            broken={table: dict(rules) for table, rules in value.get("rules", {}).items()},
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a ledger entry without {error}") from error

@@ -16,6 +16,7 @@ from typing import Literal
 
 from streaming_jobs.verification.delta_log import Commit, Entry, Range
 from streaming_jobs.verification.offset_ranges import Span, without
+from streaming_jobs.verification.subject import DROPPED
 
 Kind = Literal["entry", "order", "chain", "rows", "foreign", "unreadable", "offsets", "topic"]
 
@@ -47,6 +48,7 @@ class Chain:
     skipped: list[Span] = field(default_factory=list)
     batches: int = 0
     written: int = 0
+    dropped: int = 0
     cut: bool = False
     """True if the log no longer has the table's first versions."""
 
@@ -78,6 +80,7 @@ class Chain:
         self.first, self.last = self.first or entry, entry
         self.batches += 1
         self.written += entry.rows.get("written", 0)
+        self.dropped += entry.rows.get(f"{DROPPED}{self.table}", 0)
 
     def _published(self, entry: Entry, *, rebuilt: bool) -> None:
         seen: dict[tuple[str, int], int] = {}

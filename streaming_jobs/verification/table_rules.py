@@ -3,11 +3,13 @@
 | rule      | for a table with                    | says                                                             |
 |-----------|-------------------------------------|------------------------------------------------------------------|
 | `Places`  | one row per record, with its place  | every covered record is one row, and its key is the record's     |
+| `Newest`  | a row per key, with its place       | no key twice, none goes back; each is the newest covered record  |
 | `Total`   | a running count per key             | the counts add up to the covered records                         |
 | `Windows` | a row per window, once it is over   | no window twice, none counts more than there is, none ever lost  |
 
-A record may have its row elsewhere: in the dead letters, or in another table of its stream. Those tables commit before
-the primary one, so the rows of all covered records are there already.
+A record may have its row elsewhere: in the dead letters, in a quarantine, or in another table of its stream. Those
+tables commit before the primary one, so the rows of all covered records are there already. Or a row rule has dropped
+its row: of these the entries have the number only.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class Covered:
 
     `keys` are the records' keys by place, where the topic has been read. `written` is the number of rows that the
     entries count; None when some of them are gone. `before` are the rows of the version before, if it was read.
+    `dropped` is the number of rows that row rules have dropped, by the entries.
     """
 
     topic: str
@@ -77,6 +80,7 @@ class Covered:
     written: int | None
     keys: Mapping[int, bytes | None] = field(default_factory=dict, repr=False)
     before: pa.Table | None = field(default=None, repr=False)
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,14 +121,17 @@ class Places:
         actual = packed(rows[self.partition], rows[self.offset])
         unique, counts = np.unique(actual, return_counts=True)
         findings = []
-        for places, doubled, what in (
-            (unique[counts > 1], True, "in more than one row"),
-            (np.setdiff1d(covered.places, unique), False, "covered by an entry and in no row"),
-        ):
-            if len(places):
-                spans = tuple(unpacked(covered.topic, places.tolist()))
-                text = f"{counted(len(places), 'offset', 'is', 'are')} {what}: {shown(spans)}"
-                findings.append(Finding(text, **{"doubled" if doubled else "missing": spans}))
+        if len(twice := unique[counts > 1]):
+            spans = tuple(unpacked(covered.topic, twice.tolist()))
+            many = counted(len(twice), "offset", "is", "are")
+            findings.append(Finding(f"{many} in more than one row: {shown(spans)}", doubled=spans))
+        if len(absent := np.setdiff1d(covered.places, unique)) != covered.dropped:
+            spans = tuple(unpacked(covered.topic, absent.tolist()))
+            text = f"{counted(len(absent), 'offset', 'is', 'are')} covered by an entry and in no row: {shown(spans)}"
+            if covered.dropped:  # which of them are lost, nothing says
+                findings.append(Finding(f"{text}; the entries dropped {counted(covered.dropped, 'row')}"))
+            else:
+                findings.append(Finding(text, missing=spans))
         if len(extra := np.setdiff1d(unique, covered.places)):
             spans = tuple(unpacked(covered.topic, extra.tolist()))
             many = counted(len(extra), "offset", "is", "are")
@@ -134,16 +141,59 @@ class Places:
     def _other_keys(self, rows: pa.Table, actual: Packed, covered: Covered) -> list[Finding]:
         if not self.key or not covered.keys:
             return []
-        texts = pc.binary_join_element_wise(*(pc.cast(rows[name], pa.string()) for name in self.key), "")
         other = [
             place
-            for place, text in zip(actual.tolist(), texts.to_pylist(), strict=True)
-            if place in covered.keys and covered.keys[place] != (text or "").encode()
+            for place, text in zip(actual.tolist(), _texts(rows, self.key), strict=True)
+            if place in covered.keys and covered.keys[place] != text.encode()
         ]
         if not other:
             return []
         wrong = counted(len(other), "row", "is", "are")
         return [Finding(f"{wrong} not of the record named there: {shown(unpacked(covered.topic, other))}")]
+
+
+@dataclass(frozen=True)
+class Newest:
+    """Of each key the newest covered record; `key` are the columns whose values, one after the other, are its key."""
+
+    partition: str
+    offset: str
+    key: tuple[str, ...]
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Place and key."""
+        return (self.partition, self.offset, *self.key)
+
+    def findings(self, rows: pa.Table, covered: Covered) -> list[Finding]:
+        """Check keys and places, and with the version before; where the records are known, that each is the newest."""
+        findings = _doubled(rows, self.key, "key")
+        now = self._by_key(rows)
+        if len(extra := np.setdiff1d(list(now.values()), covered.places)):
+            spans = shown(unpacked(covered.topic, extra.astype(np.int64).tolist()))
+            many = counted(len(extra), "offset", "is", "are")
+            findings.append(Finding(f"{many} in a row and covered by no entry, or set aside: {spans}"))
+        before = self._by_key(covered.before) if covered.before is not None else {}
+        if back := sorted(key for key, place in before.items() if now.get(key, -1) < place):
+            many = counted(len(back), "key", "is", "are")
+            findings.append(Finding(f"{many} older than in the version before, or gone, first {back[0]}"))
+        return [*findings, *self._not_newest(now, covered)]
+
+    def _not_newest(self, now: Mapping[str, int], covered: Covered) -> list[Finding]:
+        if not covered.keys:
+            return []
+        # A key is always in one partition, and places are in order: the last one of a key is its newest.
+        known = (place for place in covered.places.tolist() if place in covered.keys)
+        newest = {(covered.keys[place] or b"").decode(): place for place in known}
+        other = sorted(key for key in now.keys() | newest.keys() if now.get(key) != newest.get(key))
+        if not other:
+            return []
+        many = counted(len(other), "key", "has", "have")
+        return [Finding(f"{many} another row than that of the newest record, or none, first {other[0]}")]
+
+    def _by_key(self, rows: pa.Table) -> dict[str, int]:
+        texts = _texts(rows, self.key)
+        return dict(zip(texts, packed(rows[self.partition], rows[self.offset]).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -205,6 +255,12 @@ def shown(spans: Sequence[Span], most: int = 5) -> str:
     """Ranges in words, the first few of them."""
     rest = f" and {len(spans) - most} more ranges" if len(spans) > most else ""
     return ", ".join(str(span) for span in spans[:most]) + rest
+
+
+def _texts(rows: pa.Table, key: Sequence[str]) -> list[str]:
+    """Of each row the values of its key columns, one after the other."""
+    texts = pc.binary_join_element_wise(*(pc.cast(rows[name], pa.string()) for name in key), "")
+    return [text or "" for text in texts.to_pylist()]
 
 
 def _doubled(rows: pa.Table, key: Sequence[str], what: str) -> list[Finding]:

@@ -306,7 +306,7 @@ class _Judge:
         records = np.union1d(np.intersect1d(offsets, known), past)
         records = np.setdiff1d(records, all_places(self.tables, self.subject.elsewhere))
         written = None if covered.unproved else chain.written
-        return Covered(self.subject.topic, records, written, keys)
+        return Covered(self.subject.topic, records, written, keys, dropped=chain.dropped)
 
     def _fault(self, version: int | None, kind: Kind, text: str) -> None:
         self.faults.append(Fault(self.subject.table, version, kind, text))

@@ -114,7 +114,7 @@ class TableReader:
         """Covered records without those in other tables, which are read after this version: they may be newer."""
         places = np.setdiff1d(of_spans(self.chain.spans), all_places(self.tables, self.subject.elsewhere))
         written = None if self.unseen else self.chain.written
-        return Covered(self.subject.topic, places, written, before=self._before)
+        return Covered(self.subject.topic, places, written, before=self._before, dropped=self.chain.dropped)
 
 
 def assumed(first: Entry, *, ended: bool = False) -> list[Span]:

@@ -17,37 +17,49 @@ from streaming_jobs.verification.chaos.kill_loop import Plan, run
 from tests.support import ROOT
 from tests.support.driver import until
 
-SEED = 1655
-"""The driver is killed with files written and nothing committed, and between the commits of two tables; then the
-planner alone, and the broker while the stream starts again; then the Python of that same session."""
-LONG_SEED, LONG_KILLS = 11, 40
+SEED = 1243
+"""The driver is killed between the commits of two tables, and between those of a quarantine and its table; then the
+planner alone, and the broker while the stream starts again; then the Python of that same session; then a driver with
+files written and nothing committed."""
+LONG_SEED, LONG_KILLS = 11, 45
 
 
 @pytest.mark.timeout(300)
-def test_four_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
+def test_five_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
-    plan = Plan(kills=4, seed=SEED, rate=200, max_offsets=400, streams=("flights_split",))
+    streams = ("flights_split", "flights_judged")
+    plan = Plan(kills=5, seed=SEED, rate=200, max_offsets=400, streams=streams)
     report = run(plan, tmp_path / "home", Settings.load(), lines.append)
-    assert report.ok, (lines, report.faults, report.verdict, report.truth)
-    assert dict(report.tally.points) == {"flights_split:staged": 1, "flights_split:secondary_committed": 1}
-    assert dict(report.tally.victims) == {"python": 1} and report.tally.kills == 4, lines
+    assert report.ok, (lines, report.faults, report.verdict, report.rules)
+    points = ("flights_split:secondary_committed", "flights_judged:secondary_committed", "flights_split:staged")
+    assert dict(report.tally.points) == dict.fromkeys(points, 1)
+    assert dict(report.tally.victims) == {"python": 1} and report.tally.kills == 5, lines
     assert dict(report.tally.processes) == {"planner": 1} and not report.tally.not_made, lines
     assert report.tally.restarts >= 1, "the session restarted the stream of the killed planner by itself"
-    assert len(report.tally.half) == 1, "one table of two had the batch when the kill came"
+    half = {stream for stream, _, _ in report.tally.half}
+    assert half == {*streams}, "the first of two tables, and a quarantine, had the batch when the kill came"
     assert report.tally.broker_kills == 1
     # One per fault but the planner's, and the last one, which reads the topic to its end.
-    assert report.tally.sessions == 4 and report.tally.unplanned == [], lines
-    assert report.verdict.verified == report.verdict.records > 0
+    assert report.tally.sessions == 5 and report.tally.unplanned == [], lines
+    assert report.verdict.verified == len(streams) * report.verdict.records > 0
     # A version a batch, and the one that made the table.
-    assert report.versions_read >= report.batches + 1 > 1
+    assert report.versions_read >= report.batches + len(streams) > len(streams)
+    (rules,) = report.rules
+    assert min(rules.good, rules.quarantined, rules.dropped) > 0 and rules.records == report.verdict.records
+    judged = next(stream for stream in report.verdict.streams if stream.stream == "flights_judged")
+    (equation,) = [one for one in judged.comparisons if one.what == "equation"]
+    assert equation.verdict == "ok" and equation.text.endswith(
+        f"in all {rules.records:,} records = {rules.good:,} written + {rules.quarantined:,} quarantined + "
+        f"{rules.dropped:,} dropped + 0 dead letters"
+    )
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_forty_kills_of_drivers_planners_and_workers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
+def test_forty_five_kills_of_drivers_planners_and_workers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
     report = run(Plan(LONG_KILLS, LONG_SEED), tmp_path / "home", Settings.load(), lines.append)
-    assert report.ok, (lines, report.faults, report.verdict, report.truth)
+    assert report.ok, (lines, report.faults, report.verdict, report.truth, report.rules)
     tally = report.tally
     assert tally.processes["planner"] >= 3 and tally.processes["worker"] >= 3, (tally.not_made, lines)
     assert tally.kills + tally.not_made.total() == LONG_KILLS and tally.unplanned == [], lines

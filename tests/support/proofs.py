@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from streaming_jobs.verification.chaos.subjects import FLIGHTS, SPLIT
+from streaming_jobs.verification.chaos.subjects import FLIGHTS, JUDGED, NEWEST, SPLIT
 from streaming_jobs.verification.delta_log import commit_file, versions
+from streaming_jobs.verification.subject import Subject
 from streaming_jobs.verification.topic import PartitionContent, TopicContent
 from streaming_jobs.verification.verdict import StreamVerdict
 from streaming_jobs.verification.verifier import verify
@@ -191,6 +192,30 @@ def write_split(folder: Path, batch: int, table: str) -> None:
         mode="append",
         commit_properties=properties(entry(table, batch, len(rows)) | {"stream": SPLIT.stream}),
     )
+
+
+def write_judged(
+    folder: Path,
+    subject: Subject,
+    batch: int,
+    written: list[dict[str, Any]],
+    aside: list[dict[str, Any]],
+    dropped: int = 0,
+) -> None:
+    """One batch of a stream with row rules: first its quarantine, then its table, whose entry counts the dropped rows.
+
+    Of `NEWEST`, an upsert, `written` are all rows of the table after the batch.
+    """
+    name, quarantine = subject.table, subject.secondary[0].table
+    counts = {"written": len(written), f"quarantined:{name}": len(aside), f"dropped:{name}": dropped}
+    modes: dict[str, Literal["append", "overwrite"]] = {JUDGED.table: "append", NEWEST.table: "overwrite"}
+    value = entry(name, batch, len(aside)) | {"stream": name}
+    for table, rows, mode, own in (
+        (quarantine, aside, "append", value | {"table": quarantine}),
+        (name, written, modes[name], value | {"rows": counts}),
+    ):
+        content = pa.Table.from_pylist(rows, schema=_CLEAN)
+        write_deltalake(folder / table, content, mode=mode, commit_properties=properties(own))
 
 
 def is_long(row: Mapping[str, Any], batch: int) -> bool:

@@ -31,7 +31,7 @@ _PHASE = (3, 6)
 _APART_SHARE = 0.35
 _BROKER_EVERY = (5, 8)
 _MOST_PROCESSES = 64
-_IN_TURN: tuple[Victim | PythonProcess, ...] = ("python", "planner", "jvm", "worker", "both")
+_IN_TURN: tuple[Victim | PythonProcess, ...] = ("python", "planner", "worker", "jvm", "both")
 
 
 @dataclass(frozen=True)

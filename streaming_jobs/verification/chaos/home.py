@@ -13,11 +13,11 @@ import streaming_jobs
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.status import read_status
-from streaming_jobs.verification.chaos.subjects import FLIGHTS, SPLIT
+from streaming_jobs.verification.chaos.subjects import FLIGHTS, JUDGED, NEWEST, SPLIT
 from streaming_jobs.verification.delta_log import Entry, read_commit, versions
 
-SUBJECTS = (*FLIGHTS, SPLIT)
-"""The streams of the kill loop: the shipped ones, and one of two tables."""
+SUBJECTS = (*FLIGHTS, SPLIT, JUDGED, NEWEST)
+"""The streams of the kill loop: the shipped ones, one of two tables, and two whose rules take rows out."""
 STREAMS = tuple(subject.stream for subject in SUBJECTS)
 LATENESS = "5 days"
 """Lateness of airport_hours here: four days drop nothing (docs/flights.md), the shipped ten would close no window."""

@@ -1,7 +1,8 @@
 """The kill loop: real streams on a real broker, killed again and again, read and verified meanwhile and afterwards.
 
 `run` does all of it: a broker and a feeder of its own, the phases of the schedule, a reader that reads every
-version of the tables as it appears, then a last session that reads the topic to its end, and the verifier.
+version of the tables as it appears, then a last session that reads the topic to its end, and the verifier: by what is
+known here of the streams, by their declarations as `recourse verify` does, and by the truths.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from streaming_jobs.examples.flights import dataset
@@ -20,16 +21,20 @@ from streaming_jobs.platform.broker import Broker, bootstrap_servers
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.topology import Topology
 from streaming_jobs.verification.chaos.damages import Outcome, run_scenarios
 from streaming_jobs.verification.chaos.drivers import DriverProcess
 from streaming_jobs.verification.chaos.faults import Phase, Schedule, schedule
 from streaming_jobs.verification.chaos.feeding import Feeding
 from streaming_jobs.verification.chaos.home import STREAMS, SUBJECTS, Home
+from streaming_jobs.verification.chaos.rule_truth import EXPECTED, RuleCheck, compare_rules
 from streaming_jobs.verification.chaos.session_runner import ChaosFailed, LaneRunner, Tally, Tell
 from streaming_jobs.verification.ledger_chain import Fault
+from streaming_jobs.verification.offset_ranges import merged
 from streaming_jobs.verification.subject import Subject
 from streaming_jobs.verification.topic import TopicContent, read_topic
-from streaming_jobs.verification.verdict import Verdict
+from streaming_jobs.verification.verdict import StreamVerdict, Verdict
+from streaming_jobs.verification.verification import Options, verify_streams
 from streaming_jobs.verification.verifier import verify
 from streaming_jobs.verification.version_reader import ConcurrentReader
 
@@ -81,12 +86,13 @@ class Report:
     faults: tuple[Fault, ...]
     verdict: Verdict
     truth: tuple[TableCheck, ...]
+    rules: tuple[RuleCheck, ...] = ()
     scenarios: tuple[Outcome, ...] = ()
 
     @property
     def equal(self) -> bool:
-        """True if every table equals the truth."""
-        return all(check.ok for check in self.truth)
+        """True if every table equals the truth, and rules took out the rows that they should."""
+        return all(check.ok for check in self.truth) and all(check.ok for check in self.rules)
 
     @property
     def ok(self) -> bool:
@@ -120,8 +126,9 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
         read_to_the_end(home, tally, plan.streams)
         reader.finish()
         tell(f"{records:,} records fed, {reader.seen:,} versions read; verifying")
-        verdict = verify(plan.subjects, home.settings.tables, _topic(home), finished=True)
+        verdict = _verdict(home, plan)
         truth = _truth(home, plan, records)
+        rules = [compare_rules(home.settings.tables, name, records) for name in plan.streams if name in EXPECTED]
         outcomes = run_scenarios(home, tell) if plan.scenarios else []
     return Report(
         plan=plan,
@@ -134,6 +141,7 @@ def run(plan: Plan, folder: Path, base: Settings, tell: Tell) -> Report:
         faults=tuple(reader.faults),
         verdict=verdict,
         truth=tuple(truth),
+        rules=tuple(rules),
         scenarios=tuple(outcomes),
     )
 
@@ -193,6 +201,29 @@ class _Loop:
         self.broker.start()
         self.tally.broker_kills += 1
         self.tell("the broker was killed and started again")
+
+
+def _verdict(home: Home, plan: Plan) -> Verdict:
+    """The verdict by the subjects, and on each stream that by its declaration too."""
+    verdict = verify(plan.subjects, home.settings.tables, _topic(home), finished=True)
+    topology = Topology.load(home.settings.flows)
+    streams = [topology[subject.stream] for subject in plan.subjects]
+    bootstrap = bootstrap_servers(home.settings)
+    declared, _ = verify_streams(home.settings, streams, (), bootstrap, Options(finished=True))
+    return replace(verdict, streams=tuple(map(_both, verdict.streams, declared.streams)))
+
+
+def _both(known: StreamVerdict, declared: StreamVerdict) -> StreamVerdict:
+    """One verdict of two on the same stream; values without a truth are compared here by other means."""
+    return replace(
+        known,
+        lost=tuple(merged((*known.lost, *declared.lost))),
+        doubled=tuple(merged((*known.doubled, *declared.doubled))),
+        unproved=max(known.unproved, declared.unproved),
+        faults=tuple(dict.fromkeys((*known.faults, *declared.faults))),
+        why=known.why or declared.why,
+        comparisons=tuple(one for one in declared.comparisons if one.what != "values"),
+    )
 
 
 def _truth(home: Home, plan: Plan, records: int) -> list[TableCheck]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from streaming_jobs.verification.subject import Elsewhere, Subject
-from streaming_jobs.verification.table_rules import Places, Total, Windows
+from streaming_jobs.verification.table_rules import Newest, Places, Total, Windows
 
 FLIGHTS = (
     Subject(
@@ -27,3 +27,18 @@ SPLIT = Subject(
     secondary=(Elsewhere("flights_long", "source_partition", "source_offset"),),
 )
 """The stream of two tables that only the kill loop runs (`streams.py`)."""
+JUDGED = Subject(
+    "flights_judged",
+    "flights_judged",
+    "flights",
+    Places("source_partition", "source_offset", key=("carrier", "flight")),
+    secondary=(Elsewhere("flights_judged_quarantine", "source_partition", "source_offset"),),
+)
+NEWEST = Subject(
+    "flights_newest",
+    "flights_newest",
+    "flights",
+    Newest("source_partition", "source_offset", key=("carrier", "flight")),
+    secondary=(Elsewhere("flights_newest_quarantine", "source_partition", "source_offset"),),
+)
+"""The streams with row rules that only the kill loop runs; a quarantine commits before its table."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.flights.truth import TableCheck
 from streaming_jobs.verification.chaos.damages import Outcome
 from streaming_jobs.verification.chaos.kill_loop import Plan, Report
+from streaming_jobs.verification.chaos.rule_truth import RuleCheck
 from streaming_jobs.verification.chaos.session_runner import ChaosFailed, Tally
 from streaming_jobs.verification.chaos.subjects import FLIGHTS
 from streaming_jobs.verification.ledger_chain import Fault
@@ -23,6 +24,7 @@ from streaming_jobs.verification.verdict import Verdict
 from streaming_jobs.verification.verifier import verify
 from tests.support.proofs import BATCHES, CLEAN, make_tables, topic
 
+RULES = RuleCheck("flights_judged", 60, 40, 15, 5, ())
 FAULT = Fault(CLEAN, 7, "rows", "3 offsets are in more than one row")
 
 
@@ -42,7 +44,7 @@ def report(verdict: Verdict, tmp_path: Path) -> Report:
         replayed={("flights_clean", 1, 3)},
     )
     checks = tuple(TableCheck(subject.table, True, 5, 5, "every row is equal") for subject in FLIGHTS)
-    return Report(Plan(3, 7), tmp_path, 12.3, tally, 12, 15, 0, (), verdict, checks)
+    return Report(Plan(3, 7), tmp_path, 12.3, tally, 12, 15, 0, (), verdict, checks, (RULES,))
 
 
 @pytest.fixture
@@ -69,6 +71,8 @@ def test_a_run_that_proves_it_ends_with_0_and_takes_its_home_away(
     assert cli.main(["chaos", "--kills", "3", "--seed", "7", "--home", str(home)]) == 0
     printed = capsys.readouterr()
     lines = [line.split() for line in printed.out.splitlines()]
+    equation = "60 records = 40 good + 15 quarantined + 5 dropped"
+    assert ["flights_judged", *equation.split(), "the", "same"] in lines
     for row in (["lost", "0"], ["doubled", "0"], ["at", "staged", "2", "on", "2", "streams"], ["seed", "7"]):
         assert row in lines
     assert "--kills 3 --seed 7 repeats these faults" in printed.err
@@ -90,6 +94,8 @@ def test_keep_leaves_the_home_and_says_where(
         ({"faults": (FAULT,)}, "not whole: flights_clean version 7: 3 offsets are in more than one row"),
         ({"versions_unseen": 1}, "cleaned up unread"),
         ({"truth": (TableCheck("carrier_totals", False, 1, 2, "1 rows missing"),)}, "carrier_totals: 1 rows missing"),
+        ({"rules": (replace(RULES, differences=("1 rows missing",)),)}, "not as the rules say: 1 rows missing"),
+        ({"rules": (replace(RULES, dropped=4),)}, "other rows or numbers"),
         ({"scenarios": (Outcome("checkpoint deleted", False, 0, "it started", ""),)}, "NO: it started"),
     ],
 )
@@ -144,4 +150,5 @@ def test_json_has_stable_keys(
     assert value["points"] == {"carrier_totals:staged": 1, "flights_clean:staged": 1}
     assert (value["batches_replayed"], value["batches_skipped"], value["lost"], value["doubled"]) == (1, 0, 0, 0)
     assert value["offsets_verified"] == 3 * value["records"] == 3 * 15 * BATCHES
+    assert value["rules"] == [{**asdict(RULES), "differences": [], "ok": True}]
     assert [stream["proved"] for stream in value["streams"]] == [True] * 3

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from streaming_jobs.verification.chaos.subjects import FLIGHTS, SPLIT
+from streaming_jobs.verification.chaos.subjects import FLIGHTS, JUDGED, NEWEST, SPLIT
 from streaming_jobs.verification.delta_log import commit_file
 from streaming_jobs.verification.offset_ranges import Span, sweep, total
+from streaming_jobs.verification.subject import Subject
 from streaming_jobs.verification.topic import PartitionContent, TopicContent
 from streaming_jobs.verification.verdict import StreamVerdict
 from streaming_jobs.verification.verifier import newest_versions, verify
@@ -36,6 +37,7 @@ from tests.support.proofs import (
     make_tables,
     properties,
     topic,
+    write_judged,
     write_split,
 )
 
@@ -391,3 +393,46 @@ print([name for name in sys.modules if name.startswith(tuple(f"streaming_jobs.{p
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def judged_with_rules(folder: Path, subject: Subject, rows: slice, aside: slice, dropped: int = 0) -> StreamVerdict:
+    """The verdict after one batch whose 15 rows are in the table and in the quarantine as the slices say."""
+    batch = clean_rows(0)
+    write_judged(folder, subject, 0, batch[rows], batch[aside], dropped)
+    return verify((subject,), folder, topic(1), finished=True).streams[0]
+
+
+@pytest.mark.parametrize(("subject", "dropped"), [(JUDGED, 2), (NEWEST, 0)])
+def test_rows_that_rules_took_out_are_neither_lost_nor_doubled(tmp_path: Path, subject: Subject, dropped: int) -> None:
+    verdict = judged_with_rules(tmp_path, subject, slice(3 + dropped, None), slice(3), dropped)
+    assert verdict.whole and verdict.verified == 15, verdict.faults
+
+
+@pytest.mark.parametrize(
+    ("rows", "aside", "dropped", "says"),
+    [
+        (slice(4, None), slice(3), 0, "1 offset is covered by an entry and in no row: flights-0 3..3"),
+        (slice(4, None), slice(1), 2, "3 offsets are covered by an entry and in no row: flights-0 1..3; the entries"),
+        (slice(2, None), slice(3), 0, "1 offset is in a row and covered by no entry: flights-0 2..2"),
+    ],
+)
+def test_rows_that_the_rules_do_not_account_for_are_told(
+    tmp_path: Path, rows: slice, aside: slice, dropped: int, says: str
+) -> None:
+    verdict = judged_with_rules(tmp_path, JUDGED, rows, aside, dropped)
+    assert not verdict.ok and any(fault.text.startswith(says) for fault in verdict.faults)
+
+
+@pytest.mark.parametrize(("rows", "key"), [(slice(4, None), "C03"), (slice(2, None), "C02")])
+def test_a_key_of_an_upsert_without_its_newest_good_record_is_told(tmp_path: Path, rows: slice, key: str) -> None:
+    verdict = judged_with_rules(tmp_path, NEWEST, rows, slice(3))
+    says = f"1 key has another row than that of the newest record, or none, first {key}"
+    assert says in [fault.text for fault in verdict.faults]
+
+
+def test_a_quarantine_that_a_repeated_batch_wrote_twice_is_told(tmp_path: Path) -> None:
+    batch = clean_rows(0)
+    write_judged(tmp_path, JUDGED, 0, batch[3:], [*batch[:3], *batch[:3]])
+    verdict = verify((JUDGED,), tmp_path, topic(1), finished=True).streams[0]
+    assert verdict.doubled == (Span(TOPIC, 0, 0, 3),)
+    assert "3 offsets are in more than one row of table flights_judged_quarantine" in verdict.faults[0].text

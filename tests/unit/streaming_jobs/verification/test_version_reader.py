@@ -10,13 +10,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from streaming_jobs.verification.chaos.subjects import FLIGHTS, SPLIT
+from streaming_jobs.verification.chaos.subjects import FLIGHTS, JUDGED, NEWEST, SPLIT
 from streaming_jobs.verification.delta_log import commit_file, versions
+from streaming_jobs.verification.subject import Subject
 from streaming_jobs.verification.version_reader import ConcurrentReader, TableReader
 from tests.support.proofs import (
     BATCHES,
     CLEAN,
     HOURS,
+    SIZES,
     TOTALS,
     Spoiler,
     clean_rows,
@@ -25,9 +27,11 @@ from tests.support.proofs import (
     make_split,
     make_tables,
     properties,
+    write_judged,
     write_split,
 )
 
+Row = dict[str, Any]
 SUBJECTS = {subject.table: subject for subject in FLIGHTS}
 
 
@@ -191,6 +195,67 @@ def test_the_second_table_of_a_stream_may_be_ahead_and_never_behind(tmp_path: Pa
     (missing,) = made.faults
     assert (missing.version, missing.kind) == (BATCHES + 2, "rows")
     assert "2 offsets are covered by an entry and in no row: flights-0 52..52, flights-1 27..27" in missing.text
+
+
+def judged_faults(tables: Path, subject: Subject) -> list[str]:
+    made = TableReader(subject, tables)
+    made.advance()
+    return [fault.text for fault in made.faults]
+
+
+def test_rows_that_rules_took_out_are_not_missed(tmp_path: Path) -> None:
+    for batch in (0, 1):
+        rows = clean_rows(batch)
+        write_judged(tmp_path, JUDGED, batch, rows[3:], rows[:1], 2)
+    assert judged_faults(tmp_path, JUDGED) == []
+
+
+@pytest.mark.parametrize(("first", "dropped"), [(4, 2), (2, 2)])
+def test_more_or_fewer_rows_missing_than_the_entries_dropped_are_seen(tmp_path: Path, first: int, dropped: int) -> None:
+    rows = clean_rows(0)
+    write_judged(tmp_path, JUDGED, 0, rows[first:], rows[:1], dropped)
+    (text,) = judged_faults(tmp_path, JUDGED)
+    assert f"flights-0 1..{first - 1}; the entries dropped 2 rows (after batch g0001 batch 0)" in text
+
+
+def test_a_row_in_table_and_quarantine_is_seen(tmp_path: Path) -> None:
+    rows = clean_rows(0)
+    write_judged(tmp_path, JUDGED, 0, rows, rows[:1], 0)
+    (text,) = judged_faults(tmp_path, JUDGED)
+    assert text.startswith("1 offset is in a row and covered by no entry: flights-0 0..0")
+
+
+def newest_rows(batch: int) -> list[Row]:
+    """One key of each partition, at its last record of the batch."""
+    return [
+        row | {"flight": 1}
+        for row in clean_rows(batch)
+        if row["source_offset"] == SIZES[row["source_partition"]] * (batch + 1) - 1
+    ]
+
+
+def test_an_upsert_that_only_grows_newer_is_right(tmp_path: Path) -> None:
+    for batch in (0, 1):
+        write_judged(tmp_path, NEWEST, batch, newest_rows(batch), clean_rows(batch)[:1], 0)
+    assert judged_faults(tmp_path, NEWEST) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (newest_rows(0), "2 keys are older than in the version before, or gone, first C01"),
+        (newest_rows(2)[1:], "1 key is older than in the version before, or gone, first C01"),
+        (newest_rows(2) * 2, "2 keys are in more than one row"),
+        (newest_rows(5), "2 offsets are in a row and covered by no entry, or set aside"),
+        ([clean_rows(2)[0] | {"flight": 1}, newest_rows(2)[1]], "1 offset is in a row and covered by no entry, or set"),
+    ],
+)
+def test_a_version_of_an_upsert_that_goes_back_or_doubles_is_seen(tmp_path: Path, rows: list[Row], says: str) -> None:
+    for batch in (0, 1):
+        write_judged(tmp_path, NEWEST, batch, newest_rows(batch), clean_rows(batch)[:1], 0)
+    write_judged(tmp_path, NEWEST, 2, rows, clean_rows(2)[:1], 0)
+    (text,) = judged_faults(tmp_path, NEWEST)
+    assert text.startswith(says)
 
 
 def test_the_thread_reads_all_of_all_tables_before_it_ends(tables: Path) -> None:
