@@ -35,7 +35,7 @@ def write_report(path: Path, plan: RecoveryPlan, journal: Journal, differences: 
 def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]) -> str:
     """The page as HTML. `differences` are those of the audit; if empty, those in the journal are shown."""
     noted = (journal.done("audit") or {}).get("differences", [])
-    differences = differences or [Difference(**each) for each in noted]
+    differences = differences or [Difference.decode(each) for each in noted]
     title = escape(f"Recovery {plan.id}: {journal.outcome}")
     parts = [
         f"<h1>{title}</h1>",

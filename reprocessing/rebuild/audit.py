@@ -10,20 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql.types import StructField
 
 from reprocessing.planning.conditions import quoted
-from streaming_jobs.errors import UsageError
+from reprocessing.rebuild.audit_groups import NO_KEYS, NO_TIMES, ByKey, ByTime, by_key, by_time
+from reprocessing.rebuild.audit_sql import joined, net, one, opened, rows_of
 from streaming_jobs.sinks.schemas import is_position
 
 _SAMPLE = 5
-_PERIODS = 10
-_FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that contains it may begin before
 _NOTHING = "CAST(0 AS DOUBLE)"
 _TIMES = {"timestamp", "timestamp_ntz", "date"}
 _NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
@@ -34,7 +31,8 @@ class Difference:
     """The difference of a rebuilt table from the published one. `totals` by numeric column: (published, rebuilt).
 
     `by_time`: start of the period (text), then the numbers of rows that vanish, appear and change; the periods are
-    equally long, in order, and only those with differences are listed. `keyed` is True if the table has keys.
+    equally long, in order, and only those with differences are listed. `timeline` has the same in shorter periods.
+    `keyed` is True if the table has keys; only then the differences are known by key.
     """
 
     table: str
@@ -48,6 +46,14 @@ class Difference:
     time_column: str = ""
     by_time: Sequence[tuple[str, int, int, int]] = ()
     keyed: bool = False
+    timeline: ByTime = NO_TIMES
+    by_key: ByKey = NO_KEYS
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any]) -> Difference:
+        """The difference from the fields in a journal; journals of earlier versions lack some."""
+        nested = {"timeline": ByTime(**value.get("timeline", {})), "by_key": ByKey(**value.get("by_key", {}))}
+        return cls(**{**value, **nested})
 
     @property
     def corrected(self) -> int:
@@ -84,16 +90,21 @@ def compare(table: str, old: DeltaTable, new: DeltaTable, keys: Sequence[str]) -
     shared = {field["name"] for field in _fields(old)}
     columns = [f for f in _fields(new) if f["name"] in shared and not _is_position(f)]
     names = [field["name"] for field in columns]
-    data = _query({"old": old, "new": new})
-    counted = _one(data, 'SELECT (SELECT count(*) FROM "old") AS o, (SELECT count(*) FROM "new") AS n', table)
+    data = opened({"old": old, "new": new})
+    counted = one(data, 'SELECT (SELECT count(*) FROM "old") AS o, (SELECT count(*) FROM "new") AS n', table)
     numbers = {str(f["name"]): str(f["type"]) for f in columns if _is_number(f["type"]) and f["name"] not in keys}
     totals = {name: _totals(data, table, name, kind) for name, kind in numbers.items()}
     gone, came, changed, sample = (_by_key if keys else _by_row)(data, table, names, keys, list(numbers))
     difference = Difference(table, counted["o"], counted["n"], gone, came, changed, totals, sample, keyed=bool(keys))
-    when = next((str(f["name"]) for f in columns if str(f["type"]) in _TIMES), None)
-    if when is None or not (gone or came or changed):
+    if not (gone or came or changed):
         return difference
-    return replace(difference, time_column=when, by_time=_by_time(data, table, names, keys, when))
+    times = [str(f["name"]) for f in columns if str(f["type"]) in _TIMES]
+    if keys:
+        difference = replace(difference, by_key=by_key(data, table, names, keys, times))
+    if not times:
+        return difference
+    timeline = by_time(data, table, names, keys, times[0])
+    return replace(difference, time_column=times[0], by_time=timeline.rough(), timeline=timeline)
 
 
 def _is_number(kind: object) -> bool:
@@ -106,7 +117,7 @@ def _totals(data: QueryBuilder, table: str, name: str, kind: str) -> tuple[Any, 
     if kind not in ("float", "double"):
         scale = kind.rstrip(")").rpartition(",")[2].strip() if kind.startswith("decimal(") else "0"
         q = f"arrow_cast({q}, 'Decimal256(76, {scale})')"
-    sums = _one(data, f'SELECT (SELECT sum({q}) FROM "old") AS o, (SELECT sum({q}) FROM "new") AS n', table)
+    sums = one(data, f'SELECT (SELECT sum({q}) FROM "old") AS o, (SELECT sum({q}) FROM "new") AS n', table)
     return _plain(sums["o"], kind), _plain(sums["n"], kind)
 
 
@@ -122,7 +133,7 @@ def _score(data: QueryBuilder, table: str, sizes: Mapping[str, str], source: str
     if not sizes:
         return _NOTHING
     largest = ", ".join(f"max({size}) AS {quoted(name)}" for name, size in sizes.items())
-    maxima = _one(data, f"SELECT {largest} {source}", table)
+    maxima = one(data, f"SELECT {largest} {source}", table)
     shares = [f"coalesce({size} / {maxima[name]!r}, 0)" for name, size in sizes.items() if maxima[name]]
     return " + ".join(shares) or _NOTHING
 
@@ -133,109 +144,31 @@ def _finite(value: str) -> str:
     return f"CASE WHEN abs({number}) < 1e300 THEN {number} END"
 
 
-def _by_time(
-    data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], when: str
-) -> list[tuple[str, int, int, int]]:
-    """The differences in at most `_PERIODS` periods; a changed row counts in the period of its published time."""
-    differing = _differing_by_key(names, keys, when) if keys else _differing_by_row(names, when)
-    # In seconds from the start: DataFusion's TIMESTAMP counts nanoseconds and ends in the year 2262.
-    epoch = "CAST(arrow_cast(at, 'Timestamp(Second, None)') AS BIGINT)"
-    seconds = f"SELECT {epoch} AS s, gone, came, changed {differing}"
-    ends = _one(data, f"SELECT min(s) AS a, max(s) AS b FROM ({seconds}) x WHERE s IS NOT NULL", table)
-    if ends["a"] is None:
-        return []
-    width = _width(ends["b"] - ends["a"])
-    period = f"s - ((s % {width}) + {width}) % {width}"  # % keeps the sign, and times may lie before 1970
-    rows = _rows(
-        data,
-        f"SELECT {period} AS p, sum(gone) AS gone, sum(came) AS came, sum(changed) AS changed "
-        f"FROM ({seconds}) x WHERE s IS NOT NULL GROUP BY {period} ORDER BY p",
-        table,
-    )
-    return [
-        (
-            datetime.fromtimestamp(max(r["p"], _FIRST_SECOND), UTC).isoformat(" ", "minutes")[:16],
-            int(r["gone"]),
-            int(r["came"]),
-            int(r["changed"]),
-        )
-        for r in rows
-    ]
-
-
-def _width(seconds: int) -> int:
-    """The length of a period in seconds: the shortest with which `_PERIODS` of them cover the time."""
-    for width in (60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 28 * 86_400, 364 * 86_400):
-        if seconds <= width * (_PERIODS - 1):
-            return width
-    decade = 3_640 * 86_400
-    return decade * -(-seconds // (decade * (_PERIODS - 1)))
-
-
-def _differing_by_key(names: Sequence[str], keys: Sequence[str], when: str) -> str:
-    on, first, differs = _joined(names, keys)
-    at = f"coalesce(o.{quoted(when)}, n.{quoted(when)})"
-    gone, came = f"n.{first} IS NULL", f"o.{first} IS NULL"
-    return (
-        f"FROM (SELECT {at} AS at, CASE WHEN {gone} THEN 1 ELSE 0 END AS gone, "
-        f"CASE WHEN {came} THEN 1 ELSE 0 END AS came, "
-        f"CASE WHEN {gone} OR {came} THEN 0 ELSE 1 END AS changed "
-        f'FROM "old" o FULL JOIN "new" n ON {on} WHERE {gone} OR {came} OR {differs}) d'
-    )
-
-
-def _differing_by_row(names: Sequence[str], when: str) -> str:
-    return (
-        f'FROM (SELECT {quoted(when)} AS at, CASE WHEN "__net" < 0 THEN -"__net" ELSE 0 END AS gone, '
-        f'CASE WHEN "__net" > 0 THEN "__net" ELSE 0 END AS came, 0 AS changed FROM ({_net(names)}) n) d'
-    )
-
-
-def _joined(names: Sequence[str], keys: Sequence[str]) -> tuple[str, str, str]:
-    """SQL for a join of both tables by their keys: its condition, the first key, and the test that two rows differ."""
-    on = " AND ".join(f"o.{quoted(k)} = n.{quoted(k)}" for k in keys)
-    rest = [n for n in names if n not in keys]
-    return (
-        on,
-        quoted(keys[0]),
-        " OR ".join(f"(o.{quoted(n)} IS DISTINCT FROM n.{quoted(n)})" for n in rest) or "FALSE",
-    )
-
-
-def _net(names: Sequence[str]) -> str:
-    """SQL for the rows whose counts differ, with the rebuilt table's count less the published one's."""
-    columns = ", ".join(quoted(n) for n in names)
-    return (
-        f'SELECT {columns}, sum("__w") AS "__net" FROM (SELECT {columns}, 1 AS "__w" FROM "new" UNION ALL '
-        f'SELECT {columns}, -1 AS "__w" FROM "old") u GROUP BY {columns} HAVING sum("__w") <> 0'
-    )
-
-
 def _by_key(
     data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], numbers: Sequence[str]
 ) -> tuple[int, int, int, list[dict[str, Any]]]:
-    on, first, differs = _joined(names, keys)
+    on, first, differs = joined(names, keys)
     rest = [n for n in names if n not in keys]
-    joined = f'FROM "old" o FULL JOIN "new" n ON {on}'
+    both_tables = f'FROM "old" o FULL JOIN "new" n ON {on}'
     both = f"o.{first} IS NOT NULL AND n.{first} IS NOT NULL"
-    counts = _one(
+    counts = one(
         data,
         f"SELECT count(*) FILTER (WHERE n.{first} IS NULL) AS gone, count(*) FILTER (WHERE o.{first} IS NULL) AS came, "
-        f"count(*) FILTER (WHERE {both} AND ({differs})) AS changed {joined}",
+        f"count(*) FILTER (WHERE {both} AND ({differs})) AS changed {both_tables}",
         table,
     )
     shown = ", ".join(
         [f"coalesce(o.{quoted(k)}, n.{quoted(k)}) AS {quoted(k)}" for k in keys]
         + [f"o.{quoted(n)} AS {quoted(n + ' published')}, n.{quoted(n)} AS {quoted(n + ' rebuilt')}" for n in rest]
     )
-    differing = f"{joined} WHERE o.{first} IS NULL OR n.{first} IS NULL OR {differs}"
+    differing = f"{both_tables} WHERE o.{first} IS NULL OR n.{first} IS NULL OR {differs}"
     sizes = {
         name: f"abs(coalesce({_finite(f'n.{quoted(name)}')}, 0) - coalesce({_finite(f'o.{quoted(name)}')}, 0))"
         for name in numbers
     }
     order = ", ".join(quoted(k) for k in keys)
     score = _score(data, table, sizes, differing)
-    rows = _rows(
+    rows = rows_of(
         data,
         f'SELECT {shown}, {score} AS "__score" {differing} ORDER BY "__score" DESC, {order} LIMIT {_SAMPLE}',
         table,
@@ -249,38 +182,17 @@ def _by_row(
     data: QueryBuilder, table: str, names: Sequence[str], _: Sequence[str], numbers: Sequence[str]
 ) -> tuple[int, int, int, list[dict[str, Any]]]:
     columns = ", ".join(quoted(n) for n in names)
-    net = _net(names)
-    counts = _one(
+    differing = net(names)
+    counts = one(
         data,
         'SELECT coalesce(-sum("__net") FILTER (WHERE "__net" < 0), 0) AS gone, '
-        f'coalesce(sum("__net") FILTER (WHERE "__net" > 0), 0) AS came FROM ({net}) d',
+        f'coalesce(sum("__net") FILTER (WHERE "__net" > 0), 0) AS came FROM ({differing}) d',
         table,
     )
-    score = _score(data, table, {name: f"abs({_finite(quoted(name))})" for name in numbers}, f"FROM ({net}) d")
-    rows = _rows(data, f"SELECT * FROM ({net}) d ORDER BY {score} DESC, {columns} LIMIT {_SAMPLE}", table)
+    score = _score(data, table, {name: f"abs({_finite(quoted(name))})" for name in numbers}, f"FROM ({differing}) d")
+    rows = rows_of(data, f"SELECT * FROM ({differing}) d ORDER BY {score} DESC, {columns} LIMIT {_SAMPLE}", table)
     shown = [{("rebuilt" if r["__net"] > 0 else "published"): {n: r[n] for n in names}} for r in rows]
     return int(counts["gone"]), int(counts["came"]), 0, shown
-
-
-def _query(tables: Mapping[str, DeltaTable]) -> QueryBuilder:
-    data = QueryBuilder()
-    for name, table in tables.items():
-        data = data.register(name, table)
-    return data
-
-
-def _one(data: QueryBuilder, sql: str, table: str) -> dict[str, Any]:
-    return _rows(data, sql, table)[0]
-
-
-def _rows(data: QueryBuilder, sql: str, table: str) -> list[dict[str, Any]]:
-    try:
-        return list(pa.table(data.execute(sql).read_all()).to_pylist())
-    except Exception as error:  # errors while a query runs, deltalake raises as a plain Exception
-        raise UsageError(
-            f"the query on table {table} failed: {str(error).splitlines()[-1][:300]}",
-            "write a SQL condition on the table's columns",
-        ) from error
 
 
 def _fields(table: DeltaTable) -> list[dict[str, Any]]:

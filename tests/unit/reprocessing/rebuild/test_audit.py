@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.planning.conditions import bad_rows, broken
 from reprocessing.rebuild import audit
+from reprocessing.rebuild.audit import Difference
 from tests.support.life import Life
 
 
@@ -153,3 +157,62 @@ def test_a_position_that_only_new_code_writes_is_no_difference(tmp_path: Path) -
     assert (difference.changed, difference.only_old, difference.only_new, dict(difference.totals)) == (0, 0, 0, {})
     by_row = audit.compare("t", DeltaTable(tmp_path / "old"), DeltaTable(tmp_path / "new"), ())
     assert by_row.only_old == by_row.only_new == 0
+
+
+def test_differences_are_grouped_by_the_part_of_the_key_that_is_no_time(tmp_path: Path) -> None:
+    days = [datetime(2026, 3, 1 + n, tzinfo=UTC) for n in range(6)]
+
+    def rows(places: list[str], totals: list[int]) -> pa.Table:
+        at = pa.array(days[: len(places)], pa.timestamp("us", "UTC"))
+        return pa.table({"place": places, "day": at, "total": totals, "label": ["x"] * len(places)})
+
+    old = rows(["a", "a", "a", "b", "b"], [1, 1, 1, 1, 1])
+    new = rows(["a", "a", "a", "b", "b", "c"], [1, 2, 2, 1, 2, 9])
+    by_key = audit.compare("t", *tables(tmp_path, old, new), ["place", "day"]).by_key
+    assert list(by_key.columns) == ["place"] and by_key.groups == 3
+    assert list(by_key.largest) == [("a", 0, 0, 2, 2), ("c", 0, 1, 0, 2), ("b", 0, 0, 1, 1)]
+
+
+def test_of_a_hundred_thousand_differing_rows_bounded_groups_stay(tmp_path: Path) -> None:
+    """Each in a minute and a key of its own; a journal holds what the report shows, and reads it back."""
+    count = 100_000
+    at = pa.array([1_770_000_000_000_000 + n * 60_000_000 for n in range(count)], pa.timestamp("us", "UTC"))
+    both = [
+        pa.table({"k": [f"{n:06d}" + "x" * 300 for n in range(count)], "at": at, "n": [side] * count})
+        for side in (1, 2)
+    ]
+    difference = audit.compare("t", *tables(tmp_path, *both), ["k"])
+    assert difference.changed == difference.by_key.groups == count
+    assert len(difference.by_key.largest) == 20 and all(len(key) == 60 for key, *_ in difference.by_key.largest)
+    assert 10 < len(difference.timeline.periods) <= 60 and len(difference.by_time) <= 10
+    sums = [sum(period[3] for period in periods) for periods in (difference.timeline.periods, difference.by_time)]
+    assert sums == [count, count]
+    text = json.dumps(dataclasses.asdict(replace(difference, sample=())))
+    assert len(text) < 8_000
+    decoded = Difference.decode(json.loads(text))
+    assert [tuple(each) for each in decoded.timeline.periods] == list(difference.timeline.periods)
+    assert decoded.by_key.groups == count
+
+
+@pytest.mark.parametrize(
+    "seconds", [0, 59, 3_000, 40_000, 100_000, 5_000_000, 90_000_000, 3 * 10**9, 10**11, 2 * 10**11]
+)
+def test_the_periods_of_text_and_plot_cover_any_time(tmp_path: Path, seconds: int) -> None:
+    starts = [n * seconds // 999 - 62_135_596_800 for n in range(1_000)]
+    at = pa.array([start * 1_000_000 for start in starts], pa.timestamp("us", "UTC"))
+    both = [pa.table({"k": list(range(1_000)), "at": at, "n": [side] * 1_000}) for side in (1, 2)]
+    difference = audit.compare("t", *tables(tmp_path, *both), ["k"])
+    timeline = difference.timeline
+    assert len(timeline.periods) <= 60 and len(difference.by_time) <= 10
+    assert all(start % timeline.seconds == 0 for start, *_ in timeline.periods)
+    assert sum(period[3] for period in difference.by_time) == 1_000
+
+
+def test_the_journal_of_an_earlier_version_is_read() -> None:
+    value = {"table": "t", "old_rows": 1, "new_rows": 1, "only_old": 0, "only_new": 0, "changed": 1, "totals": {}}
+    assert Difference.decode({**value, "sample": []}).by_key.groups == 0
+
+
+def test_the_bytes_of_a_key_are_shown_as_digits(tmp_path: Path) -> None:
+    both = [pa.table({"k": [b"\xff\x00"], "n": [side]}) for side in (1, 2)]
+    assert [key for key, *_ in audit.compare("t", *tables(tmp_path, *both), ["k"]).by_key.largest] == ["ff00"]

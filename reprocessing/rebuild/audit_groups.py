@@ -1,0 +1,162 @@
+"""The differences of a table in groups: by time, and by key. Their number is bounded, so that a journal can hold them.
+
+Times are in seconds since 1970: DataFusion's TIMESTAMP counts nanoseconds and ends in the year 2262.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from deltalake import QueryBuilder
+
+from reprocessing.planning.conditions import quoted
+from reprocessing.rebuild.audit_sql import joined, net, one, rows_of
+
+PERIODS = 10
+"""Periods at most in the text of a difference."""
+FINE_PERIODS = 60
+"""Periods at most in its plot."""
+KEYS = 20
+"""Keys at most that are listed by name."""
+KEY_LENGTH = 60
+"""Characters at most of a key's text."""
+
+_FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that contains it may begin before
+# Each divides the next ones of the rough widths, so that fine periods can be joined to rough ones.
+_ROUGH = (60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 28 * 86_400, 364 * 86_400)
+_FINE = tuple(sorted({*_ROUGH, 120, 300, 1_200, 1_800, 7_200, 10_800, 2 * 21_600}))
+_DECADE = 3_640 * 86_400
+
+Period = tuple[int, int, int, int]
+"""Start in seconds since 1970, then the numbers of rows that vanish, appear and change."""
+
+
+@dataclass(frozen=True)
+class ByTime:
+    """The differences by time: periods of `seconds` each, in order, and only those with differences."""
+
+    seconds: int = 0
+    periods: Sequence[Period] = ()
+
+    def rough(self) -> list[tuple[str, int, int, int]]:
+        """The same in at most `PERIODS` periods, the start as text."""
+        if not self.periods:
+            return []
+        width = _width(self.periods[-1][0] - self.periods[0][0], _ROUGH, PERIODS)
+        width += -width % self.seconds
+        sums: dict[int, list[int]] = {}
+        for start, *counts in self.periods:
+            into = sums.setdefault(start - start % width, [0, 0, 0])
+            for place, count in enumerate(counts):
+                into[place] += count
+        return [(minute(start), gone, came, changed) for start, (gone, came, changed) in sums.items()]
+
+
+@dataclass(frozen=True)
+class ByKey:
+    """The keys with most differences: `columns` name the part of the key that groups rows, `groups` how many differ.
+
+    `largest`: at most `KEYS` of them, each with its text, the numbers of rows that vanish, appear and change, and the
+    number of values that differ in these rows; most rows first, then most values.
+    """
+
+    columns: Sequence[str] = ()
+    groups: int = 0
+    largest: Sequence[tuple[str, int, int, int, int]] = ()
+
+
+NO_TIMES = ByTime()
+NO_KEYS = ByKey()
+
+
+def minute(seconds: int) -> str:
+    """A time as text, in UTC; one before the year 1 as its first minute."""
+    return datetime.fromtimestamp(max(seconds, _FIRST_SECOND), UTC).isoformat(" ", "minutes")[:16]
+
+
+def by_time(data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], when: str) -> ByTime:
+    """The differences in at most `FINE_PERIODS` periods; a changed row counts in the period of its published time."""
+    differing = _dated_by_key(names, keys, when) if keys else _dated_by_row(names, when)
+    epoch = "CAST(arrow_cast(at, 'Timestamp(Second, None)') AS BIGINT)"
+    seconds = f"SELECT {epoch} AS s, gone, came, changed {differing}"
+    ends = one(data, f"SELECT min(s) AS a, max(s) AS b FROM ({seconds}) x WHERE s IS NOT NULL", table)
+    if ends["a"] is None:
+        return ByTime()
+    width = _width(ends["b"] - ends["a"], _FINE, FINE_PERIODS)
+    period = f"s - ((s % {width}) + {width}) % {width}"  # % keeps the sign, and times may lie before 1970
+    rows = rows_of(
+        data,
+        f"SELECT {period} AS p, sum(gone) AS gone, sum(came) AS came, sum(changed) AS changed "
+        f"FROM ({seconds}) x WHERE s IS NOT NULL GROUP BY {period} ORDER BY p",
+        table,
+    )
+    return ByTime(width, [(int(r["p"]), int(r["gone"]), int(r["came"]), int(r["changed"])) for r in rows])
+
+
+def by_key(data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], times: Sequence[str]) -> ByKey:
+    """The differences by the part of the key that is no time; by the whole key if all of it is."""
+    columns = [name for name in keys if name not in times] or list(keys)
+    on, first, differs = joined(names, keys)
+    rest = [name for name in names if name not in keys]
+    gone, came = f"n.{first} IS NULL", f"o.{first} IS NULL"
+    values = " + ".join(f"CASE WHEN o.{quoted(n)} IS DISTINCT FROM n.{quoted(n)} THEN 1 ELSE 0 END" for n in rest)
+    parts = ", ".join(f'coalesce(o.{quoted(k)}, n.{quoted(k)}) AS "__k{place}"' for place, k in enumerate(columns))
+    named = ", ".join(f'"__k{place}"' for place in range(len(columns)))
+    grouped = (
+        f"SELECT {named}, sum(gone) AS gone, sum(came) AS came, sum(changed) AS changed, "
+        f'sum("__values") AS "__values", count(*) AS "__rows" FROM (SELECT {parts}, '
+        f"CASE WHEN {gone} THEN 1 ELSE 0 END AS gone, CASE WHEN {came} THEN 1 ELSE 0 END AS came, "
+        f"CASE WHEN {gone} OR {came} THEN 0 ELSE 1 END AS changed, "
+        f'CASE WHEN {gone} OR {came} THEN {max(len(rest), 1)} ELSE {values or "0"} END AS "__values" '
+        f'FROM "old" o FULL JOIN "new" n ON {on} WHERE {gone} OR {came} OR {differs}) d GROUP BY {named}'
+    )
+    groups = one(data, f"SELECT count(*) AS c FROM ({grouped}) g", table)["c"]
+    rows = rows_of(data, f'{grouped} ORDER BY "__rows" DESC, "__values" DESC, {named} LIMIT {KEYS}', table)
+    return ByKey(
+        columns,
+        groups,
+        [
+            (
+                _text([r[f"__k{place}"] for place in range(len(columns))]),
+                int(r["gone"]),
+                int(r["came"]),
+                int(r["changed"]),
+                int(r["__values"]),
+            )
+            for r in rows
+        ],
+    )
+
+
+def _text(parts: Sequence[object]) -> str:
+    text = ", ".join(part.hex() if isinstance(part, bytes) else str(part) for part in parts)
+    return text if len(text) <= KEY_LENGTH else text[: KEY_LENGTH - 3] + "..."
+
+
+def _width(seconds: int, widths: Sequence[int], periods: int) -> int:
+    """The length of a period in seconds: the shortest with which so many `periods` cover the time."""
+    for width in widths:
+        if seconds <= width * (periods - 1):
+            return width
+    return _DECADE * -(-seconds // (_DECADE * (periods - 1)))
+
+
+def _dated_by_key(names: Sequence[str], keys: Sequence[str], when: str) -> str:
+    on, first, differs = joined(names, keys)
+    at = f"coalesce(o.{quoted(when)}, n.{quoted(when)})"
+    gone, came = f"n.{first} IS NULL", f"o.{first} IS NULL"
+    return (
+        f"FROM (SELECT {at} AS at, CASE WHEN {gone} THEN 1 ELSE 0 END AS gone, "
+        f"CASE WHEN {came} THEN 1 ELSE 0 END AS came, "
+        f"CASE WHEN {gone} OR {came} THEN 0 ELSE 1 END AS changed "
+        f'FROM "old" o FULL JOIN "new" n ON {on} WHERE {gone} OR {came} OR {differs}) d'
+    )
+
+
+def _dated_by_row(names: Sequence[str], when: str) -> str:
+    return (
+        f'FROM (SELECT {quoted(when)} AS at, CASE WHEN "__net" < 0 THEN -"__net" ELSE 0 END AS gone, '
+        f'CASE WHEN "__net" > 0 THEN "__net" ELSE 0 END AS came, 0 AS changed FROM ({net(names)}) n) d'
+    )
