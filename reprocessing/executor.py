@@ -13,16 +13,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from reprocessing.explainer import explain
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.plans.journal import Journal, next_step
 from reprocessing.plans.plan import RecoveryPlan, moved
 from reprocessing.plans.plan_file import folder, load, names_of, undos_of
+from reprocessing.rebuild.audit import stored
 from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents, RunSuite, no_suites
 from reprocessing.rebuild.publish import has_published
 from reprocessing.rebuild.reopen import abort
 from reprocessing.rebuild.replay import last_entry, replay
-from reprocessing.report import write_report
-from reprocessing.stages import Stage, stages_of
+from reprocessing.report.page import write_report
+from reprocessing.stages import Audit, Stage, stages_of
+from reprocessing.stages.stage import Findings
 from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.files import private_folder
 from streaming_jobs.ledger import Txn
@@ -122,7 +125,10 @@ def _run(recovery: Recovery, stage: Stage) -> None:
     try:
         findings = stage.run(recovery)
     except Exception as error:
-        recovery.journal.write(stage.name, "failed", {"error": str(error)[:500]}, stream=stage.stream)
+        failure: Findings = {"error": str(error)[:500]}
+        if stage.name == Audit.name:  # so that a later report, of an abort for example, still shows them
+            failure = {**failure, "differences": stored(recovery.differences)}
+        recovery.journal.write(stage.name, "failed", failure, stream=stage.stream)
         _report(recovery)
         raise
     _crash_point(recovery, f"recover_{stage.name}_ran", stage.stream)
@@ -203,7 +209,7 @@ def _report(recovery: Recovery) -> None:
     """Write the report; a failure is only reported to the operator, and does not change the outcome."""
     path = report_of(recovery.settings, recovery.plan.id)
     try:
-        write_report(path, recovery.plan, recovery.journal, recovery.differences)
+        write_report(path, recovery.plan, recovery.journal, recovery.differences, explain(recovery.plan))
     except OSError as error:
         recovery.events.tell(f"the report could not be written: {error}")
 

@@ -24,7 +24,8 @@ _PACE_OF = 2_000
 class Batch:
     """One batch on the path: its offsets (topic -> partition -> offset), its code, and the tables' versions after it.
 
-    `at` is its time in seconds since 1970, `seconds` its duration; None if that is not known.
+    `at` is its time in seconds since 1970, `seconds` its duration; None if that is not known. `rows` are those written
+    to the primary table.
     """
 
     txn: Txn
@@ -35,6 +36,7 @@ class Batch:
     versions: Mapping[str, int]
     records: int
     seconds: float | None = None
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,7 @@ def _from(line: LedgerLine) -> Batch:
         versions=line.versions,
         records=sum(r.records for r in entry.offsets),
         seconds=line.seconds,
+        rows=entry.rows.get("written", 0),
     )
 
 

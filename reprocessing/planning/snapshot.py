@@ -133,4 +133,5 @@ def _batch(entry: LedgerEntry) -> Batch:
         code=entry.code,
         versions={},
         records=sum(r.records for r in entry.offsets),
+        rows=entry.rows.get("written", 0),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from deltalake import DeltaTable, QueryBuilder
@@ -80,6 +80,11 @@ def paired(gone: int, came: int, changed: int, *, keyed: bool) -> tuple[int, int
     """(corrected, new, gone): without keys, a row that vanishes and one that appears count as one corrected row."""
     both = 0 if keyed else min(gone, came)
     return changed + both, came - both, gone - both
+
+
+def stored(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+    """Differences as a journal stores them: without the sample, whose values may have any type."""
+    return [asdict(replace(each, sample=())) for each in differences]
 
 
 def compare(table: str, old: DeltaTable, new: DeltaTable, keys: Sequence[str]) -> Difference:

@@ -24,6 +24,7 @@ KEY_LENGTH = 60
 """Characters at most of a key's text."""
 
 _FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that contains it may begin before
+_LAST_SECOND = 253_402_300_799  # of 9999
 # Each divides the next ones of the rough widths, so that fine periods can be joined to rough ones.
 _ROUGH = (60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 28 * 86_400, 364 * 86_400)
 _FINE = tuple(sorted({*_ROUGH, 120, 300, 1_200, 1_800, 7_200, 10_800, 2 * 21_600}))
@@ -72,8 +73,8 @@ NO_KEYS = ByKey()
 
 
 def minute(seconds: int) -> str:
-    """A time as text, in UTC; one before the year 1 as its first minute."""
-    return datetime.fromtimestamp(max(seconds, _FIRST_SECOND), UTC).isoformat(" ", "minutes")[:16]
+    """A time as text, in UTC; before the year 1 its first minute, after 9999 its last."""
+    return datetime.fromtimestamp(min(max(seconds, _FIRST_SECOND), _LAST_SECOND), UTC).isoformat(" ", "minutes")[:16]
 
 
 def by_time(data: QueryBuilder, table: str, names: Sequence[str], keys: Sequence[str], when: str) -> ByTime:

@@ -62,6 +62,7 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         "seconds": round(time.monotonic() - began, 1),
         "records": _replayed(context, reached),
         "since": at_the_border(context, reached),
+        "ends": {topic: dict(ends) for topic, ends in reached.items()},
     }
 
 

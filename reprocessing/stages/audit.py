@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from reprocessing.plans.journal import NOT_CONFIRMED, next_step
 from reprocessing.plans.plan import StreamPlan
+from reprocessing.rebuild.audit import stored
 from reprocessing.rebuild.audit_checks import Rebuilt, checks_of
 from reprocessing.rebuild.context import Recovery, RecoveryContext
 from reprocessing.rebuild.publish import refuse_foreign
@@ -65,7 +65,7 @@ class Audit:
                 f"give it up, correct the function and plan again: recourse recover abort {recovery.plan.id}",
             )
         _ask(recovery)
-        return {"differences": [dataclasses.asdict(replace(d, sample=())) for d in recovery.differences]}
+        return {"differences": stored(recovery.differences)}
 
 
 @dataclass(frozen=True)

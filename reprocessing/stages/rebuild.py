@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from reprocessing.rebuild import staging
-from reprocessing.rebuild.context import Recovery
+from reprocessing.rebuild.context import Recovery, RecoveryContext
 from reprocessing.rebuild.publish import publish
 from reprocessing.rebuild.replay import last_entry
+from reprocessing.report.batches import replay_batches
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
 from streaming_jobs.files import sync
 from streaming_jobs.preflight.take_snapshot import ledger_file
@@ -58,7 +59,15 @@ class Replay(OfOneStream):
         context = recovery.of(self.stream)
         findings = recovery.replay(context)
         staging.sync_all(context.settings, self.plan)
-        return findings
+        return {**findings, "batches": self._batches(context)}
+
+    def _batches(self, context: RecoveryContext) -> Findings:
+        """The batches for the report; a ledger that cannot be read does not end the recovery."""
+        try:
+            return replay_batches(context)
+        except (OSError, EOFError, ValueError) as error:
+            context.events.tell(f"  the report will show no batches: {error}")
+            return {}
 
 
 @dataclass(frozen=True)

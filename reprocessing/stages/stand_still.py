@@ -50,6 +50,7 @@ class TakeSavepoint(OfOneStream):
             "savepoint": taken.id,
             "batch": snapshot.world.batch,
             "position": {topic: dict(each) for topic, each in position.items()},
+            "starts": {topic: dict(each) for topic, each in snapshot.record.starts.items()},
             "since": snapshot.world.batch - self.plan.saw.batch,
         }
 

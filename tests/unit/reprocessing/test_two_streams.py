@@ -25,7 +25,8 @@ from reprocessing.plans.journal import Journal
 from reprocessing.plans.plan import RecoveryPlan
 from reprocessing.plans.plan_file import load, names_of
 from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.report import page
+from reprocessing.report.facts import facts_of
+from reprocessing.report.page import page
 from reprocessing.stages import stages_of
 from reprocessing.undo import plan_undo
 from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
@@ -284,11 +285,17 @@ def test_nobody_agrees_then_nothing_is_published_and_yes_publishes_both(both: li
         resume(recovery(settings, plan, RecoveryEvents(confirm=no)))
     assert shown == [["things", "things_dead_letters", "others", "others_dead_letters"]]
     assert journal_of(settings, plan).outcome == "waits for confirmation"
+    noted = facts_of(load(settings, plan), journal_of(settings, plan)).differences
+    assert [each.table for each in noted] == shown[0] and noted[0].corrected == 30
     assert [life.rows() for life in both] == [WRONG, WRONG]
     executor.apply(recovery(settings, plan))
     assert [life.rows() for life in both] == [RIGHT, RIGHT]
-    text = page(load(settings, plan), journal_of(settings, plan), [])
+    text = page(load(settings, plan), journal_of(settings, plan), [], "")
     assert "publish things" in text and "publish others" in text
+    for each in facts_of(load(settings, plan), journal_of(settings, plan)).streams:
+        for series in (each.replaced, each.replayed):
+            assert [(c.first, c.rows, c.records) for c in series.columns] == [(n, 10, 10) for n in (3, 4, 5)]
+        assert [(p.before, p.replayed, p.now) for p in each.partitions] == [((0, 60), (30, 60), (0, 60))]
 
 
 def test_both_are_undone_by_one_plan(both: list[Life]) -> None:

@@ -23,7 +23,7 @@ from reprocessing.rebuild.audit import Difference
 from reprocessing.rebuild.context import RecoveryContext, RecoveryEvents
 from reprocessing.rebuild.publish import fence, publish
 from reprocessing.rebuild.reopen import abort, skip
-from reprocessing.report import page
+from reprocessing.report.page import page
 from reprocessing.stages import AuditRefused, Confirm, Fence, Publish, SwitchGeneration, TakeSavepoint, stages_of
 from streaming_jobs.errors import ForeignWrite, PermanentError, PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
@@ -397,14 +397,14 @@ def test_the_report_is_a_page_in_which_nothing_of_the_data_is_code(life: Life) -
     journal.write("audit", "begun")
     journal.write("audit", "failed", {"error": "<b>no</b>"})
     whole_plan = load(life.settings, plan.id)
-    text = page(whole_plan, journal, [])
+    text = page(whole_plan, journal, [], explain(whole_plan))
     assert "<script>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "refused" in text
     assert "Rebuilt rows" not in text
     compared = Difference("things", 60, 61, 1, 2, 3, {"id": (4, 5)}, (), "at", (("2026-03-02 06:00", 1, 2, 3),))
     journal.write("audit", "done", {"differences": [dataclasses.asdict(compared)]})
     published = {"table": "things", "version": 7, "came": 1, "went": 2, "stayed": 3, "seconds": 0.1}
     journal.write("publish", "done", {"tables": [published]})
-    whole = page(whole_plan, journal, [])
+    whole = page(whole_plan, journal, [], explain(whole_plan))
     assert "Rebuilt rows" in whole and "at from" in whole and "things: version 7, 1 files came" in whole
     assert text.count("<td>keep</td>") == 2 and text.count("cut off") == 1 and "savepoint: g0001-b000000003" in text
 

@@ -1,0 +1,143 @@
+"""What the report of a recovery shows, as data: read from its plan and its journal, and bounded in size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reprocessing.plans.journal import Journal, Outcome, StreamJournal
+from reprocessing.plans.plan import RecoveryPlan, StreamPlan
+from reprocessing.rebuild.audit import Difference
+from reprocessing.report.batches import BatchSeries
+from streaming_jobs.positions import Place, by_place, decode
+
+PARTITIONS = 24
+"""Partitions at most that are shown, those with the most records to replay or to skip."""
+
+Span = tuple[int, int]
+"""First offset, and the one after the last."""
+
+
+@dataclass(frozen=True)
+class PartitionRanges:
+    """One partition: the offsets whose rows the tables held before, those replayed or skipped, those held now.
+
+    `replayed` or `skipped` is an empty span, at the offset where the other one begins.
+    """
+
+    topic: str
+    partition: int
+    before: Span
+    replayed: Span
+    skipped: Span
+    now: Span
+
+    @property
+    def pivot(self) -> int:
+        """The offset at which the recovery begins to change something."""
+        return self.replayed[0]
+
+    @property
+    def moved(self) -> int:
+        """Records that are replayed or skipped."""
+        return self.replayed[1] - self.replayed[0] + self.skipped[1] - self.skipped[0]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The partitions beyond the bound: how many, and how many records of them are replayed or skipped."""
+
+    partitions: int = 0
+    records: int = 0
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """One stream of a recovery; no partitions are known before it was stopped.
+
+    `done`: its replay (or skip) is over; if not, the ranges to replay or to skip are those of the plan.
+    """
+
+    stream: str
+    skips: bool
+    done: bool
+    published: bool
+    partitions: tuple[PartitionRanges, ...]
+    left_out: LeftOut
+    replaced: BatchSeries
+    replayed: BatchSeries
+
+
+@dataclass(frozen=True)
+class ReportFacts:
+    """One recovery: its outcome, its streams in the plan's order, and the differences of their tables."""
+
+    plan: str
+    outcome: Outcome
+    streams: tuple[StreamFacts, ...]
+    differences: tuple[Difference, ...]
+
+
+def facts_of(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference] = ()) -> ReportFacts:
+    """The facts of a recovery; `differences` are those of an audit just made; if empty, the journal's."""
+    return ReportFacts(
+        plan.id,
+        journal.outcome,
+        tuple(_of_stream(each, journal.of(each.stream), aborted=journal.outcome == "aborted") for each in plan.streams),
+        tuple(differences) or _noted(journal),
+    )
+
+
+def _noted(journal: Journal) -> tuple[Difference, ...]:
+    for line in reversed(journal.lines()):
+        if line.stage == "audit" and "differences" in line.found:
+            return tuple(Difference.decode(each) for each in line.found["differences"])
+    return ()
+
+
+def _of_stream(plan: StreamPlan, journal: StreamJournal, *, aborted: bool) -> StreamFacts:
+    keep, replay = journal.done("keep") or {}, journal.done("replay")
+    published = journal.done("skip" if plan.skips else "publish") is not None and not aborted
+    batches = (replay or {}).get("batches", {})
+    reached = by_place(decode((replay or {}).get("ends", {})))
+    position = by_place(decode(keep.get("position", {})))
+    starts = by_place(decode(keep.get("starts", {})))
+    every = _partitions(plan, starts, position, reached, published=published) if position else []
+    shown = sorted(every, key=lambda each: -each.moved)[:PARTITIONS]
+    rest = len(every) - len(shown)
+    return StreamFacts(
+        plan.stream,
+        plan.skips,
+        published if plan.skips else replay is not None,
+        published,
+        tuple(sorted(shown, key=lambda each: (each.topic, each.partition))),
+        LeftOut(rest, sum(each.moved for each in every) - sum(each.moved for each in shown)) if rest else LeftOut(),
+        BatchSeries.decode(batches.get("replaced", {})),
+        BatchSeries.decode(batches.get("replayed", {})),
+    )
+
+
+def _partitions(
+    plan: StreamPlan,
+    starts: Mapping[Place, int],
+    position: Mapping[Place, int],
+    reached: Mapping[Place, int],
+    *,
+    published: bool,
+) -> list[PartitionRanges]:
+    """The ranges of every partition that the plan saw, by the findings of the stages that are done."""
+    base, wanted = by_place(plan.base.ends), by_place(plan.wanted)
+    ranges = []
+    for topic in plan.saw.topics:
+        for partition, latest in sorted(topic.latest.items()):
+            place, earliest = (topic.name, partition), topic.earliest.get(partition, 0)
+            begin = base.get(place, earliest)
+            end = position.get(place, begin)
+            first = min(starts.get(place, min(begin, earliest)), end)
+            replayed = (end, end) if plan.skips else (begin, max(reached.get(place, latest), begin))
+            skipped = (end, max(wanted.get(place, end), end)) if plan.skips else (begin, begin)
+            # Without a savepoint the rebuilt tables begin empty: rows from before the replay are no longer there.
+            since = begin if plan.base.savepoint is None else first
+            now = (since, replayed[1]) if published and not plan.skips else (first, end)
+            ranges.append(PartitionRanges(topic.name, partition, (first, end), replayed, skipped, now))
+    return ranges

@@ -1,0 +1,129 @@
+"""The page of a report: bounded in size and time, self-contained, and without markup from the data."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from reprocessing.explainer import explain
+from reprocessing.report.facts import PARTITIONS
+from reprocessing.report.page import page
+from tests.support.reports import AT, batches_of, difference, journal_of, plan_of
+
+LIMIT = 2_000_000
+EVIL = "<script>alert(1)</script>\"' onload=x"
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes; elements that are not closed in order are an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def of(self, tag: str, kind: str | None = None) -> Iterator[dict[str, str | None]]:
+        return (attributes for name, attributes in self.tags if name == tag and kind in (None, attributes.get("class")))
+
+
+def usual(folder: Path) -> str:
+    plan = plan_of(2)
+    replayed = batches_of(6, since=AT + 60, records=5_000)
+    journal = journal_of(folder, plan, replaced=batches_of(70), replayed=replayed, differences=[difference()])
+    return page(plan, journal, [], explain(plan))
+
+
+def test_a_page_has_the_plots_of_offsets_batches_times_and_keys(tmp_path: Path) -> None:
+    read = Tags(usual(tmp_path))
+    assert not read.open
+    labels = [each["aria-label"] or "" for each in read.of("svg")]
+    assert [label.split(":")[0] for label in labels] == [
+        "Offsets of stream inventory",
+        "Rows per batch of stream inventory",
+        "Differing rows of table inventory by hour, from 2026-11-16 19",
+        "Differing rows of table inventory by item",
+    ]
+    assert labels[0].endswith("2 partitions, 30,374 records replayed")
+    assert labels[1].endswith("70 batches with 22,778 rows replaced, 6 batches with 20,563 rows in the replay")
+    assert all(each["role"] == "img" for each in read.of("svg"))
+    # Two bars of "before" are partitions, the others are batches; the four marks are of the legends.
+    assert len(list(read.of("rect", "before"))) == 2 + 70 and len(list(read.of("rect", "replay"))) == 2 + 6
+    assert len(list(read.of("rect", "now"))) == 2 and len(list(read.of("polygon"))) == 4
+    assert len(list(read.of("rect", "corrected"))) == 36 + 20
+
+
+def test_a_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    text = usual(tmp_path)
+    read = Tags(text)
+    names = {name for name, _ in read.tags}
+    assert not names & {"script", "link", "img", "iframe", "object", "use", "image", "foreignObject"}
+    attributes = {key for _, each in read.tags for key in each}
+    assert not {key for key in attributes if key.startswith("on")} | (attributes & {"href", "src", "xlink:href"})
+    assert "url(" not in text and "@import" not in text and "http" not in text
+
+
+def test_a_page_can_be_read_on_a_dark_background(tmp_path: Path) -> None:
+    style = usual(tmp_path).split("<style>")[1].split("</style>")[0]
+    light, dark = (set(re.findall(r"--([a-z]+):", part)) for part in style.split("prefers-color-scheme: dark")[:2])
+    assert light == dark and "fill=" not in usual(tmp_path / "again")
+    assert set(re.findall(r"var\(--([a-z]+)\)", style)) == light
+
+
+def test_text_of_the_data_is_no_markup(tmp_path: Path) -> None:
+    plan = plan_of(1)
+    differences = [difference(first_key=EVIL, table=EVIL)]
+    journal = journal_of(tmp_path, plan, replaced=batches_of(3), differences=differences)
+    text = page(plan, journal, [], explain(plan))
+    assert "<script" not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert not [attributes for _, attributes in Tags(text).tags if "onload" in attributes]
+
+
+@pytest.mark.parametrize("until", ["keep", "fence", "prepare", "replay", "audit", "publish", "finish"])
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_page_can_be_made_after_every_stage(tmp_path: Path, until: str, *, skips: bool) -> None:
+    plan = plan_of(2, skips=skips)
+    assert not Tags(page(plan, journal_of(tmp_path, plan, until=until), [], explain(plan))).open
+
+
+def test_a_stream_without_batches_and_records_has_a_page(tmp_path: Path) -> None:
+    plan = plan_of(1)
+    journal = journal_of(tmp_path, plan, replaced=batches_of(1, records=0), differences=[difference(keys=1)])
+    assert "no batches of the replay are in the ledger" in page(plan, journal, [], explain(plan))
+
+
+def test_a_large_recovery_has_a_small_page_soon(tmp_path: Path) -> None:
+    """Twelve streams of two thousand partitions and ten thousand batches each; sixty tables."""
+    plan = plan_of(2_000, streams=12)
+    tables = [difference(keys=100_000, table=f"table {n}" * 20, first_key="k" * 60) for n in range(60)]
+    batches = batches_of(10_000)
+    journal = journal_of(tmp_path, plan, replaced=batches, replayed=batches, differences=tables)
+    began = time.perf_counter()
+    text = page(plan, journal, [], explain(plan))
+    assert time.perf_counter() - began < 5
+    assert 500_000 < len(text.encode()) < LIMIT
+    assert "left out" in text and not Tags(text).open
+
+
+def test_partitions_beyond_the_bound_are_counted(tmp_path: Path) -> None:
+    plan = plan_of(PARTITIONS + 1)
+    read = page(plan, journal_of(tmp_path, plan), [], explain(plan))
+    assert "1 more partition with 15,100 records not shown" in read
+    assert len(list(Tags(read).of("rect", "replay"))) == PARTITIONS
