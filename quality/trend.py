@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 from itertools import pairwise
 
 from quality.history import PastOutcome
+from streaming_jobs.svg import element, line, rect, text, title
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _GAP = 760, 130, 90, 20, 40, 46
 _GREEN, _RED, _INK, _FAINT = "#1a7f37", "#cf222e", "#24292f", "#d0d7de"
 
 
-def draw(title: str, past: Sequence[PastOutcome]) -> str:
+def draw(heading: str, past: Sequence[PastOutcome]) -> str:
     """The picture of some outcomes of one expectation, in any order; green passed, red failed."""
     points = sorted(past, key=lambda each: each.started_at)
     number: Callable[[PastOutcome], float | None] = lambda each: each.number  # noqa: E731 - a column
@@ -24,13 +24,13 @@ def draw(title: str, past: Sequence[PastOutcome]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
         "<style>text { font: 12px sans-serif }</style>",
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{_LEFT}" y="22" style="font-size: 15px" fill="{_INK}">{escape(title)}</text>',
+        rect(0, 0, _WIDTH, height, fill="white"),
+        text(_LEFT, 22, heading, style="font-size: 15px", fill=_INK),
     ]
     for place, (name, value) in enumerate(panels):
         parts += _panel(_TOP + place * (_HEIGHT + _GAP), name, points, value)
     if not panels:
-        parts.append(f'<text x="{_LEFT}" y="{_TOP + 30}" fill="{_INK}">no numbers in the history</text>')
+        parts.append(text(_LEFT, _TOP + 30, "no numbers in the history", fill=_INK))
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -50,26 +50,17 @@ def _panel(
         return top + _HEIGHT - _HEIGHT * (number - least) / (most - least)
 
     bottom = top + _HEIGHT
-    parts = [f'<text x="{_LEFT}" y="{top - 6}" fill="{_INK}">{escape(name)}</text>']
+    parts = [text(_LEFT, top - 6, name, fill=_INK)]
     for number in (least, (least + most) / 2, most):
-        parts.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(number):.1f}" y2="{y(number):.1f}" stroke="{_FAINT}"/>'
-        )
-        parts.append(
-            f'<text x="{_LEFT - 8}" y="{y(number) + 4:.1f}" text-anchor="end" fill="{_INK}">{number:,.4g}</text>'
-        )
+        parts.append(line(_LEFT, y(number), _WIDTH - _RIGHT, y(number), stroke=_FAINT))
+        parts.append(text(_LEFT - 8, y(number) + 4, f"{number:,.4g}", text_anchor="end", fill=_INK))
     for (one, before), (other, after) in pairwise(known):
-        parts.append(
-            f'<line x1="{x(one):.1f}" y1="{y(before):.1f}" x2="{x(other):.1f}" y2="{y(after):.1f}" stroke="{_INK}" '
-            'stroke-width="1" opacity="0.5"/>'
-        )
+        parts.append(line(x(one), y(before), x(other), y(after), stroke=_INK, stroke_width=1, opacity=0.5))
     for each, number in known:
         colour = _GREEN if each.passed else _RED
-        words = escape(f"{each.started_at:%Y-%m-%d %H:%M:%S} UTC, version {each.version}: {each.observed}")
-        parts.append(
-            f'<circle cx="{x(each):.1f}" cy="{y(number):.1f}" r="4" fill="{colour}"><title>{words}</title></circle>'
-        )
+        words = f"{each.started_at:%Y-%m-%d %H:%M:%S} UTC, version {each.version}: {each.observed}"
+        parts.append(element("circle", title(words), cx=x(each), cy=y(number), r=4, fill=colour))
     for each, anchor in ((points[0], "start"), (points[-1], "end")) if len(points) > 1 else ((points[0], "middle"),):
         time = f"{each.started_at:%Y-%m-%d %H:%M}"
-        parts.append(f'<text x="{x(each):.1f}" y="{bottom + 18}" text-anchor="{anchor}" fill="{_INK}">{time}</text>')
+        parts.append(text(x(each), bottom + 18, time, text_anchor=anchor, fill=_INK))
     return parts
