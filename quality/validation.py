@@ -48,7 +48,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class FirstFailing:
-    """The batch that wrote the first failing row, the code that wrote it, and the command that goes before it."""
+    """The batch that wrote the first failing row, the code that wrote it, and the command that goes before it.
+
+    `command` is empty if only warnings failed: they are no reason for a recovery.
+    """
 
     expectation: str
     generation: int

@@ -278,7 +278,9 @@ def _print_validation(validation: Validation) -> None:
     if v.first_failing is not None:
         first = v.first_failing
         print(f"\nthe first failing row came with g{first.generation:04d} batch {first.batch} ({first.expectation})")
-        print(f"  code {first.code}\n  next: {first.command}")
+        print(f"  code {first.code}")
+        if first.command:
+            print(f"  next: {first.command}")
     if v.first_failing_note:
         print(f"  note: {v.first_failing_note}")
     if v.docs:

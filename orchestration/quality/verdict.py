@@ -110,7 +110,8 @@ def _metadata(validation: Validation, failed: Sequence[Outcome]) -> dict[str, dg
             f"batch {first.batch} of generation {first.generation}, by {first.expectation}"
         )
         found["code that wrote it"] = dg.MetadataValue.text(first.code)
-        found["command to put it right"] = dg.MetadataValue.text(first.command)
+        if first.command:
+            found["command to put it right"] = dg.MetadataValue.text(first.command)
     found |= tables
     if len(with_rows) > MOST_TABLES:
         found["further failing"] = dg.MetadataValue.text(", ".join(o.expectation for o in with_rows[MOST_TABLES:]))

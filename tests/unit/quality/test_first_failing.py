@@ -41,6 +41,17 @@ def test_it_is_the_earliest_batch_of_all_failing_expectations(table: OrdersTable
     assert first.command == "recourse recover plan orders --before-first-broken item_not_null"
 
 
+def test_a_warning_comes_after_what_is_critical_and_offers_no_recovery(table: OrdersTable) -> None:
+    table.append(order(1, item=None))
+    warning = gxe.ExpectColumnValuesToNotBeNull(column="item", severity="warning")
+    first = run(table, warning).first_failing
+    assert first is not None and (first.expectation, first.command) == ("item_not_null", "")
+    table.append(order(2, amount=-1))
+    first = run(table, warning).first_failing
+    assert first is not None and (first.expectation, first.batch) == ("amount_between", 1)
+    assert first.command.endswith("--before-first-broken amount_between")
+
+
 def test_without_failing_rows_there_is_none(table: OrdersTable) -> None:
     table.append(order(1))
     validation = run(table)

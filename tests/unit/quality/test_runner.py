@@ -189,11 +189,26 @@ def test_the_second_run_reads_only_the_new_file(table: OrdersTable, monkeypatch:
 
 
 def test_an_empty_slice_is_legal_and_evaluates_nothing(table: OrdersTable) -> None:
-    table.append(order(1, amount=-1))
+    table.append(order(1))
     check = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
     run(table, check)
     validation = run(table, check)
     assert (validation.outcomes, validation.engine, validation.rows, validation.files) == ((), "none", 0, 0)
+
+
+def test_what_a_run_has_found_stands_until_new_rows_come(table: OrdersTable) -> None:
+    rule = gxe.ExpectColumnValuesToBeBetween(column="amount", min_value=0)
+    table.append(order(1, amount=-1))
+    assert run(table, rule).broken
+    again = run(table, rule)
+    assert again.broken and (again.rows, only(again).failing) == (1, 1) and again.first_failing is not None
+    table.append(order(2, amount=-2))
+    run(table, rule)
+    again = run(table, rule)
+    assert again.broken and again.rows == 1 and [row["id"] for row in only(again).sample] == [2]
+    table.append(order(3))
+    assert run(table, rule).passed
+    assert run(table, rule).rows == 0
 
 
 def test_an_empty_table_is_looked_at_as_a_whole(table: OrdersTable) -> None:
