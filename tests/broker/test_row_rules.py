@@ -50,8 +50,8 @@ def never_listed(settings: Settings, table: str) -> list[Path]:
     return [file.path for file in find(path, live) if not file.removed and file.path.suffix == ".parquet"]
 
 
-def run(fed: tuple[Settings, str], streams: str, **environment: str) -> tuple[int, str]:
-    arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=600", "--streams", streams)
+def run(fed: tuple[Settings, str], streams: str, size: int = 600, **environment: str) -> tuple[int, str]:
+    arguments = ("--trigger", "available-now", "--set", f"stream.max_offsets_per_trigger={size}", "--streams", streams)
     return finished(driver(*fed, *arguments, flows=FLOWS, environment=environment))
 
 
@@ -59,7 +59,7 @@ def run(fed: tuple[Settings, str], streams: str, **environment: str) -> tuple[in
 @pytest.mark.parametrize("path", ["driver", "executor"])
 def test_every_batch_adds_up_after_kills_at_its_commits(fed: tuple[Settings, str], path: str) -> None:
     settings, bootstrap = fed
-    way = {"RECOURSE_STREAM__PATH": path}
+    way: dict[str, Any] = {"RECOURSE_STREAM__PATH": path, "size": 600 if path == "driver" else 1500}
     kills = ("orders_clean:secondary_committed:1", "orders_split:secondary_committed:2")
     for kill in kills if path == "driver" else (*kills[:1], "orders_newest:primary_committed:1"):
         code, output = run(fed, kill.partition(":")[0], RECOURSE_CRASH=kill, **way)
