@@ -106,14 +106,29 @@ def history(
 ) -> list[PastOutcome]:
     """Past outcomes, newest first, of one suite or expectation or all; of the `last` validations only, if given."""
     table = _read(settings, suite, expectation)
+    return [] if table is None else _newest_first(table, last)
+
+
+def last_outcomes(settings: Settings, suite: str, table_id: str) -> list[PastOutcome]:
+    """The outcomes of the suite's last run on all new rows of a table; none if there is no such run."""
+    import pyarrow.compute as pc
+
+    table = _read(settings, suite, None)
     if table is None:
         return []
+    return _newest_first(table.filter(pc.and_(pc.equal(table["table_id"], table_id), pc.invert(table["narrowed"]))), 1)
+
+
+def _newest_first(table: pa.Table, last: int | None) -> list[PastOutcome]:
+    """The outcomes of a history's rows; of the `last` validations only, if given: no other row is decoded."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     rows = table.sort_by([("started_at", "descending"), ("validation", "ascending"), ("place", "ascending")])
-    past = [_past(row) for row in rows.drop_columns(["place"]).to_pylist()]
-    if last is None:
-        return past
-    newest = list(dict.fromkeys(each.validation for each in past))[:last]
-    return [each for each in past if each.validation in newest]
+    if last is not None:
+        newest = list(dict.fromkeys(rows["validation"].to_pylist()))[:last]
+        rows = rows.filter(pc.is_in(rows["validation"], pa.array(newest, pa.string())))
+    return [_past(row) for row in rows.drop_columns(["place"]).to_pylist()]
 
 
 def last_validated_version(settings: Settings, suite: str, table_id: str) -> int | None:

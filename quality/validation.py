@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,12 @@ MOST_ROWS = 20
 def result_word(severity: str, *, passed: bool) -> str:
     """A result in a word: `ok`, or what its severity makes of a failure: `failed`, `warning`, `info`."""
     return "ok" if passed else {"critical": "failed"}.get(severity, severity)
+
+
+def worst_word(words: Iterable[str]) -> str:
+    """The result of several outcomes, by their words: `failed`, else `warning` if one did not pass, else `ok`."""
+    found = set(words)
+    return "failed" if "failed" in found else "ok" if found <= {"ok"} else "warning"
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class Validation:
     @property
     def word(self) -> str:
         """The result of the run: `ok`, `warning` or `failed`."""
-        return "failed" if self.broken else "ok" if self.passed else "warning"
+        return worst_word(outcome.word for outcome in self.outcomes)
 
     @property
     def broken(self) -> bool:

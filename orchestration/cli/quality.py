@@ -16,6 +16,7 @@ from orchestration.cli.output import Output, OutputOption, ago, number, print_js
 from streaming_jobs.errors import RecourseError, UsageError
 
 if TYPE_CHECKING:
+    from quality.history import PastOutcome
     from quality.suite_set import SuiteSet
     from quality.validation import Validation
 
@@ -258,12 +259,10 @@ def _suites(call: Invocation) -> SuiteSet:
     return SuiteSet.of_settings(call.settings, call.topology)
 
 
-def _verdict(outcomes: Sequence[Any]) -> str:
-    if not outcomes:
-        return "never"
-    if any(not each.passed and each.severity == "critical" for each in outcomes):
-        return "failed"
-    return "ok" if all(each.passed for each in outcomes) else "warning"
+def _verdict(outcomes: Sequence[PastOutcome]) -> str:
+    from quality.validation import worst_word
+
+    return worst_word(each.word for each in outcomes) if outcomes else "never"
 
 
 def _print_validation(validation: Validation) -> None:

@@ -37,13 +37,10 @@ def write_page(settings: Settings, validation: Validation, results: Sequence[Any
 def _html(validation: Validation, results: Sequence[Any]) -> str:
     from great_expectations.render.view import DefaultJinjaPageView
 
-    class Page(DefaultJinjaPageView):  # type: ignore[misc]
-        _template = _TEMPLATE
-
-    page = Page(custom_views_directory=str(Path(__file__).parent))
+    page = DefaultJinjaPageView(custom_views_directory=str(Path(__file__).parent))
     outcomes = sorted(validation.outcomes, key=lambda each: ("failed", "warning", "info", "ok").index(each.word))
     rendered = _rendered(validation, results)
-    html: str = page.render(rendered, run=validation, facts=_facts(validation), outcomes=outcomes)
+    html: str = page.render(rendered, template=_TEMPLATE, run=validation, facts=_facts(validation), outcomes=outcomes)
     return html
 
 

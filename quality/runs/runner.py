@@ -138,8 +138,7 @@ def run_suite(settings: Settings, topology: Topology, suite: Suite, request: Run
 
 def _last_not_passed(settings: Settings, suite: Suite, table_id: str) -> SliceRequest | None:
     """The slice of the suite's last run, if that did not pass: without new rows, what it has found still stands."""
-    past = [each for each in history.history(settings, suite.name) if each.table_id == table_id and not each.narrowed]
-    last = [each for each in past if each.validation == past[0].validation]
+    last = history.last_outcomes(settings, suite.name, table_id)
     if all(each.passed for each in last):
         return None
     return SliceRequest("all" if last[0].since is None else "new", last[0].since)

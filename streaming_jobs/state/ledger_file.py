@@ -77,6 +77,7 @@ class LedgerFile:
             "offsets": {r.topic: {"id": r.topic_id, "start": r.start, "end": r.end} for r in entry.offsets},
             "rows": dict(entry.rows),
             "txns": dict(entry.txns),
+            **({"rules": {table: dict(broken) for table, broken in entry.rules.items()}} if entry.rules else {}),
             "code": [entry.code.hash, entry.code.package],
         }
         if entry.note is not None:
@@ -229,4 +230,5 @@ def _entry(stream: str, line: Mapping[str, object]) -> LedgerEntry:
         txns=line["txns"],  # type: ignore[arg-type]
         code=CodeVersion(*code),
         note=str(line["note"]) if "note" in line else None,
+        rules=line.get("rules", {}),  # type: ignore[arg-type]
     )
