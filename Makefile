@@ -37,9 +37,9 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 
-# What is quick goes first; each kind has a process of its own, since they share nothing.
+# What is quick goes first; each kind has a process of its own, since they share nothing. Unit tests use all cores.
 tests: setup
-	$(BIN)/pytest -m unit
+	$(BIN)/pytest -m unit --numprocesses auto
 	$(BIN)/pytest -m spark
 	$(BIN)/pytest -m "broker and not long"
 	$(BIN)/pytest -m "dagster and not long"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,15 @@ _KEPT = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")
 
 
 def pytest_configure() -> None:
-    """No test sees how this machine is configured, other than where jars come from."""
+    """No test sees how this machine is configured, other than where jars come from, nor how this run was started.
+
+    A shell that starts the tests in the background has them ignore SIGINT. Dagster, once imported, treats SIGTERM as
+    SIGINT: then no child of the tests could be asked to end.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # PySpark ends a process whose main module has no file: see main_module.py
+        sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
     for name in [name for name in os.environ if name.startswith("RECOURSE_") and name not in _KEPT]:
         del os.environ[name]
 

@@ -115,9 +115,9 @@ def test_a_large_recovery_has_a_small_page_soon(tmp_path: Path) -> None:
     tables = [difference(keys=100_000, table=f"table {n}" * 20, first_key="k" * 60) for n in range(60)]
     batches = batches_of(10_000)
     journal = journal_of(tmp_path, plan, replaced=batches, replayed=batches, differences=tables)
-    began = time.perf_counter()
+    began = time.process_time()
     text = page(plan, journal, [], explain(plan))
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert 500_000 < len(text.encode()) < LIMIT
     assert "left out" in text and not Tags(text).open
 
