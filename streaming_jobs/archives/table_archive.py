@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 _READ = 'SELECT "offset", "timestamp_ms", "timestamp_type", "key", "value", "headers" FROM archive'
 _FIRST = 'SELECT min("offset") AS "first" FROM archive'
-_SIZES = (
-    'SELECT sum(coalesce(octet_length("key"), 0) + coalesce(octet_length("value"), 0)) AS "bytes", '
-    'count(*) AS "count" FROM archive'
-)
 _MOST_ROWS = 50_000
 _MOST_BYTES = 16 << 20
 """Rows, and bytes of files, of one query, about: what it sorts is in memory. Compressed files are several times larger
@@ -120,10 +117,10 @@ class TableArchive:
         """Bytes of key and value of an average record, from the first ones at `starts`; None without any."""
         total, count = 0, 0
         for partition, start in starts.items():
-            wanted = f'"partition" = {partition:d} AND "offset" >= {start:d} AND "offset" < {start + _SAMPLE:d}'
-            for rows in _query(self._opened(), f"{_SIZES} WHERE {wanted}", self.stream):
-                for row in rows.to_pylist():
-                    total, count = total + int(row["bytes"] or 0), count + int(row["count"])
+            for records in islice(self.read(partition, (start, start + _SAMPLE), _SAMPLE), 1):
+                columns = (records.column("key"), records.column("value"))
+                total += sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)
+                count += len(records)
         return total / count if count else None
 
     def _opened(self) -> DeltaTable:

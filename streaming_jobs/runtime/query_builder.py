@@ -123,7 +123,7 @@ class QueryBuilder:
         record = snapshot.record or stream_record.first(name)
         if snapshot.record is None:
             stream_record.save(self.settings, record)
-        sources = self._sources(snapshot)
+        sources = self._sources({topic.name: topic.topic_id or "" for topic in snapshot.topics})
         starts = self._starts(record, snapshot)
         frames = {
             s.parameter: s.stream(spark, start=starts[s.topic.name], limits=self.limits, owner=name) for s in sources
@@ -186,17 +186,16 @@ class QueryBuilder:
                 )
         return outputs
 
-    def _sources(self, snapshot: StreamSnapshot) -> list[KafkaSource]:
+    def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource]:
         lateness = self.own.lateness  # zero is a lateness too
         archives = self.archives or Archives(self.settings)
-        ids = {topic.name: topic.topic_id or "" for topic in snapshot.topics}
         return [
             KafkaSource(
                 parameter,
                 topic,
                 self.connection.client,
                 lateness if lateness is not None else topic.delay,
-                archives.of(self.stream, topic.name, ids.get(topic.name, "")),
+                archives.of(self.stream, topic.name, topic_ids.get(topic.name, "")),
             )
             for parameter, topic in self.stream.sources.items()
         ]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import OffsetsLost
+from streaming_jobs.positions import Archived
 from streaming_jobs.sources.base import Archive, Span
 from streaming_jobs.sources.records import KafkaMessages, Records
 
@@ -55,14 +56,18 @@ def lost(topic: str, archive: Archive, spans: Mapping[int, Span]) -> OffsetsLost
     """The error for ranges, none of which Kafka has, that the archive does not cover as a whole; None if it does."""
     bounds = archive.bounds()
     for partition, (start, end) in spans.items():
-        if (missing := hole(start, end, bounds.get(partition))) is not None:
-            covers = words(bounds.get(partition))
-            return OffsetsLost(
-                f"offsets {missing[0]} to {missing[1] - 1} of {topic} partition {partition} are neither in the topic "
-                f"nor in its archive {archive.name}, which {covers}",
-                "see `recourse streams status`",
-            )
+        if hole(start, end, bounds.get(partition)) is not None:
+            added = Archived(archive.name, bounds, {})
+            return OffsetsLost(gone(added, topic, partition, start, end), "see `recourse streams status`")
     return None
+
+
+def gone(added: Archived | None, topic: str, partition: int, begin: int, first: int) -> str:
+    """The offsets from `begin` to Kafka's `first` that can be read nowhere, in words."""
+    covered = added.bounds.get(partition) if added is not None else None
+    start, end = hole(begin, first, covered) or (begin, first)
+    lines = f"offsets {start} to {end - 1} of topic {topic}, partition {partition}, are gone"
+    return lines if added is None else f"{lines}: archive {added.name} {words(covered)}, and Kafka begins at {first}"
 
 
 def words(covered: Span | None) -> str:

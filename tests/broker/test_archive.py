@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 from typing import Any
 
 import pytest
 
+from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
-from tests.support import archived
+from tests.conftest import QUICK_START
+from tests.support import ROOT, archived
 from tests.support.archived import APPEND, CREATE, delete_before, fill, in_order, truth
-from tests.support.driver import assert_chained, ledger, rows
+from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, rows
 
 pytestmark = pytest.mark.timeout(300)
 FLOWS = {"flows": ["tests.support.archived"]}
@@ -50,3 +56,72 @@ def test_what_kafka_has_deleted_comes_from_the_archive_as_kafka_gave_it(
     assert seen(made.settings, copy.name) == expected
     assert [r.start for r in ledger(made.settings, copy.name)[0].offsets] == [{0: 0, 1: 0}], "from the archive's begin"
     made.topics.delete(topic)
+
+
+KILLS = ("batch_started:0", "staged:1", "primary_committed:2", "batch_committed:3")
+
+
+@pytest.mark.timeout(900)
+def test_a_recovery_replays_from_the_archive_that_was_killed_in_its_commits(
+    bench: BenchFactory, broker: Broker
+) -> None:
+    made, bootstrap = bench(FLOWS), broker.start()
+    made.topics.create(CREATE, 2)
+    fill(bootstrap, CREATE, range(1000))
+    expected = truth(bootstrap, CREATE)
+    for kill in (*KILLS, None):
+        crash = {"RECOURSE_CRASH": f"create_archive:{kill}"} if kill else {}
+        code, output = finished(run(made, "create_archive", crash))
+        assert code == (-signal.SIGKILL if kill else 0), f"{kill}: {output[-3000:]}"
+    assert in_order(rows(made.settings, "create_archive")) == expected, "neither a gap nor a double"
+    assert_chained(ledger(made.settings, "create_archive"))
+    code, output = finished(run(made, "create_copy", {}))
+    assert code == 0 and seen(made.settings, "create_copy") == expected, output[-3000:]
+
+    delete_before(bootstrap, CREATE, {0: 200, 1: 333})
+    planned = recourse(made, "recover", "plan", "create_copy", "--to-earliest")
+    assert planned.returncode == 0, planned.stderr
+    assert "533 records of them from table create_archive" in planned.stdout, planned.stdout
+    assert "partition 0: 0 to 199, partition 1: 0 to 332" in planned.stdout, planned.stdout
+    applied = recourse(made, "recover", "apply", "create_copy-0001", "--yes")
+    assert applied.returncode == 0, applied.stderr
+    assert seen(made.settings, "create_copy") == expected
+    verified = recourse(made, "recover", "show", "create_copy-0001", "--output", "json")
+    assert '"outcome": "published"' in verified.stdout
+
+    at_time = recourse(made, "recover", "plan", "create_copy", "--to-datetime", "2020-09-13T12:28:20+00:00")
+    hundredth = next(row["offset"] for row in expected if row["timestamp_ms"] == 1_600_000_100_000)
+    assert at_time.returncode == 0 and f" {hundredth} " in at_time.stdout, at_time.stdout + at_time.stderr
+
+    fill(bootstrap, CREATE, range(1000, 1100))
+    end = made.topics.latest(CREATE)[0]
+    delete_before(bootstrap, CREATE, {0: end - 5})
+    refused = recourse(made, "recover", "plan", "create_copy", "--to-batch", "-1")
+    hole = f"offsets {archive_end(made)} to {end - 6} of topic {CREATE}, partition 0, are gone"
+    assert refused.returncode == 2 and hole in refused.stderr, refused.stderr
+    made.topics.delete(CREATE)
+
+
+def archive_end(made: Bench) -> int:
+    """The offset at which the archive's partition 0 ends."""
+    return int(ledger(made.settings, "create_archive")[-1].offsets[0].end[0])
+
+
+def run(made: Bench, name: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """One stream over all records there are, in a process of its own."""
+    arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=200", "--streams", name)
+    flows = FLOWS["flows"][0]
+    return driver(made.settings, made.bootstrap, *arguments, flows=flows, environment=environment)
+
+
+def recourse(made: Bench, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command on the bench's home."""
+    environment = {
+        **os.environ,
+        "RECOURSE_HOME": str(made.settings.home),
+        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": made.bootstrap,
+        "RECOURSE_FLOWS": '["tests.support.archived"]',
+        "RECOURSE_SPARK__EXTRA": json.dumps(QUICK_START),
+        "PYTHONPATH": str(ROOT),
+    }
+    return command(ROOT, environment, *arguments)
