@@ -1,1 +1,1 @@
-"""Archives: Delta tables with every record of a topic as Kafka had it, read where Kafka no longer has it."""
+"""Archives: every record of a topic in a Delta table, read where Kafka no longer has it. Read `declaration.py` first."""
