@@ -1,1 +1,1 @@
-"""Archives: every record of a topic in a Delta table, read where Kafka no longer has it. Read `declaration.py` first."""
+"""Archives: all records of a topic in a Delta table, read where Kafka no longer has them. Read `declaration.py` first."""
