@@ -1,1 +1,1 @@
-"""Archives: all records of a topic in a Delta table, read where Kafka no longer has them. Read `declaration.py` first."""
+"""Archives: all records of topics in Delta tables, read when Kafka has them no longer. Read `declaration.py` first."""

@@ -28,8 +28,8 @@ _ASK = timedelta(seconds=5)
 def nearest(position: dict[int, int], kafka: OffsetBounds) -> tuple[int, float] | None:
     """The partition in which retention is nearest to the archive, and the share of its records that are read.
 
-    Below 0 it has overtaken the archive. None if everything is read, or Kafka holds nothing. Partitions without archived
-    offsets are left out.
+    Below 0 it has overtaken the archive. None if everything is read, or Kafka holds nothing. Partitions that the
+    archive has nothing of are left out.
     """
     shares = {}
     for partition, at in position.items():

@@ -9,15 +9,17 @@ import subprocess
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
+from streaming_jobs.sources.planner import SMALL
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.conftest import QUICK_START
 from tests.support import ROOT, archived
 from tests.support.archived import APPEND, CREATE, delete_before, fill, in_order, truth
-from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, rows
+from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows
 
 pytestmark = pytest.mark.timeout(300)
 FLOWS = {"flows": ["tests.support.archived"]}
@@ -56,6 +58,32 @@ def test_what_kafka_has_deleted_comes_from_the_archive_as_kafka_gave_it(
     assert seen(made.settings, copy.name) == expected
     assert [r.start for r in ledger(made.settings, copy.name)[0].offsets] == [{0: 0, 1: 0}], "from the archive's begin"
     made.topics.delete(topic)
+
+
+def test_a_backlog_that_kafka_no_longer_has_is_read_by_workers_and_records_of_ten_megabytes_too(
+    bench: BenchFactory,
+) -> None:
+    made = bench(FLOWS)
+    made.topics.create(CREATE, 2, max_message_bytes=str(11 << 20))
+    count = 3 * SMALL
+    produce(made.bootstrap, CREATE, ((b"%d" % n, b"value %d" % n) for n in range(count)))
+    producer = Producer({"bootstrap.servers": made.bootstrap, "message.max.bytes": 11 << 20})
+    large = [bytes([n]) * (10 << 20) for n in range(3)]
+    for value in large:
+        producer.produce(CREATE, value=value, partition=1)
+    assert producer.flush(60) == 0
+    made.run(archived.create_archive)
+    ends = made.topics.latest(CREATE)
+    delete_before(made.bootstrap, CREATE, {0: ends[0] // 2, 1: ends[1]})
+    made.run(archived.create_copy)
+    batches = ledger(made.settings, "create_copy")
+    assert max(sum(r.records for r in batch.offsets) for batch in batches) > SMALL, "workers read some of it"
+    assert_chained(batches)
+    found = seen(made.settings, "create_copy")
+    assert sorted((row["partition"], row["offset"]) for row in found) == [(p, o) for p in ends for o in range(ends[p])]
+    assert {row["value"] for row in found} == {*(b"value %d" % n for n in range(count)), *large}
+    assert found == in_order(rows(made.settings, "create_archive"))
+    made.topics.delete(CREATE)
 
 
 JSON = ("--output", "json")
