@@ -63,7 +63,7 @@ def test_what_kafka_has_deleted_comes_from_the_archive_as_kafka_gave_it(
 def test_a_backlog_that_kafka_no_longer_has_is_read_by_workers_and_records_of_ten_megabytes_too(
     bench: BenchFactory,
 ) -> None:
-    made = bench(FLOWS)
+    made = bench({**FLOWS, "stream.batch_seconds": "60 seconds"})  # so that batches grow on a slow machine too
     made.topics.create(CREATE, 2, max_message_bytes=str(11 << 20))
     count = 3 * SMALL
     produce(made.bootstrap, CREATE, ((b"%d" % n, b"value %d" % n) for n in range(count)))
