@@ -73,11 +73,26 @@ def _replayed(plan: StreamPlan) -> Iterator[str]:
         wanted = plan.wanted.get(topic, {}).get(partition, begin)
         retained = positions.get((topic, partition), 0)
         yield f"  {topic:<24} {partition:>9} {retained:>13,} {wanted:>10,} {begin:>11,} {end:>10,}"
+    yield from _from_archives(plan)
     size = "" if plan.size is None else f", about {_size(plan.size)}"
     time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
     time = time if plan.records else "for Spark's start"
     records = counted(plan.records, "record")
     yield f"  {records}{size} to replay; the stream stands still {time}, its tables stay readable"
+
+
+def _from_archives(plan: StreamPlan) -> Iterator[str]:
+    """The offsets that come from archives, by topic; nothing for a replay that Kafka has all records of."""
+    names = {topic.name: topic.archive for topic in plan.saw.topics}
+    for topic, archive in names.items():
+        parts = [(p, begin, end) for name, p, begin, end in plan.archived() if name == topic]
+        if not parts:
+            continue
+        total = sum(end - begin for _, begin, end in parts)
+        ranges = ", ".join(f"partition {p}: {begin} to {end - 1}" for p, begin, end in parts)
+        yield f"  {counted(total, 'record')} of them from table {archive}, since Kafka has them no longer ({ranges})"
+        rest = sum(end - begin for name, _, begin, end in plan.ranges() if name == topic) - total
+        yield f"  {counted(rest, 'record')} of {topic} from Kafka"
 
 
 def _skipped(plan: StreamPlan) -> Iterator[str]:

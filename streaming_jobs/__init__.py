@@ -18,6 +18,7 @@ from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.truths import Record, Truth, truth
 
 if TYPE_CHECKING:
+    from streaming_jobs.archives.declaration import archive
     from streaming_jobs.formats import Json, Raw, Text
     from streaming_jobs.record_format import Format
     from streaming_jobs.settings import Settings
@@ -30,6 +31,7 @@ _LAZY = {
     "Settings": "streaming_jobs.settings",
     "Text": "streaming_jobs.formats",
     "Topology": "streaming_jobs.topology",
+    "archive": "streaming_jobs.archives.declaration",
 }
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "Truth",
     "Unique",
     "UsageError",
+    "archive",
     "stream",
     "truth",
 ]

@@ -39,11 +39,24 @@ class OffsetRange:
 
 
 @dataclass(frozen=True)
+class Archived:
+    """What an archive adds to a topic, by partition: the offsets that it covers, and Kafka's own first offsets."""
+
+    name: str
+    bounds: Mapping[int, tuple[int, int]]
+    first: PartitionOffsets
+
+
+@dataclass(frozen=True)
 class OffsetBounds:
-    """First and next offset of a topic by partition; `latest` is the last stable one, where read_committed ends."""
+    """First and next offset of a topic by partition; `latest` is the last stable one, where read_committed ends.
+
+    With an archive, `earliest` is the first offset that can be read, there or in Kafka.
+    """
 
     earliest: dict[int, int]
     latest: dict[int, int]
+    archived: Archived | None = None
 
     @property
     def counts(self) -> dict[int, int]:

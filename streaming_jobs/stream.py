@@ -54,12 +54,12 @@ class KafkaTopic:
     """A Kafka topic as a source.
 
     The function sees the fields of `value` as columns, and the struct `_source` (topic, partition, offset,
-    timestamp, key, tombstone, and headers if `headers` is set). With `event_time`, the frame has a watermark of
-    `lateness` on that column. A record whose event time is more than `max_ahead` after its Kafka timestamp is then a
-    dead letter (`event_time_ahead`), since it would move the watermark past all other records; None: no such bound. A
-    null event time does not move the watermark; windows leave its row out. A record with a null value is a dead
-    letter, or, with `tombstones="keep"`, a row whose fields are all null and whose `_source.tombstone` is true. Only
-    committed records are read.
+    timestamp, key, tombstone; headers if `headers` is set; CreateTime, LogAppendTime or NoTimestampType if
+    `timestamp_type` is set). With `event_time`, the frame has a watermark of `lateness` on that column. A record whose
+    event time is more than `max_ahead` after its Kafka timestamp is then a dead letter (`event_time_ahead`), since it
+    would move the watermark past all other records; None: no such bound. A null event time does not move the
+    watermark; windows leave its row out. A record with a null value is a dead letter, or, with `tombstones="keep"`, a
+    row whose fields are all null and whose `_source.tombstone` is true. Only committed records are read.
     """
 
     name: str
@@ -69,6 +69,7 @@ class KafkaTopic:
     max_ahead: str | None = MAX_AHEAD
     tombstones: Literal["dead_letter", "keep"] = "dead_letter"
     headers: bool = False
+    timestamp_type: bool = False
     description: str = ""
     owners: Sequence[str] = ()
 

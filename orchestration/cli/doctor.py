@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 def doctor(context: typer.Context, output: OutputOption = Output.text) -> None:
     """Check Java, jars, ports, disk and versions: one line per check, with the fix. Exit code 1 if one fails."""
+    from streaming_jobs.archives import retention
     from streaming_jobs.platform.doctor import checks
 
     settings = invocation(context).settings
-    results = [*checks(settings), check_jobs(settings)]
+    results = [*checks(settings), check_jobs(settings), *retention.checks(settings)]
     show(
         output,
         [{"name": c.name, "verdict": verdict(c), "found": c.found, "fix": c.fix} for c in results],

@@ -15,6 +15,7 @@ from reprocessing.plans.plan import Base
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import cuttable
 from streaming_jobs.state.savepoints import Savepoint
@@ -111,5 +112,5 @@ def _lost(ends: TopicOffsets, snapshot: PlanningSnapshot) -> str:
         for partition, first in topic.earliest.items():
             begin = ends.get(topic.name, {}).get(partition)
             if begin is not None and begin < first:
-                return f"offsets {begin} to {first - 1} of topic {topic.name}, partition {partition}, are gone"
+                return gone(topic.archived, topic.name, partition, begin, first)
     return ""

@@ -11,6 +11,7 @@ from reprocessing.planning.history import Batch, History, lineage
 from reprocessing.planning.targets import View
 from reprocessing.plans.journal import next_step
 from reprocessing.plans.plan import PlannedAgainst, SawTable, SawTopic
+from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import ends_of, starts_of
@@ -96,6 +97,7 @@ def planning_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -
     record = stream_record.load(settings, stream.name)
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to put right")
+    topics = Archives(settings).added_to(topics, stream)
     around = take_snapshot(settings, stream, topics)
     history = lineage(record.generations, ledger_file(settings, stream.name).days(stream.name))
     entry = next(t.entry for t in around.tables if t.role == "primary")
@@ -121,7 +123,9 @@ def refuse_fenced(snapshot: PlanningSnapshot) -> None:
 
 
 def _saw(topic: TopicSnapshot) -> SawTopic:
-    return SawTopic(topic.name, topic.topic_id or "", dict(topic.earliest), dict(topic.latest))
+    added = topic.archived
+    archive, first = (added.name, dict(added.first)) if added is not None and added.bounds else ("", {})
+    return SawTopic(topic.name, topic.topic_id or "", dict(topic.earliest), dict(topic.latest), archive, first)
 
 
 def _batch(entry: LedgerEntry) -> Batch:

@@ -7,7 +7,7 @@ run since are no difference: the replay reads to the topic's end anyway. `plan_f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from streaming_jobs.ledger import CodeVersion, Txn
@@ -31,12 +31,17 @@ class SawTable:
 
 @dataclass(frozen=True)
 class SawTopic:
-    """A topic at planning, with its offsets by partition."""
+    """A topic at planning, with its offsets by partition.
+
+    With an archive, `earliest` is the first offset that can be read, there or in Kafka, and `first` Kafka's own.
+    """
 
     name: str
     topic_id: str
     earliest: Mapping[int, int]
     latest: Mapping[int, int]
+    archive: str = ""
+    first: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,13 @@ class StreamPlan:
             begins = self.base.ends.get(topic.name, {})
             for partition, end in sorted(topic.latest.items()):
                 yield topic.name, partition, begins.get(partition, topic.earliest.get(partition, 0)), end
+
+    def archived(self) -> Iterator[tuple[str, int, int, int]]:
+        """Yields the parts of `ranges` that Kafka no longer had when the plan was made: an archive has them."""
+        firsts = {(topic.name, p): first for topic in self.saw.topics for p, first in topic.first.items()}
+        for topic, partition, begin, end in self.ranges():
+            if begin < (until := min(end, firsts.get((topic, partition), 0))):
+                yield topic, partition, begin, until
 
     def skipped(self) -> Iterator[tuple[str, int, int, int]]:
         """Yields the ranges never read, as of planning: (topic, partition, first offset, offset after the last)."""

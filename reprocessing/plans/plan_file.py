@@ -119,18 +119,24 @@ def _written(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def _fingerprint(value: dict[str, Any]) -> str:
-    streams = [_as_before_suites(each) for each in value.get("streams", ())]
-    whole = {**_as_before_suites(value), "fingerprint": "", **({"streams": streams} if streams else {})}
+    streams = [_as_before(each) for each in value.get("streams", ())]
+    whole = {**_as_before(value), "fingerprint": "", **({"streams": streams} if streams else {})}
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _as_before_suites(value: dict[str, Any]) -> dict[str, Any]:
-    """The fields without the list of suites if it is empty: plans from before there were any keep their fingerprint."""
-    checks = value.get("checks")
-    if checks is None or checks.get("suites"):
-        return value
-    return {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
+def _as_before(value: dict[str, Any]) -> dict[str, Any]:
+    """The fields without the list of suites and without archives, if there are none: older plans lack these fields."""
+    checks, saw = value.get("checks"), value.get("saw")
+    if checks is not None and not checks.get("suites"):
+        value = {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
+    if saw is not None:
+        value = {**value, "saw": {**saw, "topics": [_without_archive(topic) for topic in saw["topics"]]}}
+    return value
+
+
+def _without_archive(topic: dict[str, Any]) -> dict[str, Any]:
+    return topic if topic.get("archive") else {k: v for k, v in topic.items() if k not in ("archive", "first")}
 
 
 def _decoded(value: dict[str, Any]) -> RecoveryPlan:
@@ -165,7 +171,14 @@ def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
                 code=CodeVersion(*saw["code"]),
                 tables=tuple(SawTable(**table) for table in saw["tables"]),
                 topics=tuple(
-                    SawTopic(t["name"], t["topic_id"], decode_partitions(t["earliest"]), decode_partitions(t["latest"]))
+                    SawTopic(
+                        t["name"],
+                        t["topic_id"],
+                        decode_partitions(t["earliest"]),
+                        decode_partitions(t["latest"]),
+                        t.get("archive", ""),
+                        decode_partitions(t.get("first", {})),
+                    )
                     for t in saw["topics"]
                 ),
             ),

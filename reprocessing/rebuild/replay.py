@@ -10,9 +10,11 @@ from typing import Any
 from reprocessing.planning.conditions import refuse_unaskable
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.replay_end import at_the_border, border_of
+from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import ends_of
+from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import entries
@@ -26,7 +28,9 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     Raises PermanentError or TransientError, as the failure of the session was.
     """
     began = time.monotonic()
-    session = Session(context.own, [context.stream], trigger="available-now", replan=border_of(context))
+    # The replay has folders of its own; archives are where the stream's tables are.
+    queries = SparkQueries(context.own, border_of(context), archives=Archives(context.settings))
+    session = Session(context.own, [context.stream], trigger="available-now", queries=queries)
     over = threading.Event()
     refused: list[UsageError] = []
     watcher = threading.Thread(target=_watch, args=(session, context, over, refused), daemon=True)

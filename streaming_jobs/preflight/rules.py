@@ -27,6 +27,7 @@ from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import ends_of
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, TopicSnapshot, restore_checkpoint
 from streaming_jobs.sinks.stored import LATE
+from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.spelling import counted
 
 _DECLARE_AGAIN = {
@@ -276,7 +277,7 @@ def _topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
             elif offset < earliest:
                 yield Finding(
                     "lost",
-                    f"offsets {offset} to {earliest - 1} of topic {topic.name}, partition {partition}, are gone "
+                    f"{gone(topic.archived, topic.name, partition, offset, earliest)} "
                     f"({counted(earliest - offset, 'record')} never read)",
                     "bring them back from a copy of the topic, or continue without them: "
                     f"{_skip_lost(snapshot, position)}",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.positions import Archived, TopicOffsets
 from streaming_jobs.sinks.stored import Commit, Role
 from streaming_jobs.state.stream_record import StreamRecord
 
@@ -32,13 +32,17 @@ class TableSnapshot:
 
 @dataclass(frozen=True)
 class TopicSnapshot:
-    """One source topic as the broker describes it now; `topic_id` is None if it does not exist."""
+    """One source topic as the broker describes it now; `topic_id` is None if it does not exist.
+
+    With an archive, `earliest` is the first offset that can be read, there or in Kafka.
+    """
 
     name: str
     topic_id: str | None
     earliest: Mapping[int, int] = field(default_factory=dict)
     latest: Mapping[int, int] = field(default_factory=dict)
     retention_ms: int = -1
+    archived: Archived | None = None
 
 
 @dataclass(frozen=True)

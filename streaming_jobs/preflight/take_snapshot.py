@@ -128,4 +128,4 @@ def _topic(topics: TopicReader, name: str) -> TopicSnapshot:
     if info is None:
         return TopicSnapshot(name, None)
     offsets = topics.offsets(name)
-    return TopicSnapshot(name, info.id, offsets.earliest, offsets.latest, info.retention_ms)
+    return TopicSnapshot(name, info.id, offsets.earliest, offsets.latest, info.retention_ms, offsets.archived)

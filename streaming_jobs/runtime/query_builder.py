@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.failures import function_raised
@@ -85,6 +86,7 @@ class QueryBuilder:
     before_commit: Callable[[StreamRecord], None]
     report: Callable[[BatchReport], None]
     replan: Replan | None = None
+    archives: Archives | None = None
 
     @property
     def own(self) -> StreamSettings:
@@ -121,7 +123,7 @@ class QueryBuilder:
         record = snapshot.record or stream_record.first(name)
         if snapshot.record is None:
             stream_record.save(self.settings, record)
-        sources = self._sources()
+        sources = self._sources({topic.name: topic.topic_id or "" for topic in snapshot.topics})
         starts = self._starts(record, snapshot)
         frames = {
             s.parameter: s.stream(spark, start=starts[s.topic.name], limits=self.limits, owner=name) for s in sources
@@ -184,10 +186,17 @@ class QueryBuilder:
                 )
         return outputs
 
-    def _sources(self) -> list[KafkaSource]:
+    def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource]:
         lateness = self.own.lateness  # zero is a lateness too
+        archives = self.archives or Archives(self.settings)
         return [
-            KafkaSource(parameter, topic, self.connection.client, lateness if lateness is not None else topic.delay)
+            KafkaSource(
+                parameter,
+                topic,
+                self.connection.client,
+                lateness if lateness is not None else topic.delay,
+                archives.of(self.stream, topic.name, topic_ids.get(topic.name, "")),
+            )
             for parameter, topic in self.stream.sources.items()
         ]
 
@@ -201,10 +210,8 @@ class QueryBuilder:
                 t.name: {p: bound.get(t.name, {}).get(p, first) for p, first in t.earliest.items()}
                 for t in snapshot.topics
             }
-        return {
-            topic.name: resolve_start(self.own.start, self.connection.topics, topic.name)
-            for topic in self.stream.sources.values()
-        }
+        topics = (self.archives or Archives(self.settings)).added_to(self.connection.topics, self.stream)
+        return {topic.name: resolve_start(self.own.start, topics, topic.name) for topic in self.stream.sources.values()}
 
     def _checked_traits(self, outputs: Mapping[str, DataFrame]) -> PlanTraits:
         each = [traits(frame) for frame in outputs.values()]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import OffsetsLost, TransientError
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.positions import TopicOffsets
@@ -162,11 +163,15 @@ class Queries(Protocol):
 
 @dataclass
 class SparkQueries:
-    """Queries of Spark over Kafka topics. A `connection` that is not given is made by `open`, from the settings."""
+    """Queries of Spark over Kafka topics. A `connection` that is not given is made by `open`, from the settings.
+
+    `archives` have what topics no longer have; by default those of the settings.
+    """
 
     settings: Settings
     replan: Replan | None = None
     connection: Connection | None = None
+    archives: Archives | None = None
     _ends: EndOffsets | None = field(default=None, init=False)
     _client: Path | None = field(default=None, init=False)
 
@@ -188,7 +193,7 @@ class SparkQueries:
     def preflight(self, stream: Stream) -> Preflight:
         """Repair files that a power cut has torn, take the snapshot, and check it."""
         mend(self.settings, stream)
-        snapshot = take_snapshot(self.settings, stream, self._reach.topics)
+        snapshot = take_snapshot(self.settings, stream, self._archives.added_to(self._reach.topics, stream))
         return Preflight(snapshot, enforce(check_start(snapshot)))
 
     def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
@@ -204,6 +209,7 @@ class SparkQueries:
             before_commit=self.before_commit(stream),
             report=hooks.report,
             replan=self.replan,
+            archives=self._archives,
         ).assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
         return start(built, hooks)
@@ -224,6 +230,10 @@ class SparkQueries:
             for file in self._client.parent.glob(f"{self._client.stem}*"):  # beside it, the columns in use
                 file.unlink(missing_ok=True)
             self._client = self.connection = None
+
+    @property
+    def _archives(self) -> Archives:
+        return self.archives or Archives(self.settings)
 
     @property
     def _reach(self) -> Connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +12,11 @@ from streaming_jobs.positions import OffsetBounds, OffsetRange
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from streaming_jobs.sources.records import ArchivedRecords
     from streaming_jobs.sources.topics import TopicInfo
+
+Span = tuple[int, int]
+"""The first offset of a range, and the one after its last."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +74,26 @@ class TopicReader(TopicEnds, Protocol):
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         """Bytes of key and value of an average record from `starts` on; None if none could be read."""
+
+
+class Archive(Protocol):
+    """The records of one topic outside of Kafka; it is pickled into the processes that read."""
+
+    @property
+    def name(self) -> str:
+        """The archive's name."""
+
+    def bounds(self) -> Mapping[int, Span]:
+        """By partition the offsets that it covers as of now, all of them; a partition without any is left out.
+
+        An offset among them that it has no record of is one that Kafka gave no record of either.
+        """
+
+    def read(self, partition: int, span: Span, most: int) -> Iterator[ArchivedRecords]:
+        """Yields the records of a range that it covers in the order of offsets, at most `most` at a time."""
+
+    def first_at(self, ms: int, spans: Mapping[int, Span]) -> Mapping[int, int]:
+        """By partition the first offset of a range whose timestamp is at or after `ms`; those without are left out."""
+
+    def mean_size(self, starts: Mapping[int, int]) -> float | None:
+        """Bytes of key and value of an average record from `starts` on; None without any."""

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from streaming_jobs.columns import SOURCE_COLUMN
 from streaming_jobs.durations import milliseconds
 from streaming_jobs.positions import OffsetRange
+from streaming_jobs.sources.base import Archive
 from streaming_jobs.sources.kafka_data_source import Reading, load
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
@@ -30,12 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """One source of one stream. `client` is the file with the client's properties, `lateness` the watermark delay."""
+    """One source of one stream. `client` is the file with the client's properties, `lateness` the watermark delay.
+
+    `archive` has what the topic no longer has.
+    """
 
     parameter: str
     topic: KafkaTopic
     client: Path
     lateness: timedelta | None
+    archive: Archive | None = None
 
     @property
     def name(self) -> str:
@@ -55,7 +60,8 @@ class KafkaSource:
         name = self.reading_name(owner)
         blocks = RecordBlocks(Declared.of(self.topic), "all", self._used(owner))
         self._used(owner).unlink(missing_ok=True)
-        reading = Reading(name, blocks, self.client, dict(start), limits=limits, workers=_workers(spark))
+        workers = _workers(spark)
+        reading = Reading(name, blocks, self.client, dict(start), limits=limits, workers=workers, archive=self.archive)
         raw = load(spark, reading, stream=True)
         frame = self._good(raw.observe(self.observation, *self._counted()))
         if self.topic.event_time and self.lateness is not None:
@@ -94,7 +100,8 @@ class KafkaSource:
         self, spark: SparkSession, rows: Literal["all", "refused"], start: Mapping[int, int], end: Mapping[int, int]
     ) -> DataFrame:
         name = f"kafka-{rows}-{self.parameter}"
-        reading = Reading(name, self._blocks(rows), self.client, dict(start), dict(end), workers=_workers(spark))
+        blocks, workers = self._blocks(rows), _workers(spark)
+        reading = Reading(name, blocks, self.client, dict(start), dict(end), workers=workers, archive=self.archive)
         return load(spark, reading, stream=False)
 
     def _blocks(self, rows: Literal["all", "refused"]) -> RecordBlocks:
@@ -113,6 +120,7 @@ class KafkaSource:
 
     def _position(self) -> Column:
         columns = [F.col(c) for c in ("topic", "partition", "offset", "timestamp", "key")]
+        columns += [F.col("timestamp_type")] if self.topic.timestamp_type else []
         columns += [F.col("headers")] if self.topic.headers else []
         return F.struct(*columns, F.col("tombstone"))
 

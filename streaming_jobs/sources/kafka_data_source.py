@@ -29,9 +29,11 @@ from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
+from streaming_jobs.sources.base import Archive, Span
 from streaming_jobs.sources.client_file import read_client_file
 from streaming_jobs.sources.planner import Limits, Planner
-from streaming_jobs.sources.range_reader import RangeReader, Span
+from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import RecordBlocks
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ _readers: dict[tuple[Path, str, str], RangeReader] = {}
 class Reading:
     """A topic to read: its records as `blocks` wants them, with the client of a file; offsets of a batch or a start.
 
-    `name` is that of the data source, in plans too.
+    `name` is that of the data source, in plans too. `archive` has what the topic no longer has.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Reading:
     ends: Mapping[int, int] | None = None
     limits: Limits | None = None
     workers: int = 2
+    archive: Archive | None = None
 
     @property
     def topic(self) -> str:
@@ -66,10 +69,11 @@ class Reading:
 
 
 class RangePartition(InputPartition):
-    """Ranges of a topic's partitions that one task reads."""
+    """Ranges of a topic's partitions that one task reads; `first` are the offsets at which Kafka began, if known."""
 
-    def __init__(self, spans: Mapping[int, Span]) -> None:
+    def __init__(self, spans: Mapping[int, Span], first: Firsts | None = None) -> None:
         self.spans = dict(spans)
+        self.first = dict(first or {})
 
 
 class KafkaRecords(DataSource):
@@ -145,7 +149,8 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         if self._planner is None:
             assert self.reading.limits is not None
             config, timeout = read_client_file(self.reading.client)
-            self._planner = Planner.connected(self.reading.topic, config, timeout, self.reading.limits)
+            reading = self.reading
+            self._planner = Planner.connected(reading.topic, config, timeout, self.reading.limits, reading.archive)
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -172,9 +177,9 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         if not spans:
             return []
         if (records := self.planner.take(spans, BLOCK)) is not None:
-            self._sent = (start, end, [self.reading.blocks.batch(messages) for messages in records])
+            self._sent = (start, end, [self.reading.blocks.of(each) for each in records])
             return [RangePartition(spans)]
-        return grouped(starts, ends, self.reading.workers)
+        return grouped(starts, ends, self.reading.workers, self.planner.first)
 
     def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any] | None:  # noqa: N802 - Spark's name
         """The records that are sent along with the plan."""
@@ -210,9 +215,15 @@ def read(reading: Reading, partition: InputPartition) -> Iterator[pa.RecordBatch
     config, timeout = read_client_file(reading.client)
     key = (reading.client, reading.name, reading.topic)
     reader = _readers.pop(key, None) or RangeReader(reading.topic, config, timeout)
+
+    def look() -> Firsts:
+        from streaming_jobs.sources.topics import Topics
+
+        return Topics(config, timeout).offsets(reading.topic).earliest
+
     try:
-        for messages in reader.read(partition.spans, BLOCK):
-            yield reading.blocks.batch(messages)
+        for records in read_ranges(reader, partition.spans, BLOCK, reading.archive, partition.first, look):
+            yield reading.blocks.of(records)
     except BaseException:  # it may be in the middle of a range, or its connection may be at fault
         reader.close()
         raise
@@ -230,9 +241,11 @@ def spans_of(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, Span
     return {p: (start.get(p, 0), last) for p, last in end.items() if last > start.get(p, 0)}
 
 
-def grouped(start: Mapping[int, int], end: Mapping[int, int], groups: int) -> list[RangePartition]:
+def grouped(
+    start: Mapping[int, int], end: Mapping[int, int], groups: int, first: Firsts | None = None
+) -> list[RangePartition]:
     """The ranges in groups, one per task; a partition of the topic is in the same group in every batch."""
     parts: dict[int, dict[int, Span]] = {}
     for partition, span in spans_of(start, end).items():
         parts.setdefault(partition % groups, {})[partition] = span
-    return [RangePartition(spans) for _, spans in sorted(parts.items())]
+    return [RangePartition(spans, first) for _, spans in sorted(parts.items())]

@@ -3,7 +3,8 @@
     live       few records wait: they have been received already, and the batch ends where they end
     backlog    many wait: the broker says where the topic ends, and `BatchSize` how many fit
 
-In a backlog the planner receives nothing, since the workers read those ranges.
+In a backlog the planner receives nothing, since the workers read those ranges. A stream whose position Kafka no longer
+has, and its archive does, is in a backlog until it is where Kafka begins.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import ConfigurationError, OffsetsLost, UsageError
-from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.sources.archived_ranges import Firsts, lost, parted, read_ranges
+from streaming_jobs.sources.base import Archive, Span, TopicReader
 from streaming_jobs.sources.batch_size import FIRST, BatchSize, lag, share
-from streaming_jobs.sources.range_reader import MOST_BYTES, RangeReader, Span
+from streaming_jobs.sources.range_reader import MOST_BYTES, RangeReader
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from streaming_jobs.sources.records import Records
 
 SMALL = 20_000
 """Records that the planner holds for a batch, at most; a batch of more is read by workers."""
@@ -54,6 +56,9 @@ class Planner:
     limits: Limits
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    archive: Archive | None = None
+    first: Firsts = field(default_factory=dict, init=False)
+    """The first offsets that Kafka had at the last look, if there is an archive."""
     _size: BatchSize = field(init=False)
     _stop_at: dict[int, int] | None = field(default=None, init=False)
     _planned: tuple[int, float] | None = field(default=None, init=False)
@@ -65,11 +70,19 @@ class Planner:
         self._size = BatchSize(self.limits.seconds, self.limits.records, self.limits.bytes, self.limits.first)
 
     @classmethod
-    def connected(cls, topic: str, config: Mapping[str, Any], timeout: timedelta, limits: Limits) -> Planner:
+    def connected(
+        cls,
+        topic: str,
+        config: Mapping[str, Any],
+        timeout: timedelta,
+        limits: Limits,
+        archive: Archive | None = None,
+    ) -> Planner:
         """A planner with clients of its own."""
         from streaming_jobs.sources.topics import Topics
 
-        return cls(Topics(config, timeout), RangeReader(topic, config, timeout, _FETCH_AHEAD), limits)
+        reader = RangeReader(topic, config, timeout, _FETCH_AHEAD)
+        return cls(Topics(config, timeout), reader, limits, archive=archive)
 
     @property
     def topic(self) -> str:
@@ -92,7 +105,7 @@ class Planner:
         self._planned = (records, self.monotonic()) if records else None
         return end
 
-    def take(self, spans: Mapping[int, Span], most: int) -> list[list[Message]] | None:
+    def take(self, spans: Mapping[int, Span], most: int) -> list[Records] | None:
         """The records of a small batch; None for a large one, and while the workers read."""
         count = sum(end - start for start, end in spans.values())
         if count > SMALL:
@@ -100,7 +113,7 @@ class Planner:
         self._learn_size({partition: start for partition, (start, _) in spans.items()})
         if count * self._size.record_bytes > 2 * MOST_BYTES:
             return None
-        return list(self.reader.read(spans, most))
+        return list(read_ranges(self.reader, spans, most, self.archive, self.first, self._look_at_first))
 
     def stop_at_present_end(self) -> None:
         """Plan no batch beyond the present end of the topic."""
@@ -114,12 +127,23 @@ class Planner:
         """The end of what can be read now: of the topic in a backlog, else of the records that were received."""
         if self._stop_at is not None:
             self._check(start, self._stop_at)
+            if self._looked is None and self.archive is not None:
+                self._look(start)  # once: for what comes from the archive
             return self._stop_at
-        if self._backlog:
+        if self._backlog or self._archived(start):
             return self._look(start)
         if self._looked is None or self.monotonic() - self._looked >= _LOOK_EVERY:
-            self._new = {p: 0 for p in self._look(start) if p not in start}
-        received = self.reader.follow({**self._new, **start}, self.limits.wait, SMALL)
+            ends = self._look(start)
+            self._new = {p: 0 for p in ends if p not in start}
+            if self._archived(start):
+                return ends
+        try:
+            received = self.reader.follow({**self._new, **start}, self.limits.wait, SMALL)
+        except OffsetsLost:
+            if self.archive is None:
+                raise
+            self.reader.close()
+            return self._look(start)
         if self.reader.buffered:
             self._size.record_bytes = self.reader.buffered_bytes / self.reader.buffered
         return self._look(start) if self.reader.buffered >= SMALL else received
@@ -127,10 +151,26 @@ class Planner:
     def _learn_size(self, start: Mapping[int, int]) -> None:
         """Measure the records from `start` on, if none was seen yet."""
         if not self._size.record_bytes:
-            self._size.record_bytes = self.topics.mean_size(self.topic, start) or 1.0
+            archived = self._archived(start)
+            if archived and self.archive is not None:
+                size = self.archive.mean_size(archived)
+            else:
+                size = self.topics.mean_size(self.topic, start)
+            self._size.record_bytes = size or 1.0
+
+    def _archived(self, start: Mapping[int, int]) -> dict[int, int]:
+        """The positions that Kafka no longer had at the last look."""
+        return {p: offset for p, offset in start.items() if offset < self.first.get(p, 0)}
+
+    def _look_at_first(self) -> Firsts:
+        self.first = self.topics.offsets(self.topic).earliest
+        return self.first
 
     def _look(self, start: Mapping[int, int]) -> Mapping[int, int]:
-        """The ends of the topic's partitions; raises OffsetsLost if one of them is before the stream's position."""
+        """The ends of the topic's partitions; raises OffsetsLost if one of them is before the stream's position.
+
+        With an archive, also if there is a hole between what it covers and what Kafka has.
+        """
         try:
             ends: Mapping[int, int] = self.topics.latest(self.topic)
             self._check(start, ends)
@@ -139,6 +179,10 @@ class Planner:
             self.sleep(_SURE_AFTER)
             ends = self._ends_of_topic(start)
             self._check(start, ends)
+        if self.archive is not None:
+            before, _ = parted({p: (offset, ends[p]) for p, offset in start.items()}, self._look_at_first())
+            if before and (error := lost(self.topic, self.archive, before)) is not None:
+                raise error
         self._looked = self.monotonic()
         return ends
 

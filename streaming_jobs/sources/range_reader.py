@@ -20,10 +20,8 @@ from typing import Any, Protocol
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
+from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import Failures
-
-Span = tuple[int, int]
-"""The first offset of a range, and the one after its last."""
 
 _SLICE = 0.1
 _FIRST = 1.0

@@ -35,18 +35,17 @@ from pyspark.sql.types import (
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.files import write_json
 from streaming_jobs.record_format import BlockReader, Format, Refusal
+from streaming_jobs.sources.records import LARGEST_MS, KafkaMessages, Records
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-_HEADERS_ARROW = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 RECORD = "_record"
 """The column of the decoded value."""
 TIME = pa.timestamp("us", "UTC")
 _TOMBSTONE = Refusal("tombstone", "the value is null and the stream does not take tombstones")
-_LARGEST_MS = (2**63 - 1) // 1000
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,22 @@ class Declared:
     event_time: str | None
     ahead: timedelta | None
     max_ahead: str | None
+    timestamp_type: bool = False
 
     @classmethod
     def of(cls, topic: KafkaTopic) -> Declared:
         """The declaration of a topic."""
         keep = topic.tombstones == "keep"
-        return cls(topic.name, topic.value, topic.headers, keep, topic.event_time, topic.ahead, topic.max_ahead)
+        return cls(
+            topic.name,
+            topic.value,
+            topic.headers,
+            keep,
+            topic.event_time,
+            topic.ahead,
+            topic.max_ahead,
+            topic.timestamp_type,
+        )
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,7 @@ class RecordBlocks:
         return StructType(
             [
                 *position,
+                *([StructField("timestamp_type", StringType())] if self.declared.timestamp_type else []),
                 *([headers] if self.declared.headers else []),
                 StructField("tombstone", BooleanType()),
                 StructField(RECORD, nullable(self.declared.format.schema)),
@@ -129,21 +139,25 @@ class RecordBlocks:
         return self._used is None or column in self._used
 
     def batch(self, messages: Sequence[Message]) -> pa.RecordBatch:
+        """The messages of a consumer as one batch, in their order."""
+        return self.of(KafkaMessages(messages))
+
+    def of(self, records: Records) -> pa.RecordBatch:
         """The records as one batch, in their order."""
-        values = [m.value() for m in messages]
-        times = np.clip([m.timestamp()[1] for m in messages], -_LARGEST_MS, _LARGEST_MS).astype(np.int64)
+        values, times = records.values, records.times
         columns, refused = self._judged(values, times)
         if self.rows == "refused":
-            return self._refused(messages, values, times, refused)
-        size = len(messages)
+            return self._refused(records, refused)
+        size = len(records)
         bad = np.zeros(size, dtype=bool)
         bad[list(refused)] = True
         fields = list(self.schema.field(RECORD).type)
         made = dict(zip(self._fields, columns.columns, strict=True))
         record = [made[f.name] if f.name in made else pa.nulls(size, f.type) for f in fields]
+        further = [name for name in ("headers", "timestamp_type") if name in self.schema.names and self._wanted(name)]
         built = {
-            **self._position(messages, times),
-            **({"headers": _headers(messages)} if self._wanted("headers") else {}),
+            **self._position(records),
+            **{name: records.column(name) for name in further},
             "tombstone": pa.array([value is None for value in values], pa.bool_()),
             RECORD: pa.StructArray.from_arrays(record, fields=fields),
             "_bad": pa.array(bad),
@@ -182,7 +196,7 @@ class RecordBlocks:
         micros = pc.cast(pc.cast(events, pa.timestamp("us")), pa.int64())
         event = np.asarray(pc.fill_null(micros, np.iinfo(np.int64).min))
         ahead_ms = self.declared.ahead // timedelta(milliseconds=1)
-        latest = np.minimum(times, _LARGEST_MS - ahead_ms) + ahead_ms
+        latest = np.minimum(times, LARGEST_MS - ahead_ms) + ahead_ms
         late = np.flatnonzero((times >= 0) & (event > latest * 1000))
         found = {}
         for row in (int(row) for row in late if int(row) not in refused):
@@ -193,30 +207,24 @@ class RecordBlocks:
             )
         return found
 
-    def _position(self, messages: Sequence[Message], times: np.ndarray) -> dict[str, pa.Array]:
+    def _position(self, records: Records) -> dict[str, pa.Array]:
         """The columns of the records' positions that are wanted."""
         ways: dict[str, Callable[[], pa.Array]] = {
-            "topic": lambda: pa.repeat(self.declared.topic, len(messages)),
-            "partition": lambda: pa.array([m.partition() for m in messages], pa.int32()),
-            "offset": lambda: pa.array([m.offset() for m in messages], pa.int64()),
-            "timestamp": lambda: pa.array(times * 1000).view(TIME),
-            "key": lambda: pa.array([m.key() for m in messages], pa.binary()),
+            "topic": lambda: pa.repeat(self.declared.topic, len(records)),
+            "partition": lambda: records.column("partition"),
+            "offset": lambda: records.column("offset"),
+            "timestamp": lambda: pa.array(records.times * 1000).view(TIME),
+            "key": lambda: records.column("key"),
         }
         return {name: make() for name, make in ways.items() if self._wanted(name)}
 
-    def _refused(
-        self,
-        messages: Sequence[Message],
-        values: Sequence[bytes | None],
-        times: np.ndarray,
-        refused: Mapping[int, Refusal],
-    ) -> pa.RecordBatch:
+    def _refused(self, records: Records, refused: Mapping[int, Refusal]) -> pa.RecordBatch:
         rows = sorted(refused)
-        chosen = [messages[row] for row in rows]
+        chosen = records.take(rows)
         arrays = [
-            *self._position(chosen, times[rows]).values(),
-            pa.array([values[row] for row in rows], pa.binary()),
-            _headers(chosen),
+            *self._position(chosen).values(),
+            pa.array(chosen.values, pa.binary()),
+            chosen.column("headers"),
             pa.array([refused[row].reason for row in rows], pa.string()),
             pa.array([refused[row].detail for row in rows], pa.string()),
         ]
@@ -241,12 +249,6 @@ def nullable(kind: DataType) -> Any:
     if isinstance(kind, StructType):
         return StructType([StructField(field.name, nullable(field.dataType)) for field in kind.fields])
     return ArrayType(nullable(kind.elementType)) if isinstance(kind, ArrayType) else kind
-
-
-def _headers(messages: Sequence[Message]) -> pa.Array:
-    """The headers of each record; null without any."""
-    each: list[Any] = [m.headers() for m in messages]
-    return pa.array([[{"key": k, "value": v} for k, v in h] if h else None for h in each], _HEADERS_ARROW)
 
 
 def _shown(micros: int) -> str:

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from streaming_jobs.errors import PreflightRefused, UsageError
@@ -144,7 +145,11 @@ class StreamRecord:
 
 def load(settings: Settings, stream: str) -> StreamRecord | None:
     """The stream's record, or None before its first start; raises PreflightRefused if it is damaged."""
-    path = StreamFolder.of(settings, stream).record
+    return read(StreamFolder.of(settings, stream).record)
+
+
+def read(path: Path) -> StreamRecord | None:
+    """The record in a file, or None if there is none; raises as `load` does."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value.pop("format") != FORMAT:

@@ -29,6 +29,7 @@ PUBLIC = [
     "Truth",
     "Unique",
     "UsageError",
+    "archive",
     "stream",
     "truth",
 ]

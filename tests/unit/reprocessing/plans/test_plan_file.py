@@ -140,3 +140,20 @@ def test_a_name_that_no_plan_has(settings: Settings, name: str) -> None:
 def test_no_two_plans_have_the_same_name(settings: Settings) -> None:
     assert [next_id(settings, "things") for _ in range(3)] == ["things-0001", "things-0002", "things-0003"]
     assert next_id(settings, "others") == "others-0001"
+
+
+def test_a_plan_remembers_what_comes_from_an_archive_and_older_plans_keep_their_fingerprint(settings: Settings) -> None:
+    name = next_id(settings, "things")
+    plain = stream_plan(name)
+    kept = replace(plain.saw.topics[0], archive="things_archive", first=dict.fromkeys(range(12), 20))
+    plan = sealed(RecoveryPlan(name, 1.0, (replace(plain, saw=replace(plain.saw, topics=(kept,))),)))
+    save(settings, plan)
+    assert load(settings, name) == plan
+    older = planned(settings)
+    file = folder(settings, older.id) / "plan.json"
+    value = json.loads(file.read_text())
+    for each in value["streams"]:
+        for topic in each["saw"]["topics"]:
+            del topic["archive"], topic["first"]
+    file.write_text(json.dumps(value))
+    assert load(settings, older.id) == older

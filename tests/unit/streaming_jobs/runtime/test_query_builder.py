@@ -86,7 +86,7 @@ def test_a_lateness_in_the_settings_goes_before_the_declared_one_also_when_it_is
 ) -> None:
     late = replace(parity, sources={"things": replace(THINGS, event_time="n", lateness="6 hours")})
     loaded = settings({"stream.lateness": lateness} if lateness else {})
-    assert [source.lateness for source in assembly(loaded, late)._sources()] == [timedelta(seconds=delay)]
+    assert [source.lateness for source in assembly(loaded, late)._sources({})] == [timedelta(seconds=delay)]
 
 
 def test_each_source_gets_a_share_of_a_batch_and_never_none(settings: SettingsFactory) -> None:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, OffsetsLost, PermanentError, TransientError
+from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import Failures
-from streaming_jobs.sources.range_reader import RangeReader, Span, consumer_config
+from streaming_jobs.sources.range_reader import RangeReader, consumer_config
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, failure, record
 
 CONFIG = {"bootstrap.servers": "nowhere:1"}

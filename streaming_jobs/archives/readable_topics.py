@@ -1,0 +1,97 @@
+"""Topics with what their archives have of them: `earliest` is then the first offset that can be read at all.
+
+So everything that plans with a topic's offsets (preflight, the start of a stream, targets of a recovery, `moved`) knows
+the archive without asking for it. A topic without an archive is as Kafka has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streaming_jobs.archives.declaration import archive_of, is_archive
+from streaming_jobs.archives.table_archive import TableArchive
+from streaming_jobs.positions import Archived, OffsetBounds
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.archived_ranges import readable_from
+from streaming_jobs.sources.base import Archive, TopicReader
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.stream import Stream
+from streaming_jobs.topology import Topology
+
+if TYPE_CHECKING:
+    from streaming_jobs.sources.topics import TopicInfo
+
+
+@dataclass(frozen=True)
+class Archives:
+    """The archives that are declared, with the folders of these settings; a replay has those of its stream."""
+
+    settings: Settings
+
+    def of(self, stream: Stream, topic: str, topic_id: str) -> Archive | None:
+        """The archive from which a stream reads what Kafka no longer has of a topic; None without one.
+
+        An archive itself reads from Kafka alone. Raises UsageError for a topic with several.
+        """
+        if is_archive(stream):
+            return None
+        declared = archive_of(topic, Topology.load(self.settings.flows).streams.values())
+        if declared is None:
+            return None
+        table = self.settings.tables / declared.primary.name
+        return TableArchive(declared.name, topic, topic_id, table, StreamFolder.of(self.settings, declared.name).record)
+
+    def added_to(self, topics: TopicReader, stream: Stream) -> TopicReader:
+        """The topics, as this stream can read them."""
+        return ReadableTopics(topics, self, stream)
+
+
+@dataclass(frozen=True)
+class ReadableTopics:
+    """The topics of one stream: in Kafka, and in their archives."""
+
+    topics: TopicReader
+    archives: Archives
+    stream: Stream
+
+    def describe(self, name: str) -> TopicInfo | None:
+        """As Kafka has it."""
+        return self.topics.describe(name)
+
+    def latest(self, name: str) -> dict[int, int]:
+        """As Kafka has it."""
+        return self.topics.latest(name)
+
+    def offsets(self, name: str) -> OffsetBounds:
+        """First and next offset of every partition, with what the archive adds."""
+        kafka = self.topics.offsets(name)
+        if (archive := self._archive(name)) is None:
+            return kafka
+        bounds = {p: span for p, span in archive.bounds().items() if p in kafka.earliest}
+        added = Archived(archive.name, bounds, kafka.earliest)
+        return OffsetBounds(readable_from(kafka.earliest, bounds), kafka.latest, added)
+
+    def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
+        """By partition the first offset whose record timestamp is at or after `ms`, or the end."""
+        found, offsets = self.topics.offsets_for_time(name, ms), self.offsets(name)
+        archive = self._archive(name)
+        if archive is None or offsets.archived is None:
+            return found
+        first = offsets.archived.first
+        spans = {p: (begin, first[p]) for p, begin in offsets.earliest.items() if begin < first[p]}
+        return {**found, **archive.first_at(ms, spans)} if spans else found
+
+    def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
+        """Bytes of key and value of an average record from `starts` on; None if none could be read."""
+        added, archive = self.offsets(name).archived, self._archive(name)
+        old = {p: start for p, start in starts.items() if added is not None and start < added.first.get(p, 0)}
+        if archive is not None and old and (size := archive.mean_size(old)) is not None:
+            return size
+        return self.topics.mean_size(name, starts)
+
+    def _archive(self, name: str) -> Archive | None:
+        if is_archive(self.stream) or (info := self.topics.describe(name)) is None:
+            return None
+        return self.archives.of(self.stream, name, info.id)
