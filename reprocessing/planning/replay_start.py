@@ -106,10 +106,14 @@ def _take(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
 
 
 def _lost(ends: TopicOffsets, snapshot: PlanningSnapshot) -> str:
+    return lost(ends, {topic.name: topic.earliest for topic in snapshot.around.topics})
+
+
+def lost(begins: TopicOffsets, earliest: TopicOffsets) -> str:
     """The first range that a replay from these offsets would miss, in words; empty if there is none."""
-    for topic in snapshot.around.topics:
-        for partition, first in topic.earliest.items():
-            begin = ends.get(topic.name, {}).get(partition)
+    for topic, firsts in earliest.items():
+        for partition, first in firsts.items():
+            begin = begins.get(topic, {}).get(partition)
             if begin is not None and begin < first:
-                return f"offsets {begin} to {first - 1} of topic {topic.name}, partition {partition}, are gone"
+                return f"offsets {begin} to {first - 1} of topic {topic}, partition {partition}, are gone"
     return ""

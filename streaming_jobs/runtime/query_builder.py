@@ -75,7 +75,7 @@ class BuiltQuery:
 
 @dataclass(frozen=True)
 class QueryBuilder:
-    """Builds the query of one stream; `before_commit` and `report` are hooks of its pipeline."""
+    """Builds the query of one stream; `before_commit` and `report` are hooks of its pipeline, `until` bounds it."""
 
     stream: Stream
     settings: Settings
@@ -85,6 +85,7 @@ class QueryBuilder:
     before_commit: Callable[[StreamRecord], None]
     report: Callable[[BatchReport], None]
     replan: Replan | None = None
+    until: TopicOffsets | None = None
 
     @property
     def own(self) -> StreamSettings:
@@ -115,6 +116,10 @@ class QueryBuilder:
             first=FIRST if often else self.share,
         )
 
+    def limits_of(self, topic: str) -> Limits:
+        """The bounds on a batch of one topic."""
+        return self.limits if self.until is None else replace(self.limits, until=self.until.get(topic, {}))
+
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:
         """Bring everything together; writes stream.json and makes or widens the tables."""
         name = self.stream.name
@@ -124,7 +129,8 @@ class QueryBuilder:
         sources = self._sources()
         starts = self._starts(record, snapshot)
         frames = {
-            s.parameter: s.stream(spark, start=starts[s.topic.name], limits=self.limits, owner=name) for s in sources
+            s.parameter: s.stream(spark, start=starts[s.name], limits=self.limits_of(s.name), owner=name)
+            for s in sources
         }
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)

@@ -162,11 +162,16 @@ class Queries(Protocol):
 
 @dataclass
 class SparkQueries:
-    """Queries of Spark over Kafka topics. A `connection` that is not given is made by `open`, from the settings."""
+    """Queries of Spark over Kafka topics. A `connection` that is not given is made by `open`, from the settings.
+
+    With `until`, queries with the trigger available-now end at these offsets instead of at their topics' ends, and read
+    no record past them.
+    """
 
     settings: Settings
     replan: Replan | None = None
     connection: Connection | None = None
+    until: TopicOffsets | None = None
     _ends: EndOffsets | None = field(default=None, init=False)
     _client: Path | None = field(default=None, init=False)
 
@@ -204,6 +209,7 @@ class SparkQueries:
             before_commit=self.before_commit(stream),
             report=hooks.report,
             replan=self.replan,
+            until=self.until,
         ).assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
         return start(built, hooks)
