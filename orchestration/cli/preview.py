@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,8 +14,6 @@ from orchestration.cli.output import Output, OutputOption, log_to_stderr, say, s
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from reprocessing.preview.folders import Folders
     from reprocessing.preview.result import Preview
 
@@ -32,6 +31,9 @@ def preview(
     suites: Annotated[
         bool, typer.Option("--suites/--no-suites", help="The stream's suites have to pass on the rebuilt rows.")
     ] = True,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON to this file too.", show_default=False)
+    ] = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Replay the newest records with the code on disk, and compare the rows with the published ones.
@@ -46,6 +48,7 @@ def preview(
     from reprocessing.preview.start import Wanted
     from reprocessing.preview.words import text
     from streaming_jobs.durations import parse_duration
+    from streaming_jobs.files import write_atomic
     from streaming_jobs.platform.broker import bootstrap_servers
     from streaming_jobs.sources.topics import Topics
 
@@ -62,6 +65,8 @@ def preview(
         made = run(call.settings, selected, topics, Asked(wanted, names, run_suite), tell=say)
     report = _written(Folders(call.settings, stream), made)
     value = {**made.value(), "report": str(report)}
+    if json_file is not None:
+        write_atomic(json_file.absolute(), json.dumps(value, indent=1, default=str))
     show(output, value, lambda: print(text(made, str(report)), end=""))
     if made.verdict.exit_code:
         raise typer.Exit(made.verdict.exit_code)

@@ -22,7 +22,7 @@ from reprocessing.rebuild.staging import fill
 from streaming_jobs.errors import OutputMismatch, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform import spark
-from streaming_jobs.platform.runtime import LocalSpark, Runtime
+from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.platform.spark import Launched
 from streaming_jobs.positions import by_place, ends_of
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
@@ -87,9 +87,7 @@ def replay(
     stream: Stream,
     record: StreamRecord,
     until: Published,
-    *,
-    progress: Callable[[int], None] = lambda _: None,
-    runtime: Runtime | None = None,
+    progress: Callable[[int], None],
 ) -> Failure | None:
     """Run the stream's code up to the border; returns why it failed, None if it reached the border.
 
@@ -104,7 +102,7 @@ def replay(
         queries=SparkQueries(
             own, _Guard(own, stream.name, record, border(own, stream, record, until)), until=until.ends
         ),
-        runtime=runtime or LocalSpark(own, launch=partial(_launch, stream.name)),
+        runtime=LocalSpark(own, launch=partial(_launch, stream.name)),
     )
     over = threading.Event()
     watcher = threading.Thread(target=_watch, args=(session, over, progress), daemon=True)

@@ -25,7 +25,6 @@ from reprocessing.preview.start import Start, View, Wanted, choose, records
 from reprocessing.rebuild.context import RunSuite, no_suites
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.platform.runtime import Runtime
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.settings import Settings
@@ -40,13 +39,18 @@ READ = 50_000
 """Batches at most whose figures are read from a ledger, the newest ones."""
 
 
+Replay = Callable[[Folders, Stream, StreamRecord, Published, Callable[[int], None]], Failure | None]
+"""Runs the stream's code on the preview's folders up to the border; reports batches, returns why it failed."""
+
+
 @dataclass(frozen=True)
 class Asked:
-    """The request: from where, and the suites that have to pass."""
+    """The request: from where, the suites that have to pass, and how records are replayed."""
 
     wanted: Wanted = field(default_factory=Wanted)
     suites: tuple[str, ...] = ()
     run_suite: RunSuite = no_suites
+    replay: Replay = replay
 
 
 @dataclass(frozen=True)
@@ -64,21 +68,27 @@ def preview(
     asked: Asked,
     *,
     tell: Callable[[str], None] = lambda _: None,
-    runtime: Runtime | None = None,
 ) -> Preview:
     """Make a preview of the code on disk.
 
     Raises UsageError if there is nothing to begin at or to compare with, or another preview of the stream runs;
-    PreflightRefused while a recovery is under way; TransientError if the broker or Spark's JVM is gone.
+    PreflightRefused while a recovery is under way, and if the stream has another primary table by now;
+    TransientError if the broker or Spark's JVM is gone.
     """
     record = stream_record.load(settings, stream.name)
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to compare with")
+    if record.tables and record.table(stream.primary.name) is None:
+        before = next((bound.name for bound in record.tables if bound.role == "primary"), "")
+        raise PreflightRefused(
+            f"cannot start on today's state: stream {stream.name} no longer writes table {before}",
+            "declare the sink again",
+        )
     folders, clock = Folders(settings, stream.name), Clock()
     with alone(folders):
         folders.clear()
         try:
-            return _preview(folders, stream, record, topics, asked, clock, tell, runtime)
+            return _preview(folders, stream, record, topics, asked, clock, tell)
         finally:
             folders.clear()
 
@@ -109,7 +119,6 @@ def _preview(
     asked: Asked,
     clock: Clock,
     tell: Callable[[str], None],
-    runtime: Runtime | None,
 ) -> Preview:
     end = published(folders, stream, record)
     start = choose(asked.wanted, _view(folders.settings, record, topics, end))
@@ -122,9 +131,7 @@ def _preview(
     if failure is None:
         prepare(folders, stream, record, start)
         clock.done("preparation")
-        failure = replay(
-            folders, stream, record, end, progress=lambda batch: tell(f"  replayed to batch {batch}"), runtime=runtime
-        )
+        failure = asked.replay(folders, stream, record, end, lambda batch: tell(f"  replayed to batch {batch}"))
         clock.done("session and replay")
     if failure is None:
         tables = compare_tables(folders, stream)
