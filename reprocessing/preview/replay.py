@@ -19,7 +19,7 @@ from reprocessing.preview.start import Start
 from reprocessing.rebuild.replay import last_entry
 from reprocessing.rebuild.replay_end import Border, steps_to
 from reprocessing.rebuild.staging import fill
-from streaming_jobs.errors import OutputMismatch, PreflightRefused
+from streaming_jobs.errors import OutputMismatch, PreflightRefused, TransientError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform import spark
 from streaming_jobs.platform.runtime import LocalSpark
@@ -31,7 +31,7 @@ from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
-from streaming_jobs.state import stream_record
+from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_record import BoundTable, Generation, StreamRecord
 from streaming_jobs.stream import Stream
@@ -50,20 +50,30 @@ class Failure:
 
 
 def prepare(folders: Folders, stream: Stream, record: StreamRecord, start: Start) -> None:
-    """Make the state and the tables of the replay: those of the savepoint, or empty tables with today's columns."""
+    """Make the state and the tables of the replay: those of the savepoint, or empty tables with today's columns.
+
+    Raises TransientError if the savepoint is dropped meanwhile, as the running stream does with old ones.
+    """
     own, savepoint = folders.own(), start.savepoint
     after = (None, -1) if savepoint is None else (savepoint.generation, savepoint.batch)
     opened = Generation(record.generation + 1, time.time(), "preview", *after)
-    fill(
-        folders.settings,
-        own,
-        stream,
-        record=record,
-        opened=opened,
-        savepoint=savepoint,
-        starts=start.ends,
-        plan="preview",
-    )
+    try:
+        fill(
+            folders.settings,
+            own,
+            stream,
+            record=record,
+            opened=opened,
+            savepoint=savepoint,
+            starts=start.ends,
+            plan="preview",
+        )
+    except (FileNotFoundError, PreflightRefused) as error:
+        if savepoint is None or savepoints.find(folders.settings, stream.name, savepoint.id) is not None:
+            raise
+        raise TransientError(
+            f"savepoint {savepoint.id} of stream {stream.name} was dropped while the preview began", "try again"
+        ) from error
     if savepoint is None:
         _empty_tables(folders.settings, own, stream, opened)
 

@@ -19,9 +19,9 @@ from reprocessing.preview.published import Published
 from reprocessing.preview.replay import Failure
 from reprocessing.preview.result import Preview, Verdict
 from reprocessing.preview.run import Asked, preview
-from reprocessing.preview.start import Wanted
+from reprocessing.preview.start import Start, Wanted, choose
 from reprocessing.preview.words import headline, text
-from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
@@ -98,7 +98,7 @@ def test_the_same_rows_are_equal_and_nothing_of_the_stream_is_changed(life: Life
     assert made.savepoint == f"g0001-b{SAVED:09d}" and made.records == 30
     assert made.begin.txn == Txn(1, SAVED) and made.end.txn == Txn(1, BATCHES - 1)
     assert {each.hash for each in made.published_code} == {"a"}
-    assert [table.read for table in made.tables][0] == (30, 30), "only what came after the savepoint is read"
+    assert made.tables[0].read == (30, 30), "only what came after the savepoint is read"
     assert made.tables[0].difference.old_rows == 60 == made.tables[0].difference.new_rows
     assert files(life.settings.home) == before
     assert not Folders(life.settings, life.stream.name).tables.exists()
@@ -238,6 +238,22 @@ def test_what_a_killed_preview_left_is_removed_by_the_next(life: Life) -> None:
     assert (folders.tables / "published").is_dir() and (folders.state / "replay").is_dir()
     assert run(life).verdict is Verdict.equal
     assert not folders.tables.exists() and not (folders.state / "replay").exists()
+
+
+def test_a_savepoint_that_the_running_stream_drops_meanwhile_is_a_reason_to_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life.of_batches(tmp_path, BATCHES)
+    savepoints.take(life.settings, life.stream, life.record, SAVED, "purpose")
+
+    def choose_and_drop(*given: Any) -> Start:
+        start = choose(*given)
+        savepoints.drop(life.settings, life.stream, f"g0001-b{SAVED:09d}")
+        return start
+
+    monkeypatch.setattr("reprocessing.preview.run.choose", choose_and_drop)
+    with pytest.raises(TransientError, match="was dropped while the preview began"):
+        run(life)
 
 
 def test_an_interrupted_preview_leaves_nothing(life: Life) -> None:
