@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql.types import LongType, StructField, StructType
 
 from reprocessing.preview import folders as preview_folders
@@ -29,7 +30,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_record import StreamRecord
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
 from tests.support.life import PER_BATCH, ROWS, STREAM, Life, Topics
 
@@ -140,9 +141,8 @@ def test_a_change_by_another_program_is_named_as_such(tmp_path: Path) -> None:
     life = Life.of_batches(tmp_path, BATCHES)
     savepoints.take(life.settings, life.stream, life.record, SAVED, "purpose")
     # A row that somebody else has appended is published and not rebuilt.
-    from deltalake import DeltaTable, write_deltalake
-
-    write_deltalake(life.table, DeltaTable(life.table).to_pyarrow_table().slice(0, 1), mode="append")
+    rows = life.stored().readable().to_pyarrow_table().slice(0, 1)
+    write_deltalake(life.table, rows, mode="append")
     made = run(life)
     assert made.verdict is Verdict.different and made.tables[0].difference.gone == 1
     assert "was written by another program" in made.notes[0]
@@ -195,9 +195,13 @@ def test_a_table_that_is_no_longer_declared_cannot_start(tmp_path: Path) -> None
         PreflightRefused, match="cannot start on today's state: stream things no longer writes table things"
     ):
         run(life)
-    life.stream = replace(STREAM, dead_letters="elsewhere")
+    two = replace(STREAM, sinks={**STREAM.sinks, "copies": DeltaTable("copies")})
+    life = Life.begin(tmp_path / "two", two)
+    for number in range(BATCHES):
+        life.batch(number)
+    life.stream = STREAM
     made = run(life)
-    assert made.verdict is Verdict.cannot_start and "no longer writes table things_dead_letters" in headline(made)
+    assert made.verdict is Verdict.cannot_start and "no longer writes table copies" in headline(made)
 
 
 def test_what_there_is_nothing_of_is_refused(tmp_path: Path) -> None:
