@@ -102,7 +102,7 @@ def replay(
     """Run the stream's code up to the border; returns why it failed, None if it reached the border.
 
     `progress` is called with the number of the batch that was written last, if there is a new one, once per second.
-    Raises TransientError if Spark's JVM ended.
+    Raises TransientError for a failure that may pass: Spark's JVM ended, or the broker is away.
     """
     own = folders.own()
     session = Session(
@@ -174,13 +174,16 @@ def _launch(stream: str, settings: Settings, **options: object) -> Launched:
 
 
 def _failure(session: Session) -> Failure:
+    """Why the session failed; raises TransientError if that says nothing about the code."""
     running = session.running[0] if session.running else None
     error = (running.status.error if running is not None else None) or {}
     code = error.get("code", "")
+    if not error.get("permanent", False):
+        raise TransientError(f"the replay failed: {error.get('found', 'see the log')}", error.get("next", "try again"))
     never_began = running is None or running.pipeline is None
     return Failure(
         code,
-        error.get("found", "see the log"),
+        error["found"],
         error.get("next", ""),
         starts=not never_began and code not in (PreflightRefused.code, OutputMismatch.code),
     )

@@ -23,7 +23,7 @@ from reprocessing.preview.replay import Failure, prepare, replay
 from reprocessing.preview.result import Counts, Edge, Preview
 from reprocessing.preview.start import Start, View, Wanted, choose, records
 from reprocessing.rebuild.context import RunSuite, no_suites
-from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime.code_version import loaded_code
@@ -90,7 +90,10 @@ def preview(
         try:
             return _preview(folders, stream, record, topics, asked, clock, tell)
         finally:
-            folders.clear()
+            try:
+                folders.clear()
+            except TransientError as error:  # the result counts, and the next preview removes what is left
+                tell(f"the folders of this preview are left to the next one: {error.found}")
 
 
 @dataclass
