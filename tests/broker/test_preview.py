@@ -31,7 +31,7 @@ __all__ = ["home"]
 COUNT = 3_000
 SAME = 'F.when(F.col("kind") != "sold", F.col("quantity")).otherwise(-F.col("quantity"))'
 """The right function, written in another way."""
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +134,9 @@ def test_the_stream_runs_on_meanwhile(story: Story) -> None:
         start_new_session=True,
     )
     try:
-        until(lambda: _state(story) in ("running", "idle"), 60, "the driver")
+        until(lambda: _state(story) in ("running", "idle"), 120, "the driver")
         story.feed(story.all[2 * COUNT // 3 :])
-        until(lambda: moved(story) == COUNT, 60, "the rest of the movements")
+        until(lambda: moved(story) == COUNT, 120, "the rest of the movements")
         before = newest(story)
         story.deploy(WRONG)
         previewing = subprocess.Popen(
@@ -148,11 +148,11 @@ def test_the_stream_runs_on_meanwhile(story: Story) -> None:
             text=True,
         )
         place = story.settings.tables / "_previews" / "inventory" / "published" / "inventory"
-        until(place.is_dir, 60, "the preview")
+        until(place.is_dir, 120, "the preview")
         story.feed(story.all[:10])
-        until(lambda: moved(story) == COUNT + 10, 60, "what comes during the preview")
+        until(lambda: moved(story) == COUNT + 10, 120, "what comes during the preview")
         assert previewing.poll() is None, "it came while the preview ran"
-        value = json.loads(previewing.communicate(timeout=120)[0])
+        value = json.loads(previewing.communicate(timeout=240)[0])
         assert previewing.returncode == 10 and value["verdict"] == "different"
         assert value["to"]["batch"] == before, "the border is the newest batch when the preview began"
         assert value["records"] == 2 * COUNT // 3 and shown(value, "inventory")["new"] == 0
@@ -160,7 +160,7 @@ def test_the_stream_runs_on_meanwhile(story: Story) -> None:
     finally:
         if running.poll() is None:
             running.send_signal(signal.SIGTERM)
-        running.wait(60)
+        running.wait(120)
 
 
 def moved(story: Story) -> int:
