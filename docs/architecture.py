@@ -199,6 +199,7 @@ _COLUMNS = {
     "quality.examples": 6,
     "reprocessing": 1,
     "reprocessing.stages": 1,
+    "reprocessing.preview": 2,
     "reprocessing.report": 1,
     "reprocessing.rebuild": 1,
     "reprocessing.planning": 1,

@@ -10,6 +10,7 @@ from orchestration.assets import session_assets, session_job, sessions, topic_as
 from orchestration.bundle.job import Bundle, Continuous, Schedule
 from orchestration.bundle.last_good import Fault
 from orchestration.checks import HealthChecks
+from orchestration.preview import preview_job
 from orchestration.quality.parts import Declared, declared, parts
 from orchestration.sensors import (
     job_yaml_sensor,
@@ -59,17 +60,22 @@ def location(
         if isinstance(session.job.trigger, Schedule)
     ]
     health = HealthChecks(list(topology.streams.values()), all_sessions, settings, fault)
+    jobs = [job.key for job in bundle.jobs]
     quality = parts(
         suites_and_rules or declared(settings, topology),
         topology,
         settings,
-        jobs=[job.key for job in bundle.jobs],
+        jobs=jobs,
         health=health.keys,
     )
     made = dg.Definitions(
         asset_checks=[*health.definitions(), *quality.asset_checks],
         assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
-        jobs=[*(session_job(session, assets[session.job.key]) for session in all_sessions), *quality.jobs],
+        jobs=[
+            *(session_job(session, assets[session.job.key]) for session in all_sessions),
+            *quality.jobs,
+            *preview_job(topology, settings, jobs),
+        ],
         schedules=[*schedules, *quality.schedules],
         sensors=[
             *keepalives,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quality.suite_set import SuiteSet
     from quality.suites import Suite
     from quality.validation import Outcome
-    from reprocessing.rebuild.context import RecoveryContext, RunSuite
+    from reprocessing.rebuild.context import RunSuite, Staged
     from streaming_jobs.settings import Settings
     from streaming_jobs.stream import Stream
     from streaming_jobs.topology import Topology
@@ -35,13 +35,13 @@ def suites_of(settings: Settings, topology: Topology, stream: Stream) -> list[Su
 
 @contextmanager
 def suite_runner(settings: Settings, topology: Topology) -> Iterator[RunSuite]:
-    """Gives the function that runs suites on a recovery's staging tables; Spark is started only if one needs it.
+    """Gives the function that runs suites on staging tables; Spark is started only if one needs it.
 
     Of their table checks only those run that need neither the history nor another table: keys, and the ledger.
     """
     from quality.engines.spark_on_demand import spark_on_demand
 
-    def run(context: RecoveryContext, name: str) -> Iterable[str]:
+    def run(context: Staged, name: str) -> Iterable[str]:
         from quality.runs.runner import RunRequest, run_suite
         from quality.table_checks import Reconciled, UniqueKey
 

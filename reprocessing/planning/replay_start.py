@@ -8,13 +8,15 @@ the state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from reprocessing.planning.history import in_lineage
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved
 from reprocessing.plans.plan import Base
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.positions import Archived, TopicOffsets
 from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import cuttable
@@ -107,10 +109,15 @@ def _take(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
 
 
 def _lost(ends: TopicOffsets, snapshot: PlanningSnapshot) -> str:
+    topics = snapshot.around.topics
+    return lost(ends, {topic.name: topic.earliest for topic in topics}, {t.name: t.archived for t in topics})
+
+
+def lost(begins: TopicOffsets, earliest: TopicOffsets, archived: Mapping[str, Archived | None]) -> str:
     """The first range that a replay from these offsets would miss, in words; empty if there is none."""
-    for topic in snapshot.around.topics:
-        for partition, first in topic.earliest.items():
-            begin = ends.get(topic.name, {}).get(partition)
+    for topic, firsts in earliest.items():
+        for partition, first in firsts.items():
+            begin = begins.get(topic, {}).get(partition)
             if begin is not None and begin < first:
-                return gone(topic.archived, topic.name, partition, begin, first)
+                return gone(archived.get(topic), topic, partition, begin, first)
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from reprocessing.plans.journal import Journal, StreamJournal
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
@@ -31,12 +31,24 @@ class RecoveryEvents:
     confirm: Callable[[Recovery], bool] = lambda _: True
 
 
-RunSuite = Callable[["RecoveryContext", str], Iterable[str]]
+class Staged(Protocol):
+    """A stream with rebuilt tables that are not published: those of a recovery, or of a preview."""
+
+    @property
+    def own(self) -> Settings:
+        """The settings of the replay: their tables are the rebuilt ones."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream."""
+
+
+RunSuite = Callable[[Staged, str], Iterable[str]]
 """Runs a suite on a stream's staging tables: the critical expectations that fail, in words. Suites are above this
 package, so whoever carries a recovery out brings one of these."""
 
 
-def no_suites(context: RecoveryContext, suite: str) -> Iterable[str]:
+def no_suites(context: Staged, suite: str) -> Iterable[str]:
     """Raise UsageError: nothing that can run suites was given."""
     raise UsageError(
         f"the plan of stream {context.stream.name} asks for the suite {suite}, which cannot be run from here",

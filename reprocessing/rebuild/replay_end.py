@@ -107,13 +107,21 @@ def border_of(context: RecoveryContext) -> Border:
         except PreflightRefused:  # the savepoint's log does not reach back to the batch's beginning
             before = None
     stream_settings = context.own.for_stream(context.stream.name)
-    steps: tuple[TopicOffsets, ...] = (ends,)
-    empty = False
     watermark = any(topic.event_time is not None for topic in context.stream.sources.values())
-    if context.plan.stateful and watermark and before is not None and set(by_place(before)) == set(by_place(ends)):
-        empty = by_place(before) == by_place(ends)
-        steps = (ends,) if empty else (before, ends)
+    steps, empty = steps_to(ends, before if context.plan.stateful and watermark else None)
     return Border(steps, empty, stream_settings.max_offsets_per_trigger, lambda: keep_tables(context))
+
+
+def steps_to(ends: TopicOffsets, before: TopicOffsets | None) -> tuple[tuple[TopicOffsets, ...], bool]:
+    """The steps of a border at `ends`, and whether its last batch is empty.
+
+    `before` is where the last batch of the published tables began; None if that does not matter, or is not known.
+    """
+    if before is None or set(by_place(before)) != set(by_place(ends)):
+        return (ends,), False
+    if by_place(before) == by_place(ends):
+        return (ends,), True
+    return (before, ends), False
 
 
 def kept_table(context: RecoveryContext, declared: DeclaredTable) -> StoredTable | None:

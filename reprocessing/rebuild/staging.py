@@ -17,6 +17,7 @@ from reprocessing.plans.plan import StreamPlan
 from reprocessing.plans.plan_file import folder, staging_folder
 from streaming_jobs.files import private_folder, sync, sync_tree
 from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state import savepoints, stream_record
@@ -43,36 +44,59 @@ def prepare(
 ) -> None:
     """Make the staging folders anew; what a kill has left in them is removed."""
     clear(settings, plan)
-    replay_settings = settings_of(settings, plan)
-    private_folder(replay_settings.tables)  # also where the replay makes the tables: `sync_all` comes before it
-    opened = replace(
-        record,
-        generations=(*record.generations, opened_by(plan)),
-        tables=(),
-        accepted=(),
+    fill(
+        settings,
+        settings_of(settings, plan),
+        stream,
+        record=record,
+        opened=opened_by(plan),
+        savepoint=savepoint,
+        starts=plan.base.ends,
+        plan=plan.id,
     )
-    if savepoint is None or plan.discards_state:
-        topics = tuple(replace(topic, start=plan.base.ends.get(topic.name, topic.start)) for topic in record.topics)
-        opened = replace(opened, topics=topics, state_fingerprint={})
+
+
+def fill(
+    settings: Settings,
+    own: Settings,
+    stream: Stream,
+    *,
+    record: StreamRecord,
+    opened: Generation,
+    savepoint: Savepoint | None,
+    starts: TopicOffsets,
+    plan: str,
+) -> None:
+    """Make the tables and the state of a replay below the folders of its settings `own`, which must be empty.
+
+    They are those of the savepoint; without one, the replay makes the tables, and begins at `starts`. `opened` is its
+    generation; if that restarts, state begins empty at `starts` too. `plan` is named by the tables' entries.
+    """
+    private_folder(own.tables)  # also where the replay makes the tables: `sync_all` comes before it
+    begun = replace(record, generations=(*record.generations, opened), tables=(), accepted=())
+    if savepoint is None or opened.restarts:
+        topics = tuple(replace(topic, start=starts.get(topic.name, topic.start)) for topic in record.topics)
+        begun = replace(begun, topics=topics, state_fingerprint={})
     if savepoint is None:
-        stream_record.save(replay_settings, opened)
+        stream_record.save(own, begun)
         return
     contents = savepoints.contents_of(settings, stream, savepoint)
     declared = {table.name: table for table, _ in all_tables(stream)}
     roles = {table.name: table.role for table in record.tables}
     bound = []
     for saved in savepoint.tables:
-        entry = _up_to(plan, savepoint, saved.name, primary=roles[saved.name] == "primary")
-        begun = declared[saved.name]
-        table = store_of(begun).create(replay_settings, begun, plan.stream, contents[saved.name], entry)
+        entry = _up_to(plan, opened, savepoint, saved.name, primary=roles[saved.name] == "primary")
+        table = store_of(declared[saved.name]).create(
+            own, declared[saved.name], stream.name, contents[saved.name], entry
+        )
         bound.append(BoundTable(saved.name, table.table_id, roles[saved.name]))
-    if not plan.discards_state:
-        opened = replace(opened, state_fingerprint=dict(savepoint.state_fingerprint))
+    if not opened.restarts:
+        begun = replace(begun, state_fingerprint=dict(savepoint.state_fingerprint))
         copy(
             savepoints.checkpoint_of(settings, savepoint),
-            StreamFolder.of(replay_settings, plan.stream).make().checkpoint(plan.generation).folder,
+            StreamFolder.of(own, stream.name).make().checkpoint(opened.number).folder,
         )
-    stream_record.save(replay_settings, replace(opened, tables=tuple(bound)))
+    stream_record.save(own, replace(begun, tables=tuple(bound)))
 
 
 def sync_all(settings: Settings, plan: StreamPlan) -> None:
@@ -106,17 +130,17 @@ def clear(settings: Settings, plan: StreamPlan) -> None:
             sync(place)
 
 
-def _up_to(plan: StreamPlan, savepoint: Savepoint, table: str, *, primary: bool) -> LedgerEntry:
-    """The ledger entry of a staging table with all rows up to the savepoint's batch, in the plan's generation."""
-    at = Txn(plan.generation, opened_by(plan).first_batch - 1)
+def _up_to(plan: str, opened: Generation, savepoint: Savepoint, table: str, *, primary: bool) -> LedgerEntry:
+    """The ledger entry of a staging table with the rows up to the savepoint's batch, in the replay's generation."""
+    at = Txn(opened.number, opened.first_batch - 1)
     return LedgerEntry(
         kind="publish",
-        stream=plan.stream,
+        stream=savepoint.stream,
         table=table,
-        generation=plan.generation,
+        generation=at.generation,
         batch=at.batch,
         offsets=savepoint.offsets,
         txns={other.name: at.version for other in savepoint.tables if other.name != table} if primary else {},
-        plan=plan.id,
+        plan=plan,
         note=f"the files of savepoint {savepoint.id}",
     )

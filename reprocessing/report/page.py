@@ -48,13 +48,18 @@ def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]
     body = "\n".join(
         [
             f"<h1>{title}</h1>",
-            *_within(_sections(facts)),
+            *within(_sections(facts)),
             "<h2>What was done</h2>",
             _steps(plan, journal),
             "<h2>The plan</h2>",
             f"<pre>{escape(_plan_text(plan.id, explained))}</pre>",
         ]
     )
+    return document(title, body)
+
+
+def document(title: str, body: str) -> str:
+    """A self-contained page; both parts are HTML."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
@@ -62,7 +67,7 @@ def page(plan: RecoveryPlan, journal: Journal, differences: Sequence[Difference]
     )
 
 
-def _within(sections: Iterable[str]) -> Iterator[str]:
+def within(sections: Iterable[str]) -> Iterator[str]:
     """Yields sections as long as the page has room for them."""
     size = left_out = 0
     for section in sections:
@@ -78,7 +83,7 @@ def _within(sections: Iterable[str]) -> Iterator[str]:
 def _sections(facts: ReportFacts) -> Iterator[str]:
     if facts.differences:
         head = ["table", "published", "rebuilt", "corrected", "new", "gone"]
-        yield _table(head, [[d.table, *_counts(d)] for d in facts.differences], numbers=True)
+        yield html_table(head, [[d.table, *_counts(d)] for d in facts.differences], numbers=True)
     shown = [each for each in facts.streams if each.partitions]
     if shown:
         yield "<h2>Offsets</h2>"
@@ -89,7 +94,7 @@ def _sections(facts: ReportFacts) -> Iterator[str]:
         yield from map(_batches, replayed)
     if facts.differences:
         yield "<h2>Rebuilt rows against the published ones</h2>"
-        yield from map(_difference, facts.differences)
+        yield from map(difference_section, facts.differences)
 
 
 def _offsets(stream: StreamFacts) -> str:
@@ -156,7 +161,7 @@ def _batches(stream: StreamFacts) -> str:
     if any(each.cut for _, each in series):
         parts.append(f'<p class="soft">Only the newest {READ:,} batches are counted.</p>')
     head = ["", "batches", "records read", "rows written", "rows per 1,000 records", "first to last batch"]
-    return "\n".join([*parts, _table(head, rows, numbers=True)])
+    return "\n".join([*parts, html_table(head, rows, numbers=True)])
 
 
 def _duration(seconds: float) -> str:
@@ -168,8 +173,9 @@ def _per_thousand(series: BatchSeries) -> str:
     return f"{1_000 * series.rows / series.records:,.1f}" if series.records else ""
 
 
-def _difference(d: Difference) -> str:
-    parts = [f"<h3>{escape(d.table)}</h3>", _table(["published", "rebuilt", *_KINDS], [_counts(d)], numbers=True)]
+def difference_section(d: Difference) -> str:
+    """One table's difference: numbers, plots by time and by key, sums, and some rows."""
+    parts = [f"<h3>{escape(d.table)}</h3>", html_table(["published", "rebuilt", *_KINDS], [_counts(d)], numbers=True)]
     totals = [[column, str(old), str(new)] for column, (old, new) in list(d.totals.items())[:_COLUMNS]]
     legend = _legend([(kind, f"{kind} rows") for kind in _KINDS])
     if d.timeline.periods:
@@ -184,9 +190,9 @@ def _difference(d: Difference) -> str:
     if d.by_key.largest:
         parts += _keys(d, legend)
     if totals:
-        parts += ["<h4>Sums</h4>", _table(["sum of", "published", "rebuilt"], totals, numbers=True)]
+        parts += ["<h4>Sums</h4>", html_table(["sum of", "published", "rebuilt"], totals, numbers=True)]
     if d.sample:
-        parts.append(_table(["some rows that differ"], [[_short(row)] for row in d.sample]))
+        parts.append(html_table(["some rows that differ"], [[_short(row)] for row in d.sample]))
     return "\n".join(parts)
 
 
@@ -223,7 +229,7 @@ def _plot(picture: str) -> str:
 
 def _numbers(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """The numbers of a plot as a table that is closed at first."""
-    return f"<details><summary>as numbers</summary>{_table(head, rows)}</details>"
+    return f"<details><summary>as numbers</summary>{html_table(head, rows)}</details>"
 
 
 def _plan_text(plan: str, explained: str) -> str:
@@ -246,7 +252,7 @@ def _steps(plan: RecoveryPlan, journal: Journal) -> str:
             continue
         findings = "; ".join(_finding(key, value) for key, value in line.found.items() if key not in _PLOTTED)
         rows[-1:] = [[instant_words(begun), _stage(plan, line), f"{line.at - begun:.1f} s", line.state, findings]]
-    return _table(["begun", "stage", "took", "", "found"], rows[-_STEPS:])
+    return html_table(["begun", "stage", "took", "", "found"], rows[-_STEPS:])
 
 
 _PLOTTED = ("differences", "batches", "ends", "starts")
@@ -263,7 +269,7 @@ def _finding(key: str, value: Any) -> str:
     return "; ".join(each)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
     """A table; with `numbers`, all columns but those of text are aligned to the right."""
     lines = ["<tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"]
     lines += ["<tr>" + "".join(_cell(text, numbers=numbers) for text in row) + "</tr>" for row in rows]

@@ -76,7 +76,7 @@ class BuiltQuery:
 
 @dataclass(frozen=True)
 class QueryBuilder:
-    """Builds the query of one stream; `before_commit` and `report` are hooks of its pipeline."""
+    """Builds the query of one stream; `before_commit` and `report` are hooks of its pipeline, `until` bounds it."""
 
     stream: Stream
     settings: Settings
@@ -87,6 +87,7 @@ class QueryBuilder:
     report: Callable[[BatchReport], None]
     replan: Replan | None = None
     archives: Archives | None = None
+    until: TopicOffsets | None = None
 
     @property
     def own(self) -> StreamSettings:
@@ -117,6 +118,10 @@ class QueryBuilder:
             first=FIRST if often else self.share,
         )
 
+    def limits_of(self, topic: str) -> Limits:
+        """The bounds on a batch of one topic."""
+        return self.limits if self.until is None else replace(self.limits, until=self.until.get(topic, {}))
+
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:
         """Bring everything together; writes stream.json and makes or widens the tables."""
         name = self.stream.name
@@ -126,7 +131,8 @@ class QueryBuilder:
         sources = self._sources({topic.name: topic.topic_id or "" for topic in snapshot.topics})
         starts = self._starts(record, snapshot)
         frames = {
-            s.parameter: s.stream(spark, start=starts[s.topic.name], limits=self.limits, owner=name) for s in sources
+            s.parameter: s.stream(spark, start=starts[s.name], limits=self.limits_of(s.name), owner=name)
+            for s in sources
         }
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)

@@ -166,12 +166,15 @@ class SparkQueries:
     """Queries of Spark over Kafka topics. A `connection` that is not given is made by `open`, from the settings.
 
     `archives` have what topics no longer have; by default those of the settings.
+    With `until`, queries with the trigger available-now end at these offsets instead of at their topics' ends, and read
+    no record past them.
     """
 
     settings: Settings
     replan: Replan | None = None
     connection: Connection | None = None
     archives: Archives | None = None
+    until: TopicOffsets | None = None
     _ends: EndOffsets | None = field(default=None, init=False)
     _client: Path | None = field(default=None, init=False)
 
@@ -210,6 +213,7 @@ class SparkQueries:
             report=hooks.report,
             replan=self.replan,
             archives=self._archives,
+            until=self.until,
         ).assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
         return start(built, hooks)

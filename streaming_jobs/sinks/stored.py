@@ -121,6 +121,9 @@ class Content(Protocol):
     def pieces(self) -> int:
         """The number of its pieces."""
 
+    def without(self, other: Content) -> Content:
+        """The content with only those pieces that the other one does not have."""
+
 
 @dataclass(frozen=True)
 class Replaced:

@@ -38,6 +38,7 @@ class Limits:
     """The bounds on a batch of one source: seconds, records, bytes of values; seconds to wait for a first record.
 
     `first`: records of the first batch. `seconds` is at least the time from one batch's start to the next one's.
+    `until`: partition -> offset; with the trigger available-now, batches end there instead of at the topic's end.
     """
 
     seconds: float
@@ -45,6 +46,7 @@ class Limits:
     bytes: int
     wait: float
     first: int = FIRST
+    until: Mapping[int, int] | None = None
 
 
 @dataclass
@@ -116,8 +118,14 @@ class Planner:
         return list(read_ranges(self.reader, spans, most, self.archive, self.first, self._look_at_first))
 
     def stop_at_present_end(self) -> None:
-        """Plan no batch beyond the present end of the topic."""
-        self._stop_at = self.topics.latest(self.topic)
+        """Plan no batch beyond the present end of the topic, or beyond the bound that the limits give.
+
+        Raises OffsetsLost if the topic ends before that bound.
+        """
+        latest, until = self.topics.latest(self.topic), self.limits.until
+        if until is not None:
+            self._check(until, latest)
+        self._stop_at = latest if until is None else dict(until)
 
     def close(self) -> None:
         """Close the clients."""
@@ -126,10 +134,12 @@ class Planner:
     def _ends(self, start: dict[int, int]) -> Mapping[int, int]:
         """The end of what can be read now: of the topic in a backlog, else of the records that were received."""
         if self._stop_at is not None:
-            self._check(start, self._stop_at)
+            # A partition that is newer than the bound has no records before it.
+            stop_at = self._stop_at if self.limits.until is None else {**start, **self._stop_at}
+            self._check(start, stop_at)
             if self._looked is None and self.archive is not None:
                 self._look(start)  # once: for what comes from the archive
-            return self._stop_at
+            return stop_at
         if self._backlog or self._archived(start):
             return self._look(start)
         if self._looked is None or self.monotonic() - self._looked >= _LOOK_EVERY:

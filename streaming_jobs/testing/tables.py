@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -47,6 +47,11 @@ class MemoryContent:
     def pieces(self) -> int:
         """The number of pieces."""
         return len(self.parts)
+
+    def without(self, other: Content) -> MemoryContent:
+        """Only the pieces that are not among those of the other."""
+        there = set(map(id, memory_content(other).parts))
+        return replace(self, parts=tuple(part for part in self.parts if id(part) not in there))
 
     def rows(self) -> pa.Table:
         """All rows."""

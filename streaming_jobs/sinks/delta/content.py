@@ -7,7 +7,7 @@ retaining and publishing a content copies no data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Schema
@@ -15,6 +15,7 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from streaming_jobs.files import hard_link
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
+from streaming_jobs.sinks.stored import Content
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,17 @@ class DeltaContent:
     def inodes(self) -> list[tuple[int, int]]:
         """Device and inode of each file on disk, in order."""
         return inodes(self.root, self.files)
+
+    def without(self, other: Content) -> DeltaContent:
+        """Only the files that are not among those of the other."""
+        assert isinstance(other, DeltaContent)
+        there = set(other.inodes())
+        left = {
+            path: file
+            for (path, file), place in zip(self.files.items(), self.inodes(), strict=True)
+            if place not in there
+        }
+        return replace(self, files=left)
 
 
 def inodes(root: Path, files: Iterable[str]) -> list[tuple[int, int]]:

@@ -153,6 +153,18 @@ def test_a_table_gains_columns_and_takes_no_other_change(home: Home) -> None:
             home.ensure(columns)
 
 
+def test_a_content_without_another_has_only_the_pieces_that_the_other_lacks(home: Home) -> None:
+    home.batch(0, 1)
+    before = home.open().content()
+    home.batch(1, 2)
+    home.batch(2, 3)
+    now = home.open().content()
+    linked = home.create("linked", before).content()
+    assert (now.pieces, now.without(linked).pieces, linked.without(now).pieces) == (3, 2, 0)
+    assert ids(home.create("newer", now.without(linked))) == [2, 3]
+    assert ids(home.create("nothing", linked.without(now))) == []
+
+
 def test_its_commits_are_told_newest_first_with_their_entries(home: Home) -> None:
     home.batch(0, 1)
     table = home.batch(1, 2)

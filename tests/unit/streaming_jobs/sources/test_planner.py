@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import cast
 
@@ -204,6 +204,29 @@ def test_available_now_ends_where_the_topic_ended() -> None:
         ends.append(end[0])
         start = end
     assert ends[-1] == 25_000 and len(ends) > 1
+
+
+def bounded(topic: Topic, **until: int) -> Planner:
+    return topic.planner(replace(LIMITS, until={int(name[1:]): end for name, end in until.items()}))
+
+
+def test_with_a_bound_it_ends_there_though_the_topic_has_more_records_and_a_new_partition() -> None:
+    topic = Topic()
+    topic.grow(p0=25_000, p1=500)
+    planner = bounded(topic, p0=21_003)
+    planner.stop_at_present_end()
+    start, ends = {0: 0, 1: 0}, []
+    while (end := planner.next_end(start)) != start:
+        ends.append(end)
+        start = end
+    assert ends[-1] == {0: 21_003, 1: 0} and len(ends) > 1
+
+
+def test_a_bound_that_the_topic_does_not_reach_is_an_error_and_no_endless_wait() -> None:
+    topic = Topic()
+    topic.grow(p0=20)
+    with pytest.raises(OffsetsLost, match="ends at offset 20, and the stream is at 21"):
+        bounded(topic, p0=21).stop_at_present_end()
 
 
 def test_a_large_batch_is_not_for_the_planner() -> None:

@@ -1,0 +1,88 @@
+"""`recourse preview`: what the code on disk would do to a stream's newest rows. Nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestration.cli.invocation import invocation
+from orchestration.cli.output import Output, OutputOption, log_to_stderr, say, show
+from streaming_jobs.errors import UsageError
+
+if TYPE_CHECKING:
+    from reprocessing.preview.folders import Folders
+    from reprocessing.preview.result import Preview
+
+
+_NICENESS = 10
+
+
+def preview(
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    last: Annotated[
+        str | None, typer.Option(metavar="'2 hours'", help="From the newest savepoint that is at least that old.")
+    ] = None,
+    from_savepoint: Annotated[str | None, typer.Option(metavar="NAME", help="From this savepoint.")] = None,
+    suites: Annotated[
+        bool, typer.Option("--suites/--no-suites", help="The stream's suites have to pass on the rebuilt rows.")
+    ] = True,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON to this file too.", show_default=False)
+    ] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Replay the newest records with the code on disk, and compare the rows with the published ones.
+
+    The stream runs on, and nothing is published. Exit codes: 0 equal, 10 different, 1 broken, 2 usage.
+    """
+    from orchestration.cli.children import stop_signals_interrupt
+    from orchestration.suite_gate import suite_runner, suites_of
+    from reprocessing.preview.folders import Folders
+    from reprocessing.preview.run import Asked
+    from reprocessing.preview.run import preview as run
+    from reprocessing.preview.start import Wanted
+    from reprocessing.preview.words import text
+    from streaming_jobs.durations import parse_duration
+    from streaming_jobs.files import write_atomic
+    from streaming_jobs.platform.broker import bootstrap_servers
+    from streaming_jobs.sources.topics import Topics
+
+    if last is not None and from_savepoint is not None:
+        raise UsageError("--last and --from-savepoint were both given", "give one of them, or none")
+    call = invocation(context)
+    selected = call.topology.select([stream])[0]
+    wanted = Wanted(parse_duration(last) if last is not None else None, from_savepoint)
+    names = tuple(suite.name for suite in suites_of(call.settings, call.topology, selected)) if suites else ()
+    topics = Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
+    log_to_stderr()
+    _let_streams_go_first()
+    with stop_signals_interrupt(), suite_runner(call.settings, call.topology) as run_suite:
+        made = run(call.settings, selected, topics, Asked(wanted, names, run_suite), tell=say)
+    report = _written(Folders(call.settings, stream), made)
+    value = {**made.value(), "report": str(report)}
+    if json_file is not None:
+        write_atomic(json_file.absolute(), json.dumps(value, indent=1, default=str))
+    show(output, value, lambda: print(text(made, str(report)), end=""))
+    if made.verdict.exit_code:
+        raise typer.Exit(made.verdict.exit_code)
+
+
+def _let_streams_go_first() -> None:
+    """Run this process, and what it starts, at a lower priority: it gets what the streams leave of the CPU."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def _written(folders: Folders, made: Preview) -> Path:
+    """Write the report and the same as JSON; returns the page's path."""
+    from reprocessing.preview.page import write_page
+    from streaming_jobs.files import write_atomic
+
+    place = folders.new_report()
+    write_atomic(place / "preview.json", json.dumps(made.value(), indent=1, default=str))
+    write_page(place / "report.html", made)
+    return place / "report.html"

@@ -1,0 +1,109 @@
+"""`recourse preview` as it is typed, on a stream's life on disk: without Kafka or Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from orchestration import cli
+from reprocessing.preview import run as preview_run
+from reprocessing.preview.folders import Folders, alone
+from reprocessing.preview.replay import Failure
+from streaming_jobs.state import savepoints
+from tests.support.life import STREAM, Life, Topics
+
+
+@pytest.fixture(autouse=True)
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    """Six batches, and a savepoint after the third; the stream is declared, and the broker is the one of `Topics`."""
+    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    flows = ModuleType("preview_test_flows")
+    flows.STREAM = STREAM  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, flows.__name__, flows)
+    monkeypatch.setenv("RECOURSE_HOME", str(tmp_path))
+    monkeypatch.setenv("RECOURSE_FLOWS", f'["{flows.__name__}"]')
+    monkeypatch.setenv("RECOURSE_KAFKA__BOOTSTRAP_SERVERS", "nowhere:1")
+    monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: Topics())
+    monkeypatch.setattr("orchestration.cli.preview._let_streams_go_first", lambda: None)
+    life = Life.of_batches(tmp_path, 6)
+    savepoints.take(life.settings, STREAM, life.record, 2, "purpose")
+    return life
+
+
+def replay_is(monkeypatch: pytest.MonkeyPatch, *, wrong: bool = False, failure: Failure | None = None) -> None:
+    """The replay of the command is this one."""
+
+    def replay(folders: Folders, *_: Any) -> Failure | None:
+        for number in (3, 4, 5) if failure is None else ():
+            Life(folders.own()).batch(number, generation=2, code="b", wrong=wrong)
+        return failure
+
+    asked = preview_run.Asked
+    monkeypatch.setattr(preview_run, "Asked", lambda *given: asked(*given, replay=replay))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, data and talk."""
+    code = cli.main(["preview", *arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "verdict"),
+    [
+        ({}, 0, "equal"),
+        ({"wrong": True}, 10, "different"),
+        ({"failure": Failure("REC-027", "it raised", "correct it")}, 1, "broken"),
+        ({"failure": Failure("REC-021", "another aggregation", "take it back", starts=False)}, 1, "cannot start"),
+    ],
+)
+def test_the_exit_code_is_the_verdict(
+    how: dict[str, Any],
+    code: int,
+    verdict: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay_is(monkeypatch, **how)
+    ended, out, err = run(capsys, "things", "-o", "json", "--json", "kept.json")
+    value = json.loads(out)
+    assert (ended, value["verdict"], value["exit_code"]) == (code, verdict, code)
+    assert json.loads((tmp_path / "kept.json").read_text()) == value
+    assert "replays 30 records from savepoint g0001-b000000002" in err
+    report = Path(value["report"])
+    assert report.is_relative_to(tmp_path / "state" / "_previews" / "things") and verdict in report.read_text()
+    ended, out, _ = run(capsys, "things")
+    assert ended == code and out.startswith(f"stream things: {verdict}") and "report: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], "nothing"),
+        (["things", "--last", "soon"], "soon"),
+        (["things", "--last", "2 hours", "--from-savepoint", "g0001-b000000002"], "were both given"),
+        (["things", "--from-savepoint", "g0001-b000000001"], "has no savepoint g0001-b000000001"),
+        (["things", "--from-savepoint", "../../elsewhere"], "has no savepoint"),
+    ],
+)
+def test_a_wrong_request_is_usage_and_replays_nothing(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and words in err and not out
+
+
+def test_a_second_preview_of_the_stream_is_refused(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
+    with alone(Folders(life.settings, "things")):
+        code, _, err = run(capsys, "things")
+    assert code == 2 and f"another preview of stream things is running (process {os.getpid()})" in err
