@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from orchestration.cli import chaos, config, demo, doctor, feed, quality, recover, savepoints, streams, up, verify
+from orchestration.cli import (
+    chaos,
+    config,
+    demo,
+    doctor,
+    feed,
+    history,
+    quality,
+    recover,
+    savepoints,
+    streams,
+    up,
+    verify,
+)
 from orchestration.cli.invocation import Invocation, parse_set
 from orchestration.cli.output import say
 
@@ -56,6 +69,7 @@ app.command("doctor", short_help="Check this machine: one line per check, with t
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(feed.feed)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
+streams.app.command("history", short_help="Print what happened to a stream, in the order of time.")(history.history)
 app.add_typer(demo.app, name="demo")
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
