@@ -32,6 +32,7 @@ from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.driver import Driver
 from orchestration.sessions.events import not_being_made, report_without_run
 from orchestration.sessions.executor import last_word
+from orchestration.sessions.looking_back import recent, unread
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, SESSION_TAG, WORKER_TAG
@@ -163,7 +164,14 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
     session.log.write(_mark(context, session))
     driver = Driver(session.command(arguments), {"RECOURSE_RUN_ID": context.run.run_id}, session.log)
     tell = partial(report_without_run, context.instance)
-    reporter = Reporter(session.streams, settings.dagster, tell, context.log.error)
+    reporter = Reporter(
+        session.streams,
+        settings.dagster,
+        tell,
+        context.log.error,
+        unread=partial(unread, settings),
+        recent=partial(recent, settings),
+    )
     watch = _Watch(context, session, driver, reporter, os.getppid())
     gone: str | None = None
     code: int | None = None
