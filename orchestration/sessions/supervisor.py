@@ -28,6 +28,7 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.job import Continuous, Job
+from orchestration.sessions import run_logs
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.driver import Driver
 from orchestration.sessions.events import not_being_made, report_without_run
@@ -107,7 +108,7 @@ class _Watch:
             self._check_age()
             with self._trouble_is_logged():
                 self.reporter.report(self.statuses())
-                self.session.log.trim()
+                self.session.log.trim(_mark(self.context, self.session))
             if time.monotonic() - self.looked_at >= LOOK_AT_RUN_EVERY:
                 self.looked_at = time.monotonic()
                 self._check_own_run()
@@ -264,7 +265,7 @@ def _failure(context: Context, session: SessionSpec, reasons: Sequence[str], cod
 
 def _mark(context: Context, session: SessionSpec) -> str:
     """The first line of a run's part of the log."""
-    return f"--- run {context.run.run_id} of {session.job.key}"
+    return run_logs.mark(context.run.run_id, session.job.key)
 
 
 def _metadata(context: Context, session: SessionSpec, code: int | None) -> dict[str, dg.MetadataValue]:
