@@ -16,6 +16,7 @@ from orchestration.cli import (
     history,
     quality,
     recover,
+    sample,
     savepoints,
     streams,
     topics,
@@ -72,6 +73,7 @@ app.command("topics", short_help="Print the topics that streams read, with their
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
 streams.app.command("history", short_help="Print what happened to a stream, in the order of time.")(history.history)
+streams.app.command("sample", short_help="Print rows of a table, the newest first.")(sample.sample)
 app.add_typer(demo.app, name="demo")
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
