@@ -200,6 +200,7 @@ _COLUMNS = {
     "reprocessing": 1,
     "reprocessing.stages": 1,
     "reprocessing.report": 1,
+    "reprocessing.timeline": 2,
     "reprocessing.rebuild": 1,
     "reprocessing.planning": 1,
     "reprocessing.plans": 2,

@@ -43,7 +43,7 @@ def topic_sensor(topology: Topology, settings: Settings) -> dg.SensorDefinition:
             return dg.SensorResult(skip_reason=f"the topics could not be seen: {error.found}", cursor=context.cursor)
         events, cursor = [], {}
         for name, each in figures.items():
-            readers = [s for s in topology.streams.values() if any(t.name == name for t in s.sources.values())]
+            readers = [topology[stream] for stream in topology.readers(name)]
             seen = before.get(name)
             due = is_due(seen, each)
             if due:

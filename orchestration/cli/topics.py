@@ -14,7 +14,6 @@ from streaming_jobs.errors import UsageError
 if TYPE_CHECKING:
     from streaming_jobs.runtime.unread import Unread
     from streaming_jobs.sources.topic_figures import TopicFigures
-    from streaming_jobs.topology import Topology
 
 _KEEPS_ALL = -1
 
@@ -48,7 +47,7 @@ def topics(
         figures = with_rates(client, figures, seconds)
     if name in figures:
         figures[name] = with_size(client, figures[name])
-    readers = {topic: _readers(call.topology, topic) for topic in declared}
+    readers = {topic: call.topology.readers(topic) for topic in declared}
     reading = {stream for topic in figures for stream in readers[topic]}
     unread = unread_now(call.settings, [call.topology[stream] for stream in sorted(reading)])
     lags = {topic: {each: _lag(unread.get(each), topic) for each in readers[topic]} for topic in figures}
@@ -57,12 +56,6 @@ def topics(
     for missing in [name] if name and name not in figures else [each for each in declared if each not in figures]:
         if name in (None, missing):
             say(f"topic {missing} does not exist at {client.bootstrap}")
-
-
-def _readers(topology: Topology, topic: str) -> list[str]:
-    """The streams that read a topic."""
-    streams = topology.streams.values()
-    return [stream.name for stream in streams if any(each.name == topic for each in stream.sources.values())]
 
 
 def _lag(unread: Unread | None, topic: str) -> int | None:
