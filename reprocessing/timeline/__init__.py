@@ -1,1 +1,4 @@
-"""The timeline of a stream: its batches, deploys, sessions, recoveries and savepoints, as text, data and a picture."""
+"""The timeline of a stream: batches, deploys, sessions, recoveries and savepoints. Read `timeline.py` first.
+
+`batches.py` reads the ledger file, `marks.py` everything else; `bins.py` and `plot.py` draw, `page.py` writes the file.
+"""

@@ -41,6 +41,7 @@ svg.timeline { --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --back: #ffffff
 svg.timeline text { font: 13px system-ui, sans-serif; fill: var(--ink) }
 svg.timeline text.head { font-size: 16px; font-weight: 600 }
 svg.timeline text.note { font-size: 12px; fill: var(--soft) }
+svg.timeline text.over { paint-order: stroke; stroke: var(--back); stroke-width: 5px; stroke-linejoin: round }
 svg.timeline rect { stroke: none }
 svg.timeline .back { fill: var(--back) }
 svg.timeline .grid { stroke: var(--line); stroke-width: 1 }
@@ -78,6 +79,8 @@ class _Picture:
         self.panels = _TOP + len(self.lanes) * _LANE + 36
         self.bottom = self.panels + 2 * _PANEL + _GAP
         self.height = self.bottom + 34
+        self.titles: list[str] = []
+        """The titles of the plots, which are drawn over the lines of marks."""
 
     def x(self, at: float) -> float:
         return _LEFT + _INSIDE * min(max((at - self.timeline.since) / self.span, 0.0), 1.0)
@@ -96,6 +99,7 @@ class _Picture:
             *self._panel(self.panels, "rows per minute", self._rows),
             *self._panel(self.panels + _PANEL + _GAP, "seconds per batch: mean, and the slowest", self._seconds),
             *self._lines(),
+            *self.titles,
             *self._lanes(),
         ]
         return (
@@ -122,7 +126,7 @@ class _Picture:
         )
 
     def _panel(self, top: float, words: str, draw_in: Callable[[float], Iterator[str]]) -> Iterator[str]:
-        yield text(_LEFT, top - 14, words)
+        self.titles.append(text(_LEFT, top - 14, words, class_="over"))
         if self.bins:
             yield from draw_in(top)
         else:
@@ -136,8 +140,9 @@ class _Picture:
         scale = _Scale(top, *_cut(usual, largest))
         yield from scale.grid()
         if any(each.replayed for each in self.bins):
-            yield rect(_LEFT + 118, top - 24, 14, 10, class_="replay")
-            yield text(_LEFT + 138, top - 14, "of a replay, beside the tables", class_="note")
+            self.titles.append(rect(_LEFT + 118, top - 24, 14, 10, class_="replay"))
+            words = "of a replay, beside the tables"
+            self.titles.append(text(_LEFT + 138, top - 14, words, class_="note over"))
         for each in self.bins:
             own, replayed = each.rows * 60 / width, each.replayed * 60 / width
             x, wide = self._column(each, width)
