@@ -1,4 +1,9 @@
-"""Figures of topics as observations of their assets in Dagster, each minute; the only sensor that asks the broker."""
+"""Figures of topics as events of their assets in Dagster, each minute; the only sensor that asks the broker.
+
+The event is a materialisation if records came since the last look, because an asset's overview shows the figures of
+the newest materialisation and nothing else; otherwise an observation. Topics are external assets, whose events make no
+table stale.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +31,14 @@ AT_LEAST_EVERY = 900.0
 
 
 def topic_sensor(topology: Topology, settings: Settings) -> dg.SensorDefinition:
-    """Observes topics: end offsets, records per second, partitions, retention, and the lag of the streams that read."""
+    """Reports topics: end offsets, records per second, partitions, retention, and the lag of the streams that read."""
 
     @dg.sensor(
         name="topics",
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Asks the broker for the figures of each topic, and reports them as observations: each minute "
-        "while records come, every 15 minutes otherwise.",
+        description="Asks the broker for the figures of each topic, and reports them: each minute while records "
+        "come, every 15 minutes otherwise.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         before: dict[str, dict[str, Any]] = json.loads(context.cursor or "{}")
@@ -41,14 +46,16 @@ def topic_sensor(topology: Topology, settings: Settings) -> dg.SensorDefinition:
             figures = _look(settings, topology.topics)
         except RecourseError as error:
             return dg.SensorResult(skip_reason=f"the topics could not be seen: {error.found}", cursor=context.cursor)
-        events, cursor = [], {}
+        events: list[dg.AssetMaterialization | dg.AssetObservation] = []
+        cursor = {}
         for name, each in figures.items():
             readers = [topology[stream] for stream in topology.readers(name)]
             seen = before.get(name)
             due = is_due(seen, each)
             if due:
                 metadata = topic_metadata(each, seen, lags(settings, readers, each))
-                events.append(dg.AssetObservation(topic_key(name), metadata=metadata))
+                event = dg.AssetMaterialization if has_changed(seen, each) else dg.AssetObservation
+                events.append(event(topic_key(name), metadata=metadata))
             told = each.at if due or seen is None else seen["told"]
             cursor[name] = {"id": each.id, "at": each.at, "end": each.end, "told": told}
         skipped = None if events else dg.SkipReason("no topic has new records")
@@ -57,9 +64,14 @@ def topic_sensor(topology: Topology, settings: Settings) -> dg.SensorDefinition:
     return tick
 
 
+def has_changed(seen: Mapping[str, Any] | None, now: TopicFigures) -> bool:
+    """True if records came since the last look, or if the topic was made anew."""
+    return seen is None or seen["id"] != now.id or seen["end"] != now.end
+
+
 def is_due(seen: Mapping[str, Any] | None, now: TopicFigures) -> bool:
     """True if a topic is to be reported: it has changed since the last look, or was not reported for long."""
-    if seen is None or seen["id"] != now.id or seen["end"] != now.end:
+    if seen is None or has_changed(seen, now):
         return True
     return not 0 <= now.at - float(seen["told"]) < AT_LEAST_EVERY
 

@@ -67,12 +67,12 @@ def history(
 
 def _begin(settings: Any, stream: str, text: str, now: float) -> float:
     """The beginning of the timeline in seconds since 1970."""
-    from reprocessing.timeline.marks import marks_of
+    from reprocessing.timeline.marks import events_of
     from streaming_jobs.durations import parse_duration
     from streaming_jobs.errors import ConfigurationError
 
     if text == _LAST_CHANGE:
-        changes = [mark for mark in marks_of(settings, stream) if mark.kind in ("deploy", "code")]
+        changes = [mark for mark in events_of(settings, stream) if mark.kind in ("deploy", "code")]
         if not changes:
             raise UsageError(f"no deploy or change of code of stream {stream} is on file", "name a duration or a time")
         return changes[-1].at

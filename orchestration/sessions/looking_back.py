@@ -10,7 +10,7 @@ import dagster as dg
 import structlog
 
 from reprocessing.planning.targets import instant_words
-from reprocessing.timeline.marks import Mark, marks_of
+from reprocessing.timeline.marks import Mark, events_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import read_status
 from streaming_jobs.stream import Stream
@@ -34,14 +34,13 @@ def unread(settings: Settings, stream: Stream) -> Unread | None:
 
 
 def recent(settings: Settings, stream: Stream) -> Mapping[str, dg.MetadataValue]:
-    """The last deploys, starts, recoveries and savepoints of a stream as a small table, and the command for more."""
+    """The last deploys, starts and recoveries of a stream as a small table, and the command for more."""
     try:
-        every = marks_of(settings, stream.name)
+        events = events_of(settings, stream.name)
     except (OSError, ValueError, KeyError, TypeError) as error:  # figures are reported without it
         log.info("the timeline of a stream cannot be read", stream=stream.name, reason=repr(error))
         return {}
-    marks = [mark for mark in every if mark.kind != "savepoint" or mark.what != "time"]
-    lines = ["| time | |", "|---|---|", *map(_line, reversed(marks[-_LINES:]))]
+    lines = ["| time | |", "|---|---|", *map(_line, reversed(events[-_LINES:]))]
     more = f"All of it: `recourse streams history {stream.name} --plot history.html`"
     return {"timeline": dg.MetadataValue.md("\n".join([*lines, "", more]))}
 

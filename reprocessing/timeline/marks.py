@@ -45,13 +45,18 @@ class Mark:
 
 def marks_of(settings: Settings, stream: str) -> list[Mark]:
     """All marks of a stream, oldest first."""
+    every = [*events_of(settings, stream), *_savepoints(settings, stream)]
+    return sorted(every, key=lambda mark: mark.at)
+
+
+def events_of(settings: Settings, stream: str) -> list[Mark]:
+    """All marks but savepoints, which may be hundreds of files; oldest first."""
     deployed = list(_deploys(settings, stream))
     found = [
         *deployed,
         *_code_changes(settings, stream, deployed),
         *sessions(settings, stream),
         *_recoveries(settings, stream),
-        *_savepoints(settings, stream),
     ]
     return sorted(found, key=lambda mark: mark.at)
 
@@ -67,12 +72,24 @@ def _deploys(settings: Settings, stream: str) -> Iterator[Mark]:
     for text in texts:
         try:
             value = json.loads(text)
-            at, to = float(value["at"]), str(value["to"])
-        except (ValueError, KeyError, TypeError):  # empty, or cut off
+            at, to, before = float(value["at"]), _version(value["to"]), _version(value.get("from"))
+        except (ValueError, KeyError, TypeError, AttributeError):  # empty, or cut off
             continue
-        before, by = value.get("from"), value.get("by")
-        change = f"{_short(str(before))} -> {_short(to)}" if before else _short(to)
+        by = value.get("by")
+        change = f"{_short(before)} -> {_short(to)}" if before else _short(to)
         yield Mark(at, "deploy", to, f"deploy {change}{f' by {by}' if by else ''}")
+
+
+def _version(value: Any) -> str:
+    """A version of the code as text: it may be that, a pair of hash and package, or an object with both."""
+    if isinstance(value, dict):
+        value = value["hash"]
+    return str(value[0] if isinstance(value, list) else value or "")
+
+
+def _same(deployed: str, hash_: str) -> bool:
+    """True if a deploy was of that version of the code; either may be shortened."""
+    return bool(deployed) and (hash_.startswith(deployed) or deployed.startswith(hash_))
 
 
 def _code_changes(settings: Settings, stream: str, deployed: Sequence[Mark]) -> Iterator[Mark]:
@@ -84,10 +101,10 @@ def _code_changes(settings: Settings, stream: str, deployed: Sequence[Mark]) -> 
     before: str | None = None
     for code in record.code if record is not None else ():
         last = next((mark for mark in reversed(deployed) if mark.at <= code.at), None)
-        if last is None or last.what.split(" ")[0] != code.hash:
+        if last is None or not _same(last.what.split(" ")[0], code.hash):
             change = f"{_short(before)} -> {_short(code.hash)}" if before else f"{_short(code.hash)}, the first"
-            place = f"g{code.generation:04d} batch {max(code.batch, 0)}"
-            yield Mark(code.at, "code", code.hash, f"code {change}, from {place} on; no deploy command")
+            words = f"code {change}, from g{code.generation:04d} batch {max(code.batch, 0)} on"
+            yield Mark(code.at, "code", code.hash, f"{words}; no deploy command" if before else words)
         before = code.hash
 
 

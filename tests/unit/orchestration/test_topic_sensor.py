@@ -63,6 +63,8 @@ def test_rates_are_between_two_looks_and_nothing_is_reported_while_nothing_comes
     assert not quiet.asset_events and quiet.skip_reason is not None
     later = tick(settings, monkeypatch, replace(grown, at=1_060.0 + sensor.AT_LEAST_EVERY), quiet.cursor)
     assert later.asset_events[0].metadata["records_per_s"].value == 0.0
+    kinds = [type(each.asset_events[0]) for each in (first, second, later)]
+    assert kinds == [dg.AssetMaterialization, dg.AssetMaterialization, dg.AssetObservation]
     anew = tick(settings, monkeypatch, replace(grown, at=3_000.0, id="id-2", latest={0: 3, 1: 0}), later.cursor)
     assert "records_per_s" not in anew.asset_events[0].metadata
 

@@ -103,7 +103,7 @@ def test_deploys_and_changes_of_code_are_marks_and_a_deployed_version_is_one_mar
     stream_record.save(settings, record(code=made))
     lay_deploys(settings, (MONDAY + 90, OLD, f"{NEW} (0.1.0)"))
     assert texts(the_day(settings)) == [
-        "code fd2f87f7, the first, from g0001 batch 0 on; no deploy command",
+        "code fd2f87f7, the first, from g0001 batch 0 on",
         "deploy fd2f87f7 -> 0a1b2c3d by anna",
         "code 0a1b2c3d -> 77c0ffee, from g0001 batch 70 on; no deploy command",
     ]
@@ -114,6 +114,14 @@ def test_a_file_of_deploys_that_is_cut_off_or_wrong_gives_the_other_ones(setting
     whole = json.dumps({"at": MONDAY, "from": None, "to": NEW})
     path.write_text(f'[1]\n{{"at": "x", "to": "y"}}\n{whole}\n{whole[:9]}')
     assert [mark.text for mark in marks_of(settings, STREAM)] == ["deploy 0a1b2c3d"]
+
+
+def test_a_version_in_a_deploy_may_be_text_a_pair_or_an_object(settings: Settings) -> None:
+    values = [f"{NEW} (0.1.0)", [NEW, "0.1.0"], {"hash": NEW, "package": "0.1.0"}, NEW[:8]]
+    stream_record.save(settings, record(code=(CodeSince(NEW, "0.1.0", 1, 40, MONDAY + 9),)))
+    for to in values:
+        lay_lines(StreamFolder.of(settings, STREAM).deploys, [{"at": MONDAY, "from": None, "to": to, "by": "anna"}])
+        assert texts(the_day(settings)) == ["deploy 0a1b2c3d by anna"]
 
 
 def test_starts_and_ends_of_sessions_part_the_batches_and_a_kill_is_named(settings: Settings) -> None:
