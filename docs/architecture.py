@@ -201,6 +201,7 @@ _COLUMNS = {
     "reprocessing.stages": 1,
     "reprocessing.preview": 2,
     "reprocessing.report": 1,
+    "reprocessing.timeline": 2,
     "reprocessing.rebuild": 1,
     "reprocessing.planning": 1,
     "reprocessing.plans": 2,

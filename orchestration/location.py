@@ -22,6 +22,7 @@ from orchestration.sensors import (
 )
 from orchestration.sessions.executor import session_executor
 from orchestration.sessions.supervisor import Command
+from orchestration.topic_sensor import topic_sensor
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
@@ -84,6 +85,7 @@ def location(
             stream_alert(list(topology.streams.values()), settings),
             health.sensor(),
             job_yaml_sensor(fault),
+            topic_sensor(topology, settings),
             retention_sensor(all_sessions, settings),
             *quality.sensors,
         ],

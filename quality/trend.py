@@ -9,11 +9,13 @@ from quality.history import PastOutcome
 from streaming_jobs.svg import element, line, rect, text, title
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _GAP = 760, 130, 90, 20, 40, 46
-_GREEN, _RED, _INK, _FAINT = "#1a7f37", "#cf222e", "#24292f", "#d0d7de"
+_INK, _FAINT = "#24292f", "#d0d7de"
+_COLOURS = {"ok": "#1a7f37", "failed": "#cf222e", "warning": "#bf8700", "info": "#0969da"}
+"""By the word of an outcome; the words are in the titles of the points too."""
 
 
 def draw(heading: str, past: Sequence[PastOutcome]) -> str:
-    """The picture of some outcomes of one expectation, in any order; green passed, red failed."""
+    """The picture of some outcomes of one expectation, in any order; green passed, red failed, yellow warned."""
     points = sorted(past, key=lambda each: each.started_at)
     number: Callable[[PastOutcome], float | None] = lambda each: each.number  # noqa: E731 - a column
     failing: Callable[[PastOutcome], float | None] = lambda each: each.failing  # noqa: E731
@@ -57,8 +59,8 @@ def _panel(
     for (one, before), (other, after) in pairwise(known):
         parts.append(line(x(one), y(before), x(other), y(after), stroke=_INK, stroke_width=1, opacity=0.5))
     for each, number in known:
-        colour = _GREEN if each.passed else _RED
-        words = f"{each.started_at:%Y-%m-%d %H:%M:%S} UTC, version {each.version}: {each.observed}"
+        colour = _COLOURS[each.word]
+        words = f"{each.started_at:%Y-%m-%d %H:%M:%S} UTC, version {each.version}, {each.word}: {each.observed}"
         parts.append(element("circle", title(words), cx=x(each), cy=y(number), r=4, fill=colour))
     for each, anchor in ((points[0], "start"), (points[-1], "end")) if len(points) > 1 else ((points[0], "middle"),):
         time = f"{each.started_at:%Y-%m-%d %H:%M}"

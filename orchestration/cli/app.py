@@ -13,11 +13,14 @@ from orchestration.cli import (
     demo,
     doctor,
     feed,
+    history,
     preview,
     quality,
     recover,
+    sample,
     savepoints,
     streams,
+    topics,
     up,
     verify,
 )
@@ -67,9 +70,12 @@ def recourse(
 app.command("up", short_help="Start everything, say what to open; Ctrl-C ends all of it.")(up.up)
 app.command("doctor", short_help="Check this machine: one line per check, with the fix.")(doctor.doctor)
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(feed.feed)
+app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
 app.command("preview", short_help="What the code on disk would change in a stream's newest rows.")(preview.preview)
+streams.app.command("history", short_help="Print what happened to a stream, in the order of time.")(history.history)
+streams.app.command("sample", short_help="Print rows of a table, the newest first.")(sample.sample)
 app.add_typer(demo.app, name="demo")
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")

@@ -230,6 +230,8 @@ def plot(
     from quality.trend import draw
     from streaming_jobs.spelling import instead
 
+    if out.suffix != ".svg":
+        raise UsageError(f"--out {out}: the picture is SVG", "name a file .svg")
     _without_pandas()
     call = invocation(context)
     suite = _suites(call)[name]

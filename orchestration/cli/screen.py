@@ -39,10 +39,11 @@ def lines(streams: Sequence[Observed], feeding: Feeding | None) -> list[str]:
         if status is None or not observed.live or not status.generation:
             text.append(f"{observed.stream}: {observed.state}")
             continue
+        letters = status.totals.dead_letters if status.totals else status.dead_letters  # as in `streams status`
         text.append(
             f"{observed.stream}: {observed.state}, g{status.generation:04d} batch {number(status.batch)},"
             f" {number(status.processed_rows_per_s)} rows/s, lag {number(status.lag_records)},"
-            f" watermark {status.watermark or '-'}, {number(status.dead_letters)} dead letters"
+            f" watermark {status.watermark or '-'}, {number(letters)} dead letters"
         )
     if feeding is not None:
         text.append(f"feeder: {feeding}")

@@ -22,6 +22,7 @@ from orchestration.cli.output import (
     say,
     show,
 )
+from orchestration.cli.unread import print_unread, unread_now
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -132,6 +133,7 @@ def status(
 ) -> None:
     """Print what each stream is doing now, whether it is well, and how far it is behind its topics.
 
+    With one NAME, also its lag by partition, and how old its oldest unread record is.
     Exit codes: 0 nothing is red; 1 a stream is red (dead, silent, failed, failing, stuck, late, blind), or none of
     these streams has ever run in this home. Stopped on purpose and being recovered are not red.
     """
@@ -144,7 +146,13 @@ def status(
         return
     observed = _observed(call, selected)
     home = str(call.settings.home.expanduser().absolute())
-    show(output, [o.as_json(home) for o in observed], lambda: _print_status(observed, home))
+    detailed = output is Output.json or len(names or ()) == 1
+    unread = unread_now(call, observed) if detailed else {}
+    details = {name: each.as_json() for name, each in unread.items()}
+    values = [{**o.as_json(home), "unread": details.get(o.stream)} for o in observed]
+    show(output, values, lambda: _print_status(observed, home))
+    if detailed and output is Output.text:
+        print_unread(observed[0], unread.get(observed[0].stream))
     if any(o.health.red for o in observed) or all(o.state == "never started" for o in observed):
         raise typer.Exit(FAILED)
 

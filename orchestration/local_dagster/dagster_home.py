@@ -8,6 +8,7 @@ from pathlib import Path
 import dagster as dg
 import yaml
 
+from orchestration.local_dagster.session_log_manager import SessionLogManager
 from orchestration.sessions.supervisor import GRACE
 from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND
 from streaming_jobs.files import private_folder, write_atomic
@@ -91,10 +92,11 @@ def _configuration(settings: Settings) -> dict[str, object]:
                 "tag_concurrency_limits": [{"key": KIND_TAG, "value": QUALITY_KIND, "limit": 1}],
             },
         },
-        # The driver writes its own bounded log; Dagster's copy of a session's output would grow for ever.
+        # The driver writes its own bounded log, which is shown; Dagster's copy of it would grow for ever.
         "compute_logs": {
-            "module": "dagster._core.storage.noop_compute_log_manager",
-            "class": "NoOpComputeLogManager",
+            "module": SessionLogManager.__module__,
+            "class": SessionLogManager.__name__,
+            "config": {"logs": str(settings.logs.expanduser().absolute())},
         },
         # Keepalive ticks every ten seconds: most ticks do nothing and need not be stored.
         "retention": {

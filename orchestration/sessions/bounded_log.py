@@ -32,14 +32,16 @@ class BoundedLog:
         with self.open() as file:
             file.write(f"{line}\n".encode())
 
-    def trim(self) -> None:
-        """Drop the older half if the file has grown beyond its limit."""
+    def trim(self, mark: str = "") -> None:
+        """Drop the older half if the file has grown beyond its limit; a line `mark` stays, before what stays."""
         with suppress(FileNotFoundError):
             if self.path.stat().st_size <= self.limit:
                 return
             newest = self.tail(self.limit // 2)
             os.truncate(self.path, 0)
-            self.write(f"(older lines dropped)\n{newest}")
+            begins = mark and f"{mark}\n" not in f"{newest}\n"
+            head = f"{mark}\n(older lines dropped)" if begins else "(older lines dropped)"
+            self.write(f"{head}\n{newest}")
 
     def tail(self, size: int = 4096) -> str:
         """The last whole lines, at most `size` bytes."""

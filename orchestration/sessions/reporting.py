@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -21,6 +22,9 @@ from streaming_jobs.settings import DagsterSettings
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
 
+if TYPE_CHECKING:
+    from streaming_jobs.runtime.unread import Unread
+
 LogEvent = Callable[[dg.AssetObservation | dg.AssetMaterialization], None]
 
 AT_WORK = ("running", "idle")
@@ -28,11 +32,15 @@ AT_WORK = ("running", "idle")
 PLOTTED_DELAY = 86_400.0
 """A watermark further behind than these seconds is that of historic data: shown as text, not plotted."""
 
+MOST_PARTITIONS = 64
+"""Partitions up to which the lag of each is shown."""
 
-def figures(status: Status, now: float) -> dict[str, dg.MetadataValue]:
+
+def figures(status: Status, now: float, unread: Unread | None = None) -> dict[str, dg.MetadataValue]:
     """The status as metadata: values to plot as numbers, everything else as text or time.
 
     Rates, lag and watermark are left out when they are older than a minute: `now` is seconds since 1970.
+    `unread` is what the stream has not read, if the broker was asked.
     """
     metadata: dict[str, dg.MetadataValue] = {
         "state": dg.MetadataValue.text(status.state),
@@ -49,6 +57,10 @@ def figures(status: Status, now: float) -> dict[str, dg.MetadataValue]:
         metadata |= _numbers(status, ("input_rows_per_s", "processed_rows_per_s", "state_rows", "state_mb", "batch_ms"))
     if _fresh(status.lag_at, now):
         metadata |= _numbers(status, ("lag_records", "lag_s"))
+        if 0 < sum(map(len, status.lag_partitions.values())) <= MOST_PARTITIONS:
+            metadata["lag_by_partition"] = dg.MetadataValue.json(status.lag_partitions)
+    if unread is not None:
+        metadata |= _oldest(unread)
     if status.watermark:
         metadata |= _watermark(status)
     if status.code_version:
@@ -65,6 +77,17 @@ def dead_letter_figures(status: Status) -> dict[str, dg.MetadataValue]:
     }
     if status.totals is not None:
         metadata["dead_letters_in_all"] = dg.MetadataValue.int(status.totals.dead_letters)
+    return metadata
+
+
+def _oldest(unread: Unread) -> dict[str, dg.MetadataValue]:
+    """The oldest unread record by its timestamp; the age is plotted unless the records are historic."""
+    age = unread.oldest_age
+    metadata: dict[str, dg.MetadataValue] = {}
+    if unread.oldest is not None and unread.records:
+        metadata["oldest_unread_record"] = dg.MetadataValue.timestamp(unread.oldest)
+    if age is not None and age <= PLOTTED_DELAY:
+        metadata["oldest_unread_age_s"] = dg.MetadataValue.float(round(age, 1))
     return metadata
 
 
@@ -127,6 +150,10 @@ class Reporter:
     log_error: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
+    unread: Callable[[Stream], Unread | None] = lambda _: None
+    """Asks the broker what a stream has not read; called before each report."""
+    recent: Callable[[Stream], Mapping[str, dg.MetadataValue]] = lambda _: {}
+    """What has happened to a stream lately, for its materialisations."""
     _reported: dict[str, _Reported] = field(default_factory=dict)
 
     def report(self, statuses: Mapping[str, Status | None]) -> None:
@@ -166,13 +193,15 @@ class Reporter:
         if _committed(status, reported) and self.clock() - reported.materialized_at >= every:
             self._materialize(stream, status, reported)
         else:
+            shown = figures(status, self.now(), self.unread(stream))
             for sink in stream.sinks.values():
-                self.log_event(dg.AssetObservation(table_key(sink.name), metadata=figures(status, self.now())))
+                self.log_event(dg.AssetObservation(table_key(sink.name), metadata=shown))
             reported.at = self.clock()
 
     def _materialize(self, stream: Stream, status: Status, reported: _Reported) -> None:
+        shown = {**figures(status, self.now(), self.unread(stream)), **self.recent(stream)}
         for sink in stream.sinks.values():
-            self.log_event(dg.AssetMaterialization(table_key(sink.name), metadata=figures(status, self.now())))
+            self.log_event(dg.AssetMaterialization(table_key(sink.name), metadata=shown))
         if status.dead_letters != reported.dead_letters:
             letters = table_key(stream.dead_letters)
             self.log_event(dg.AssetMaterialization(letters, metadata=dead_letter_figures(status)))

@@ -28,10 +28,12 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.job import Continuous, Job
+from orchestration.sessions import run_logs
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.driver import Driver
 from orchestration.sessions.events import not_being_made, report_without_run
 from orchestration.sessions.executor import last_word
+from orchestration.sessions.looking_back import recent, unread
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter
 from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, SESSION_TAG, WORKER_TAG
@@ -106,7 +108,7 @@ class _Watch:
             self._check_age()
             with self._trouble_is_logged():
                 self.reporter.report(self.statuses())
-                self.session.log.trim()
+                self.session.log.trim(_mark(self.context, self.session))
             if time.monotonic() - self.looked_at >= LOOK_AT_RUN_EVERY:
                 self.looked_at = time.monotonic()
                 self._check_own_run()
@@ -163,7 +165,14 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
     session.log.write(_mark(context, session))
     driver = Driver(session.command(arguments), {"RECOURSE_RUN_ID": context.run.run_id}, session.log)
     tell = partial(report_without_run, context.instance)
-    reporter = Reporter(session.streams, settings.dagster, tell, context.log.error)
+    reporter = Reporter(
+        session.streams,
+        settings.dagster,
+        tell,
+        context.log.error,
+        unread=partial(unread, settings),
+        recent=partial(recent, settings),
+    )
     watch = _Watch(context, session, driver, reporter, os.getppid())
     gone: str | None = None
     code: int | None = None
@@ -256,7 +265,7 @@ def _failure(context: Context, session: SessionSpec, reasons: Sequence[str], cod
 
 def _mark(context: Context, session: SessionSpec) -> str:
     """The first line of a run's part of the log."""
-    return f"--- run {context.run.run_id} of {session.job.key}"
+    return run_logs.mark(context.run.run_id, session.job.key)
 
 
 def _metadata(context: Context, session: SessionSpec, code: int | None) -> dict[str, dg.MetadataValue]:

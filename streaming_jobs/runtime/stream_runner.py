@@ -21,6 +21,7 @@ from streaming_jobs.runtime.query_stop import LINGERING, QueryStop
 from streaming_jobs.runtime.retries import Retries
 from streaming_jobs.runtime.stream_queries import Queries, QueryHooks, RunningQuery
 from streaming_jobs.settings import Settings
+from streaming_jobs.state import session_events
 from streaming_jobs.state.lease import Lease
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
@@ -169,7 +170,9 @@ class StreamRunner:
         self.retries.none_planned()
         self.status.next_try = None
         self.status.state = "failed"
-        log.error("stream failed", stream=self.stream.name, error=(self.status.error or {}).get("found"))
+        found = (self.status.error or {}).get("found")
+        session_events.note(self.settings, self.status, "failed", found or "")
+        log.error("stream failed", stream=self.stream.name, error=found)
 
     def abandon(self, error: RecourseError) -> None:
         """End the stream because the session fails; the JVM is not called any more."""
@@ -191,6 +194,9 @@ class StreamRunner:
         self.status.code_version = str(code)
         self.status.error = self.status.next_try = None
         self.status.state = "running" if self.live.has_run else "starting"
+        again, before = self.status.restarts > 0, self.status.last_error or {}
+        reason = str(before.get("found", "")) if again else ""
+        session_events.note(self.settings, self.status, "restarted" if again else "started", reason)
         log.info("stream started", stream=self.stream.name, generation=launched.generation, code=code.hash)
 
     def _built(self, pipeline: BatchPipeline) -> None:
@@ -222,12 +228,14 @@ class StreamRunner:
 
     def _stopped(self) -> None:
         self.status.state, self.status.next_try = "stopped", None
+        session_events.note(self.settings, self.status, "stopped")
         log.info("stream stopped", stream=self.stream.name, batch=self.status.batch)
 
     def _over(self, error: RecourseError) -> None:
         self.status.next_try = None
         self.status.set_error(report_of(error))
         self.status.state = "failed"
+        session_events.note(self.settings, self.status, "failed", str(report_of(error)["found"]))
         # A refusal by Recourse needs no traceback; any other error does.
         refused = error.__cause__ is None
         log.error("stream failed", stream=self.stream.name, error=str(error), exc_info=None if refused else error)

@@ -110,6 +110,11 @@ class LedgerFile:
         for path in reversed(_by_day(self.folder)):
             yield _raw(stream, _texts(path))
 
+    def texts(self) -> Iterator[list[bytes]]:
+        """Yields the lines of each day as they are on disk, the newest day first; a crash may have cut some off."""
+        for path in reversed(_by_day(self.folder)):
+            yield list(_texts(path))
+
     def after(self, stream: str, txn: Txn | None, *, at_most: int) -> list[LedgerLine]:
         """The lines of later batches than `txn`, newest first, no more than `at_most`; one per batch, the newer."""
         newest: dict[Txn, RawLine] = {}

@@ -42,6 +42,16 @@ class StreamFolder:
         return self.path / "status.json"
 
     @property
+    def sessions(self) -> Path:
+        """Starts and ends of the stream in its sessions (`session_events.py`)."""
+        return self.path / "sessions.jsonl"
+
+    @property
+    def deploys(self) -> Path:
+        """One JSON object per line for each deploy of other code."""
+        return self.path / "deploys.jsonl"
+
+    @property
     def stop(self) -> Path:
         """The request to stop (`stop_request.py`)."""
         return self.path / "stop"

@@ -92,7 +92,16 @@ def test_a_job_is_one_session_in_one_process_and_one_at_a_time(defs: dg.Definiti
 
 def test_every_sensor_is_on_by_default_and_keepalive_can_be_set_off(shop: Settings, defs: dg.Definitions) -> None:
     sensors = {s.name: s.default_status for s in defs.sensors or []}
-    others = {"watchdog", "session_failure", "stream_failure", "stream_health", "job_yaml", "retention", "check_alerts"}
+    others = {
+        "watchdog",
+        "session_failure",
+        "stream_failure",
+        "stream_health",
+        "job_yaml",
+        "retention",
+        "check_alerts",
+        "topics",
+    }
     assert sensors.keys() == {"keepalive_shop", *others}
     assert set(sensors.values()) == {dg.DefaultSensorStatus.RUNNING}
     off = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keepalive": False})})

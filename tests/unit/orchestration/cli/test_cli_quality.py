@@ -87,6 +87,19 @@ def test_what_was_found_can_be_read_later(home: OrdersTable, monkeypatch: pytest
     assert recourse(flows, "plot", "orders_rows", "--out", str(picture)).exit_code == 0
     text = picture.read_text()
     assert "amount_between" in text and text.count("<circle") == 4 and "#cf222e" in text
+    refused = recourse(flows, "plot", "orders_rows", "--out", str(tmp_path / "trend.png"))
+    assert "the picture is SVG" in str(refused.exception) and not (tmp_path / "trend.png").exists()
+
+
+def test_a_warning_is_not_drawn_as_a_failure(
+    home: OrdersTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flows = declared(monkeypatch, tmp_path, "warning")
+    home.append(order(77, amount=-5))
+    recourse(flows, "run", "orders_rows", "--no-docs")
+    recourse(flows, "plot", "orders_rows", "--expectation", "amount_between", "--out", str(tmp_path / "trend.svg"))
+    text = (tmp_path / "trend.svg").read_text()
+    assert "#cf222e" not in text and "warning:" in text
 
 
 def test_a_range_without_its_column_is_a_usage_error(

@@ -202,3 +202,37 @@ def test_a_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
     log.write("second")
     assert log.tail(12) == "second"
     assert log.tail() == "first line\nsecond"
+
+
+def test_the_oldest_unread_record_is_a_time_and_its_age_is_plotted_unless_it_is_historic() -> None:
+    from streaming_jobs.runtime.unread import PartitionLag, Unread
+
+    def shown(age: float, records: int = 30) -> dict[str, object]:
+        unread = Unread(WALL, (PartitionLag("orders", 0, 20, 20 + records, WALL - age if records else None),))
+        return {name: each.value for name, each in figures(STATUS, WALL, unread).items() if "oldest" in name}
+
+    assert shown(60.0) == {"oldest_unread_record": WALL - 60, "oldest_unread_age_s": 60.0}
+    assert shown(90_000.0) == {"oldest_unread_record": WALL - 90_000}
+    assert shown(0.0, records=0) == {"oldest_unread_age_s": 0.0}
+
+
+def test_the_lag_by_partition_is_shown_while_it_is_fresh_and_short() -> None:
+    lag = {"orders": {"0": 9, "1": 0}}
+    assert figures(replace(STATUS, lag_partitions=lag), WALL)["lag_by_partition"].value == lag
+    assert "lag_by_partition" not in figures(replace(STATUS, lag_partitions=lag), WALL + 90)
+    many = {"orders": {str(p): 1 for p in range(65)}}
+    assert "lag_by_partition" not in figures(replace(STATUS, lag_partitions=many), WALL)
+
+
+def test_materialisations_have_the_last_events_of_the_stream(tmp_path: Path) -> None:
+    from orchestration.sessions.looking_back import recent
+    from streaming_jobs.settings import Settings
+    from streaming_jobs.state import session_events
+
+    settings = Settings(home=tmp_path)
+    for number in range(12):
+        session_events.note(settings, replace(STATUS, stream="orders", pid=100 + number), "failed", "a | b <i>")
+    text = str(recent(settings, orders)["timeline"].value)
+    assert len(text.splitlines()) == 2 + 8 + 2
+    assert "failed: a \\| b \\<i\\>" in text
+    assert "recourse streams history orders" in text

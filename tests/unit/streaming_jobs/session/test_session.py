@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -13,6 +14,7 @@ from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import holder
+from streaming_jobs.state.session_events import session_events
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryQuery, MemoryRuntime
@@ -54,6 +56,21 @@ def test_after_a_stop_no_stream_is_checked_or_started_any_more(home: Settings) -
     assert session.run() == 0 and checked == ["plain"] and session.spark is None
     assert (state(home, "plain"), state(home, "parity")) == ("stopped", "stopped")
     assert runtime.ends == ["stop"]
+
+
+def test_starts_and_ends_are_on_file_for_later(home: Settings) -> None:
+    def preflight(stream: Stream) -> None:
+        if stream is plain:
+            raise PermanentError("the log is garbled", "mend it")
+
+    assert (
+        session_of(home, [plain, parity], queries=Queries(home, at_preflight=preflight)).run()
+        == PermanentError.exit_code
+    )
+    assert [(event.what, event.reason) for event in session_events(home, "plain")] == [("failed", "the log is garbled")]
+    started, stopped = session_events(home, "parity")
+    assert (started.what, stopped.what) == ("started", "stopped")
+    assert started.pid == os.getpid() and started.at <= stopped.at
 
 
 def test_a_full_disk_stops_no_stream_and_is_told_once(home: Settings) -> None:

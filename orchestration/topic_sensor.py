@@ -1,0 +1,119 @@
+"""Figures of topics as events of their assets in Dagster, each minute; the only sensor that asks the broker.
+
+The event is a materialisation if records came since the last look, because an asset's overview shows the figures of
+the newest materialisation and nothing else; otherwise an observation. Topics are external assets, whose events make no
+table stale.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from orchestration.sessions.reporting import topic_key
+from streaming_jobs.durations import format_duration
+from streaming_jobs.errors import PreflightRefused, RecourseError
+from streaming_jobs.settings import Settings
+from streaming_jobs.stream import Stream
+from streaming_jobs.topology import Topology
+
+if TYPE_CHECKING:
+    from streaming_jobs.sources.topic_figures import TopicFigures
+
+PATIENCE = timedelta(seconds=5)
+"""Time that one request to the broker may take."""
+AT_LEAST_EVERY = 900.0
+"""Seconds after which a topic without new records is reported again."""
+
+
+def topic_sensor(topology: Topology, settings: Settings) -> dg.SensorDefinition:
+    """Reports topics: end offsets, records per second, partitions, retention, and the lag of the streams that read."""
+
+    @dg.sensor(
+        name="topics",
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Asks the broker for the figures of each topic, and reports them: each minute while records "
+        "come, every 15 minutes otherwise.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        before: dict[str, dict[str, Any]] = json.loads(context.cursor or "{}")
+        try:
+            figures = _look(settings, topology.topics)
+        except RecourseError as error:
+            return dg.SensorResult(skip_reason=f"the topics could not be seen: {error.found}", cursor=context.cursor)
+        events: list[dg.AssetMaterialization | dg.AssetObservation] = []
+        cursor = {}
+        for name, each in figures.items():
+            readers = [topology[stream] for stream in topology.readers(name)]
+            seen = before.get(name)
+            due = is_due(seen, each)
+            if due:
+                metadata = topic_metadata(each, seen, lags(settings, readers, each))
+                event = dg.AssetMaterialization if has_changed(seen, each) else dg.AssetObservation
+                events.append(event(topic_key(name), metadata=metadata))
+            told = each.at if due or seen is None else seen["told"]
+            cursor[name] = {"id": each.id, "at": each.at, "end": each.end, "told": told}
+        skipped = None if events else dg.SkipReason("no topic has new records")
+        return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=skipped)
+
+    return tick
+
+
+def has_changed(seen: Mapping[str, Any] | None, now: TopicFigures) -> bool:
+    """True if records came since the last look, or if the topic was made anew."""
+    return seen is None or seen["id"] != now.id or seen["end"] != now.end
+
+
+def is_due(seen: Mapping[str, Any] | None, now: TopicFigures) -> bool:
+    """True if a topic is to be reported: it has changed since the last look, or was not reported for long."""
+    if seen is None or has_changed(seen, now):
+        return True
+    return not 0 <= now.at - float(seen["told"]) < AT_LEAST_EVERY
+
+
+def topic_metadata(
+    now: TopicFigures, seen: Mapping[str, Any] | None, lag: Mapping[str, int]
+) -> dict[str, dg.MetadataValue]:
+    """A topic's figures; records per second since the last look, if it was at the same topic."""
+    kept = "for ever" if now.retention_ms < 0 else format_duration(timedelta(milliseconds=now.retention_ms))
+    metadata: dict[str, dg.MetadataValue] = {
+        "end_offset": dg.MetadataValue.int(now.end),
+        "records": dg.MetadataValue.int(now.records),
+        "partitions": dg.MetadataValue.int(now.partitions),
+        "retention": dg.MetadataValue.text(kept),
+        "cleanup_policy": dg.MetadataValue.text(now.cleanup_policy),
+    }
+    if seen is not None and seen["id"] == now.id and now.at > seen["at"]:
+        rate = max(now.end - seen["end"], 0) / (now.at - seen["at"])
+        metadata["records_per_s"] = dg.MetadataValue.float(round(rate, 1))
+    return metadata | {f"lag_of_{stream}": dg.MetadataValue.int(records) for stream, records in lag.items()}
+
+
+def lags(settings: Settings, readers: Iterable[Stream], topic: TopicFigures) -> dict[str, int]:
+    """Unread records of the topic by stream, from their checkpoints; also of streams that do not run."""
+    from streaming_jobs.runtime.lag import position_on_disk
+
+    found = {}
+    for stream in readers:
+        try:
+            position = position_on_disk(settings, stream.name)
+        except PreflightRefused:  # its check `health` shows it
+            continue
+        if position is not None and topic.name in position:
+            at = position[topic.name]
+            found[stream.name] = sum(max(end - at.get(p, 0), 0) for p, end in topic.latest.items())
+    return found
+
+
+def _look(settings: Settings, names: Iterable[str]) -> dict[str, TopicFigures]:
+    from streaming_jobs.platform.broker import bootstrap_servers
+    from streaming_jobs.sources.connection import client_config
+    from streaming_jobs.sources.topic_figures import look
+    from streaming_jobs.sources.topics import Topics
+
+    return look(Topics(client_config(settings.kafka, bootstrap_servers(settings)), PATIENCE), names)

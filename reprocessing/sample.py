@@ -1,0 +1,95 @@
+"""Some rows of a table, the newest first, read by DataFusion without Spark; nothing can be changed by it.
+
+A table has no order of its own. Newest is by the columns that order an upsert, by the event time, by a time that
+Recourse has written (dead letters, quarantines, remembered deletes), or by the first column that is a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deltalake import DeltaTable
+from deltalake.schema import PrimitiveType
+
+from reprocessing.planning.conditions import columns, quoted, refuse_unaskable
+from reprocessing.rebuild.audit_sql import opened, rows_of
+from streaming_jobs.columns import DELETED_AT_COLUMN
+from streaming_jobs.errors import UsageError
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.tables import all_tables, open_table
+from streaming_jobs.spelling import instead
+from streaming_jobs.stream import Stream
+from streaming_jobs.topology import Topology
+
+MOST = 10_000
+"""Rows at most."""
+_TIMES = ("timestamp", "timestamp_ntz", "date")
+_OWN_ORDERS = (["_generation", "_batch"], [DELETED_AT_COLUMN], ["timestamp", "offset"])
+"""Columns of a quarantine, of remembered deletes and of dead letters that say which rows are newest."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows as column -> value. `order` are the columns that they are ordered by, descending; none: in no order."""
+
+    table: str
+    columns: tuple[str, ...]
+    order: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+
+
+def sample(
+    settings: Settings, topology: Topology, table: str, *, rows: int, where: str | None = None, by: str | None = None
+) -> Sample:
+    """The newest rows that meet a condition (SQL); `by` is a column to order by, descending.
+
+    Raises UsageError for an unknown table or column, and for a condition that cannot be evaluated.
+    """
+    stream, handle = _open(settings, topology, table)
+    names = columns(handle)
+    if by is not None and by not in names:
+        raise UsageError(f"table {table} has no column '{by}'", instead(by, names))
+    if where is not None:
+        refuse_unaskable(handle, [f"{where}\n"])
+    order = (by,) if by is not None else order_of(stream, table, handle)
+    listed = ", ".join(quoted(name) for name in names)
+    condition = f"WHERE ({where}\n)" if where is not None else ""
+    ordered = "ORDER BY " + ", ".join(f"{quoted(name)} DESC NULLS LAST" for name in order) if order else ""
+    sql = f'SELECT {listed} FROM "t" {condition} {ordered} LIMIT {min(rows, MOST)}'
+    return Sample(table, tuple(names), order, tuple(rows_of(opened({"t": handle}), sql, table)))
+
+
+def order_of(stream: Stream, table: str, handle: DeltaTable) -> tuple[str, ...]:
+    """The columns by which the newest rows come first; none if the table has no such column."""
+    names = columns(handle)
+    declared = next((sink for sink in stream.sinks.values() if sink.name == table), None)
+    if declared is None:
+        for own in _OWN_ORDERS:
+            if set(own) <= set(names):
+                return tuple(own)
+    elif declared.order_by:
+        return tuple(declared.order_by)
+    for topic in stream.sources.values():
+        if topic.event_time in names:
+            return (topic.event_time,)
+    return tuple(_times(handle)[:1])
+
+
+def _times(handle: DeltaTable) -> Sequence[str]:
+    fields = handle.schema().fields
+    return [f.name for f in fields if isinstance(f.type, PrimitiveType) and f.type.type in _TIMES]
+
+
+def _open(settings: Settings, topology: Topology, table: str) -> tuple[Stream, DeltaTable]:
+    known = {
+        declared.name: (stream, declared) for stream in topology.streams.values() for declared, _ in all_tables(stream)
+    }
+    if table not in known:
+        raise UsageError(f"no stream writes a table '{table}'", instead(table, known))
+    stream, declared = known[table]
+    stored = open_table(settings, declared, stream.name)
+    if stored is None:
+        raise UsageError(f"table {table} does not exist yet", f"it is made when stream {stream.name} starts")
+    return stream, stored.readable()

@@ -1,0 +1,149 @@
+"""What a stream has not read yet, by partition: how many records, and how old the first of them is.
+
+It is computed from the checkpoint on disk and the topics as they are now, so it is right for a stream that runs, is
+stopped, has failed or is catching up. The age is by the record's own timestamp, which may be years away from the time
+at which it came (records of 2013 are); `lag.py` has the seconds that do not depend on timestamps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from streaming_jobs.errors import PreflightRefused, RecourseError
+from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.positions import Place, TopicOffsets
+from streaming_jobs.runtime.lag import EndOffsets, Ends, position_on_disk
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.first_records import first_timestamps
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.stream import Stream
+
+log = structlog.get_logger()
+
+_QUICK = timedelta(seconds=2)
+MOST = 500
+"""Partitions at most whose first unread record is read: those with the most unread records."""
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """One partition: the next offset to read, the end, and the timestamp of the first unread record (seconds).
+
+    `oldest` is None if everything is read, or if the record could not be read in time.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    end: int
+    oldest: float | None = None
+
+    @property
+    def records(self) -> int:
+        """Records from the position to the end; offsets of transaction markers count too."""
+        return max(self.end - self.position, 0)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """The unread records of a stream at the time `at` (seconds since 1970), by partition in order."""
+
+    at: float
+    partitions: tuple[PartitionLag, ...]
+
+    @property
+    def records(self) -> int:
+        """All unread records."""
+        return sum(each.records for each in self.partitions)
+
+    @property
+    def oldest(self) -> float | None:
+        """The timestamp of the oldest one, of those that are first in their partition."""
+        return min((each.oldest for each in self.partitions if each.oldest is not None), default=None)
+
+    @property
+    def oldest_age(self) -> float | None:
+        """Its age in seconds; 0 if everything is read, None if it is not known."""
+        if not self.records:
+            return 0.0
+        return None if self.oldest is None else max(self.at - self.oldest, 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures for programs."""
+        return {
+            "at": self.at,
+            "records": self.records,
+            "oldest_at": self.oldest,
+            "oldest_age_s": None if self.oldest_age is None else round(self.oldest_age, 1),
+            "partitions": [
+                {
+                    "topic": each.topic,
+                    "partition": each.partition,
+                    "position": each.position,
+                    "end": each.end,
+                    "records": each.records,
+                    "oldest_at": each.oldest,
+                }
+                for each in self.partitions
+            ],
+        }
+
+
+def unread_now(settings: Settings, streams: Iterable[Stream]) -> dict[str, Unread]:
+    """What streams have not read, by name; those whose position or topics are not known within seconds are missing."""
+    positions = {stream.name: (stream, at) for stream in streams if (at := _position(settings, stream.name))}
+    if not positions:
+        return {}
+    try:
+        config = client_config(settings.kafka, bootstrap_servers(settings))
+        looking = EndOffsets(
+            Topics(config, _QUICK), (t.name for s, _ in positions.values() for t in s.sources.values())
+        )
+    except RecourseError as error:
+        log.info("the end of the topics could not be seen", reason=str(error)[:200])
+        return {}
+    looking.look()
+    unread = {}
+    for name, (stream, position) in positions.items():
+        ends = looking.newest(topic.name for topic in stream.sources.values())
+        if ends is not None:
+            starts = behind(position, ends)
+            oldest = first_timestamps(config, starts, _QUICK.total_seconds())
+            unread[name] = unread_of(position, ends, oldest)
+    return unread
+
+
+def behind(position: TopicOffsets, ends: Ends) -> dict[Place, int]:
+    """The first unread offset of each partition that has unread records, those with the most of them."""
+    every = [each for each in unread_of(position, ends, {}).partitions if each.records]
+    shown = sorted(every, key=lambda each: -each.records)[:MOST]
+    return {(each.topic, each.partition): each.position for each in shown}
+
+
+def unread_of(position: TopicOffsets, ends: Ends, oldest: Mapping[Place, float]) -> Unread:
+    """The unread records between a position and the ends of topics; `oldest` are timestamps of first unread ones."""
+    return Unread(
+        max(time.time(), ends.at),
+        tuple(
+            PartitionLag(
+                topic, partition, position.get(topic, {}).get(partition, 0), end, oldest.get((topic, partition))
+            )
+            for topic, each in sorted(ends.offsets.items())
+            for partition, end in sorted(each.items())
+        ),
+    )
+
+
+def _position(settings: Settings, stream: str) -> TopicOffsets | None:
+    try:
+        return position_on_disk(settings, stream)
+    except PreflightRefused as error:  # its next start reports it
+        log.info("the position of a stream cannot be read", stream=stream, reason=error.found)
+        return None

@@ -1,0 +1,147 @@
+"""Lag in detail: `recourse streams status NAME` and `recourse topics`, with what the broker says given by the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestration import cli
+from streaming_jobs.platform import broker
+from streaming_jobs.positions import OffsetBounds
+from streaming_jobs.runtime import unread
+from streaming_jobs.runtime.lag import Ends
+from streaming_jobs.runtime.unread import Unread, behind, unread_of
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources import topics
+from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.state.status import Status, write_status
+from tests.support.worlds import STREAM, TOPIC, TOPIC_ID, FakeTopics
+
+ENDS = Ends(1_000.0, {TOPIC: {0: 50, 1: 7, 2: 0}})
+POSITION = {TOPIC: {0: 20, 1: 9}}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A home in which `parity` has run; its lag was seen just now."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RECOURSE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RECOURSE_FLOWS", '["tests.support.worlds"]')
+    settings, now = Settings.load(), time.time()
+    status = Status(STREAM, "stopped", heartbeat=now, started_at=now, lag_at=now, lag_records=30, lag_s=4.0)
+    write_status(settings, replace(status, lag_partitions={TOPIC: {"0": 30, "1": 0}}))
+    return settings
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, known: Unread | None) -> None:
+    monkeypatch.setattr(unread, "unread_now", lambda *_: {STREAM: known} if known is not None else {})
+
+
+def test_unread_records_are_counted_by_partition_and_never_below_zero() -> None:
+    known = unread_of(POSITION, ENDS, {(TOPIC, 0): 400.0})
+    assert [(p.partition, p.records, p.oldest) for p in known.partitions] == [
+        (0, 30, 400.0),
+        (1, 0, None),
+        (2, 0, None),
+    ]
+    assert (known.records, known.oldest) == (30, 400.0)
+    assert known.oldest_age == pytest.approx(time.time() - 400, abs=5)
+    assert unread_of(POSITION, ENDS, {}).oldest_age is None
+    assert unread_of(ENDS.offsets, ENDS, {}).oldest_age == 0.0
+
+
+def test_only_partitions_with_unread_records_are_read_and_no_more_than_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert behind(POSITION, ENDS) == {(TOPIC, 0): 20}
+    assert behind({}, ENDS) == {(TOPIC, 0): 0, (TOPIC, 1): 0}
+    monkeypatch.setattr(unread, "MOST", 1)
+    assert behind({}, ENDS) == {(TOPIC, 0): 0}
+
+
+def test_one_stream_is_shown_with_its_partitions(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, unread_of(POSITION, ENDS, {(TOPIC, 0): 1_357_000_000.0}))
+    assert cli.main(["streams", "status", STREAM]) == 0
+    printed = capsys.readouterr()
+    assert "30 records unread; by timestamps the oldest is of 2013-01-01 00:26:40 UTC" in printed.err
+    (line,) = [line.split() for line in printed.out.splitlines() if "2013-01-01" in line]
+    assert line[:5] == [TOPIC, "0", "20", "50", "30"]
+    assert cli.main(["streams", "status"]) == 0
+    assert "unread" not in capsys.readouterr().err
+
+
+def test_json_has_it_for_every_stream(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, unread_of(POSITION, ENDS, {}))
+    assert cli.main(["streams", "status", "-o", "json"]) == 0
+    by_name = {value["stream"]: value["unread"] for value in json.loads(capsys.readouterr().out)}
+    assert by_name["plain"] is None
+    assert by_name[STREAM]["records"] == 30 and by_name[STREAM]["oldest_age_s"] is None
+    assert by_name[STREAM]["partitions"][0]["position"] == 20
+
+
+def test_without_a_broker_the_last_known_lag_is_shown_with_its_age(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, None)
+    assert cli.main(["streams", "status", STREAM]) == 0
+    printed = capsys.readouterr()
+    assert "the end of its topics cannot be seen; the lag by partition 0 s ago was" in printed.err
+    assert next(line.split() for line in printed.out.splitlines() if line.startswith(TOPIC)) == [TOPIC, "0", "30"]
+
+
+class Growing(FakeTopics):
+    """A topic to which 20 records come between two looks."""
+
+    bootstrap = "broker:9092"
+    looks = 0
+
+    def offsets(self, name: str) -> OffsetBounds:
+        self.looks += 1
+        return OffsetBounds({0: 5, 1: 0}, {0: 40 + 20 * self.looks, 1: 8})
+
+    def mean_size(self, name: str, starts: object) -> float | None:
+        return 120.0
+
+
+@pytest.fixture
+def growing(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Growing:
+    fake = Growing(TopicInfo(TOPIC, TOPIC_ID, 2, 604_800_000, "delete"))
+    monkeypatch.setattr(broker, "bootstrap_servers", lambda _: "broker:9092")
+    monkeypatch.setattr(topics.Topics, "of", lambda *_: fake)
+    return fake
+
+
+def test_topics_have_figures_and_the_lag_of_their_readers(
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, unread_of(POSITION, ENDS, {}))
+    assert cli.main(["topics", "--seconds", "0.05", "-o", "json"]) == 0
+    (value,) = json.loads(capsys.readouterr().out)
+    assert (value["topic"], value["partitions"], value["records"], value["end"]) == (TOPIC, 2, 83, 88)
+    assert 0 < value["records_per_s"] <= 20 / 0.05
+    assert value["lag"] == {"parity": 30, "plain": None}
+    assert value["bytes"] is None
+    assert cli.main(["topics", TOPIC, "--seconds", "0"]) == 0
+    printed = capsys.readouterr()
+    assert "7 days" in printed.out and "about 120 bytes" in printed.err
+    assert len(printed.out.splitlines()) == 3 + 1 + 4
+
+
+def test_a_topic_that_is_missing_or_unknown_is_named(
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    growing.info = None
+    assert cli.main(["topics"]) == 0
+    assert f"topic {TOPIC} does not exist at broker:9092" in capsys.readouterr().err
+    assert cli.main(["topics", "thing"]) == 2
+    assert f"did you mean '{TOPIC}'" in capsys.readouterr().err
