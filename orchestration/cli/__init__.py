@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from streaming_jobs.errors import RecourseError, UsageError
 
 FAILED, USAGE, BUG, INTERRUPTED = 1, 2, 3, 130
-_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+"""Errors of the operating system that a person has to mend: rights, a full or read-only disk."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
         return _flushed(USAGE if isinstance(error, UsageError) else FAILED)
     except OSError as error:
-        if error.errno not in _NOT_OURS:
+        if error.errno not in NOT_OURS:
             return _bug(error)
         _say(
             f"REC-003 {error.filename or 'a file'}: {error.strerror}\n  next: check disk space and the folder's rights"

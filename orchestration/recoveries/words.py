@@ -1,0 +1,61 @@
+"""A recovery in words: the pace of its replay, and what it changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from streaming_jobs.spelling import counted
+
+if TYPE_CHECKING:
+    from reprocessing.rebuild.audit import Difference
+
+
+@dataclass
+class Pace:
+    """The progress of a replay in words, with its rate and the time that is left; `clock` gives seconds."""
+
+    clock: Callable[[], float] = time.monotonic
+    _first: tuple[float, int] | None = field(default=None)
+
+    def words(self, done: int, total: int) -> str:
+        """Such as `1,200 of 30,000 records, 400 a second, about 72 s left`."""
+        now = self.clock()
+        since, first = self._first = self._first or (now, done)
+        rate = (done - first) / max(now - since, 0.001)
+        pace = f", {rate:,.0f} a second" if rate else ""
+        left = f", about {(total - done) / rate:,.0f} s left" if rate and done < total else ""
+        return f"{done:,} of {total:,} records{pace}{left}"
+
+
+def difference_lines(difference: Difference) -> Iterator[str]:
+    """What changes in a table: the numbers, the numbers by time, and some of the rows."""
+    from reprocessing.rebuild.audit import paired
+
+    d = difference
+    totals = "".join(f"; sum of {c}: {o} -> {n}" for c, (o, n) in d.totals.items() if o != n)
+    words = counts_words(d.corrected, d.new, d.gone)
+    yield f"  {d.table}: {counted(d.old_rows, 'row')} published, {d.new_rows:,} rebuilt; {words}{totals}"
+    for since, *counts in d.by_time:
+        yield f"    {d.time_column} from {since}: {counts_words(*paired(*counts, keyed=d.keyed))}"
+    for row in d.sample:
+        yield f"    {row_words(row)}"
+
+
+def counts_words(corrected: int, new: int, gone: int) -> str:
+    """Numbers of rows, such as `3 corrected, 1 gone`."""
+    counts = [(corrected, "corrected"), (new, "new"), (gone, "gone")]
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count) or "no difference"
+
+
+def row_words(row: Mapping[str, Any]) -> str:
+    """A row that differs: its keys and what changes, or which side has it."""
+    for side in ("published", "rebuilt"):
+        if row.keys() == {side}:
+            return f"only {side}: " + ", ".join(f"{name} {value}" for name, value in row[side].items())
+    names = [name.removesuffix(" published") for name in row if name.endswith(" published")]
+    keys = [f"{name} {value}" for name, value in row.items() if not name.endswith((" published", " rebuilt"))]
+    pairs = [(name, row[f"{name} published"], row[f"{name} rebuilt"]) for name in names]
+    return f"{', '.join(keys)}: " + ", ".join(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
