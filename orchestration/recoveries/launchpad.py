@@ -98,7 +98,9 @@ def schema(streams: Sequence[str]) -> dict[str, Any]:
 
 def example(streams: Sequence[str]) -> dict[str, Any]:
     """The configuration that the Launchpad opens with; launched as it is, it only makes a plan."""
-    return run_config({"do": "plan", "streams": list(streams[:1]), "target": {"by_duration": "1 hour"}})
+    target = {"by_duration": "1 hour"}
+    rest = {"require": [], "max_changed": "", "suites": True, "same_code": False, "discard_state": False}
+    return run_config({"do": "plan", "plan": "", "streams": list(streams[:1]), "target": target, **rest})
 
 
 def run_config(fields: Mapping[str, Any]) -> dict[str, Any]:

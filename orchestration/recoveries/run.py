@@ -210,11 +210,11 @@ def _results(context: dg.OpExecutionContext, view: View) -> dict[str, Any]:
     assert view.shown is not None and view.ended is not None
     ended = view.ended
     return {
-        "outcome": dg.MetadataValue.text(ended.outcome),
-        **made.of_plan(view.shown),
+        "outcome": dg.MetadataValue.text(ended.outcome),  # a page shows the first six or so without a click
         **made.next_steps(_location(context), ended.plan, ended.outcome),
         **made.of_changes(view.changes),
         **made.of_spans(ended.spans, skips=ended.skips),
+        **made.of_plan(view.shown),
         **{f"generation_of_{name}": dg.MetadataValue.text(str(n)) for name, n in ended.generations.items()},
     }
 
@@ -236,10 +236,11 @@ def _failure(
         plan = view.shown.plan
         if here := made.next_words(plan, outcome):
             text += f"\n  in the Launchpad: {here}"
-        metadata |= {
-            **made.of_plan(view.shown),
+        metadata = {
             **made.next_steps(_location(context), plan, outcome),
             **made.of_changes(view.changes),
+            **made.of_plan(view.shown),
+            **metadata,
         }
     return dg.Failure(text, metadata, allow_retries=False)
 

@@ -52,6 +52,7 @@ class View:
     _since: float = 0.0
     _pace: Pace | None = None
     _told: float = float("-inf")
+    _done: int = 0
 
     def take(self, event: Event) -> None:
         """Show one event."""
@@ -101,7 +102,7 @@ class View:
                 self.page.observe(stream, made.under_recovery(self.shown, self.page.run_id))
         self._stage_over()
         self.stage, self._since = stage, self.clock()
-        self._pace, self._told = Pace(self.clock), float("-inf")
+        self._pace, self._told, self._done = Pace(self.clock), float("-inf"), 0
         of_which = f" ({stage.stream})" if stage.stream and len(self.shown.streams) > 1 else ""
         place = f"{stage.number} of {stage.stages}"
         self.page.tag(STAGE_TAG, f"{place}: {stage.name}{of_which}")
@@ -111,9 +112,11 @@ class View:
         now = self.clock()
         self._pace = self._pace or Pace(self.clock)
         words = self._pace.words(progress.done, progress.total)
-        if now - self._told < min(max((now - self._since) / 20, SOON), LATE) and progress.done < progress.total:
+        over = progress.done >= progress.total
+        pause = min(max((now - self._since) / 20, SOON), LATE)
+        if not over and (now - self._told < (pause if progress.done > self._done else LATE)):
             return
-        self._told = now
+        self._told, self._done = now, progress.done
         share = f" ({progress.done / progress.total:.0%})" if progress.total else ""
         self.page.line(f"replay: {words}{share}")
 

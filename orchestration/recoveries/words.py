@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,21 +14,34 @@ if TYPE_CHECKING:
     from reprocessing.rebuild.audit import Difference
 
 
+WINDOW = 60.0
+"""Seconds over which the rate of a replay is taken: its beginning, while Spark starts, would spoil it for long."""
+
+
 @dataclass
 class Pace:
-    """The progress of a replay in words, with its rate and the time that is left; `clock` gives seconds."""
+    """The progress of a replay in words, with its present rate and the time that is left; `clock` gives seconds."""
 
     clock: Callable[[], float] = time.monotonic
-    _first: tuple[float, int] | None = field(default=None)
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def words(self, done: int, total: int) -> str:
         """Such as `1,200 of 30,000 records, 400 a second, about 72 s left`."""
-        now = self.clock()
-        since, first = self._first = self._first or (now, done)
+        now, seen = self.clock(), self._seen
+        if len(seen) == 1 and seen[0][1] == done:  # nothing was read yet: the replay has not really begun
+            seen.clear()
+        seen.append((now, done))
+        while len(seen) > 2 and now - seen[1][0] >= WINDOW:
+            seen.popleft()
+        since, first = seen[0]
         rate = (done - first) / max(now - since, 0.001)
         pace = f", {rate:,.0f} a second" if rate else ""
-        left = f", about {(total - done) / rate:,.0f} s left" if rate and done < total else ""
+        left = f", about {_span((total - done) / rate)} left" if rate and done < total else ""
         return f"{done:,} of {total:,} records{pace}{left}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds < 180 else f"{seconds / 60:,.0f} min"
 
 
 def difference_lines(difference: Difference) -> Iterator[str]:

@@ -122,10 +122,20 @@ def test_progress_has_rate_and_time_left_and_its_lines_become_rarer(desk: Desk) 
     for second in range(3601):
         desk.now = float(second)
         desk.take(Progress("orders", second * 10, 72_000))
-    assert desk.page.lines[1] == "replay: 50 of 72,000 records, 10 a second, about 7,195 s left (0%)"
+    assert desk.page.lines[1] == "replay: 50 of 72,000 records, 10 a second, about 120 min left (0%)"
     assert 60 < len(desk.page.lines) < 120
     desk.take(Progress("orders", 72_000, 72_000))
     assert desk.page.lines[-1].startswith("replay: 72,000 of 72,000 records"), "the last one is always shown"
+
+
+def test_the_time_before_the_first_record_spoils_neither_the_rate_nor_the_log(desk: Desk) -> None:
+    desk.take(SHOWN, REPLAY)
+    desk.page.lines.clear()
+    for second in range(100):
+        desk.now = float(second)
+        desk.take(Progress("orders", max(second - 80, 0) * 10, 1000))
+    assert desk.page.lines[0] == "replay: 0 of 1,000 records (0%)"
+    assert desk.page.lines[1:] and all("10 a second" in line for line in desk.page.lines[1:])
 
 
 def test_a_published_recovery_is_a_materialisation_with_generation_and_offsets(desk: Desk) -> None:
