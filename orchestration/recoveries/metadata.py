@@ -108,10 +108,13 @@ def under_recovery(shown: PlanShown, run_id: str) -> Metadata:
     }
 
 
-def not_over(shown: PlanShown, run_id: str, stage: str, words: str) -> Metadata:
-    """The mark of a table whose recovery has stopped before its end; `words` say why."""
-    where = f" in stage {stage}" if stage else ""
-    return {"recovery": dg.MetadataValue.text(f"plan {shown.plan} stopped{where}: {words}"), **_who(shown, run_id)}
+def not_over(shown: PlanShown, run_id: str, stage: str, outcome: str, words: str) -> Metadata:
+    """The mark of a table whose recovery has ended in a stage, and its plan is not over; `words` say why."""
+    return {
+        "recovery": dg.MetadataValue.text(f"plan {shown.plan} is not over, it ended in stage {stage}: {words}"),
+        "next": dg.MetadataValue.text(f"in job recover: {next_words(shown.plan, outcome)}"),
+        **_who(shown, run_id),
+    }
 
 
 def after_recovery(shown: PlanShown, ended: Ended, stream: str, run_id: str) -> Metadata:

@@ -19,6 +19,8 @@ from typing import Any
 
 import dagster as dg
 import structlog
+from dagster._core.errors import DagsterUserCodeProcessError
+from dagster._utils.error import SerializableErrorInfo  # type: ignore[attr-defined]
 
 from orchestration.recoveries import metadata as made
 from orchestration.recoveries.child import GRACE, INTERRUPTED
@@ -58,6 +60,18 @@ class RecoverySpec:
     settings: Settings
     tables: Mapping[str, Sequence[dg.AssetKey]]
     command: Callable[[], list[str]] = field(default_factory=lambda: recovery_command)
+
+
+class _WithoutTrace(DagsterUserCodeProcessError):
+    """An error that Dagster shows as the error of another process, which has no stack trace here."""
+
+    def __init__(self, words: str) -> None:
+        infos = [SerializableErrorInfo(words, stack=[], cls_name="Failure")]
+        super().__init__(words, user_code_process_error_infos=infos)  # type: ignore[no-untyped-call]
+
+
+class Refused(dg.Failure, _WithoutTrace):
+    """A failed step of which Dagster shows the words and the metadata, and no stack trace: the words say it all."""
 
 
 @dataclass
@@ -226,7 +240,7 @@ def _failure(
     details: Metadata,
     view: View | None = None,
     outcome: str = "",
-) -> dg.Failure:
+) -> Refused:
     """The step's failure with all that is known. The run's failure is one line, the reason first."""
     if word := last_word(context.run.run_id):
         word.failed = one_line(words)
@@ -242,7 +256,7 @@ def _failure(
             **made.of_plan(view.shown),
             **metadata,
         }
-    return dg.Failure(text, metadata, allow_retries=False)
+    return Refused(text, metadata, allow_retries=False)
 
 
 def _log_of(logged: BoundedLog, mark: str) -> Metadata:

@@ -82,7 +82,7 @@ class View:
         self.page.tag(STAGE_TAG, f"{how} in {self._where}" if self._where else how)
         if self.shown is not None and self.stage is not None:
             for stream in self.shown.streams:
-                self.page.observe(stream, made.not_over(self.shown, self.page.run_id, self._where, words))
+                self.page.observe(stream, made.not_over(self.shown, self.page.run_id, self._where, outcome, words))
 
     @property
     def in_words(self) -> str:

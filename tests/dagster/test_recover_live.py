@@ -93,13 +93,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         patch.chdir(ROOT)
         story = Story(home, machine, broker.start(), COUNT)
         patch.syspath_prepend(str(story.code.parent))
+        tell(story)
         yield from running(story)
     left = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or [])]
     assert not left
 
 
-def running(story: Story) -> Iterator[Live]:
-    """The story up to the point where the bug is corrected, and then Dagster over it."""
+def tell(story: Story) -> None:
+    """The story up to the point where the bug is corrected."""
     story.begin()
     story.feed(story.all[: COUNT // 2])
     story.run_streams()
@@ -107,13 +108,17 @@ def running(story: Story) -> Iterator[Live]:
     story.feed(story.all[COUNT // 2 :])
     story.run_streams()
     story.deploy(RIGHT)
+
+
+def running(story: Story, batch: int = 100) -> Iterator[Live]:
+    """Dagster over the story; a replay has many batches of so many records, so that it can be caught in one."""
     flags = {
         **{name: text for name, text in story.environment().items() if name.startswith(("RECOURSE_", "PYTHON"))},
         "RECOURSE_JOBS": str(JOBS),
         "RECOURSE_DAGSTER__PORT": "0",
         "RECOURSE_SPARK__DRIVER_MEMORY_MB": "700",
         "RECOURSE_SPARK__MASTER": "local[2]",
-        "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "100",  # a replay of many batches, so that it can be caught in one
+        "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": str(batch),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, text in flags.items():

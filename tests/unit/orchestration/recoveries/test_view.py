@@ -172,7 +172,8 @@ def test_a_recovery_that_was_cut_off_says_where_and_why_on_its_tables(desk: Desk
     desk.take(SHOWN, REPLAY)
     desk.view.stopped("applying", "stopped on request")
     _, _, mark = desk.page.marks[-1]
-    assert value(mark, "recovery") == "plan orders-0001 stopped in stage replay: stopped on request"
+    assert value(mark, "recovery") == "plan orders-0001 is not over, it ended in stage replay: stopped on request"
+    assert "do: resume, plan: orders-0001" in value(mark, "next") and "do: abort" in value(mark, "next")
     assert desk.page.tags[STAGE_TAG] == "stopped in replay"
 
 
