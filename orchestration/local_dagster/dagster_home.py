@@ -8,12 +8,13 @@ from pathlib import Path
 import dagster as dg
 import yaml
 
+from orchestration.recoveries import launchpad
 from orchestration.sessions.supervisor import GRACE
 from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND
 from streaming_jobs.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
-LOCATION = "streams"
+LOCATION = launchpad.LOCATION
 """Name of the code location."""
 CODE_SERVER_HOST = "127.0.0.1"
 

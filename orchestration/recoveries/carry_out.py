@@ -33,7 +33,7 @@ def carry_out(
 
     `begun` gets the recovery before that. Suites run in a Spark session of their own, which ends with this call.
     """
-    from orchestration.suite_gate import suite_runner
+    from orchestration.recoveries.suite_gate import suite_runner
     from reprocessing.executor import recovery_of
 
     streams = topology.select(plan.names)

@@ -22,11 +22,10 @@ from typing import BinaryIO
 
 import structlog
 
-from orchestration.cli import NOT_OURS
 from orchestration.recoveries.events import Event, Failed, encode
 from orchestration.recoveries.launch import Launch
 from streaming_jobs import collisions
-from streaming_jobs.errors import RecourseError, SetupError
+from streaming_jobs.errors import RecourseError, setup_error
 from streaming_jobs.runtime.session_log import log_to_stderr
 
 log = structlog.get_logger()
@@ -61,7 +60,7 @@ def _work(text: str, emit: Callable[[Event], None]) -> int:
         Work(settings, Topology.of_settings(settings), emit).run(Launch.decode(text))
         return 0
     except Exception as error:  # noqa: BLE001 - the outermost handler; the log has the traceback
-        known = _as_ours(error)
+        known = error if isinstance(error, RecourseError) else setup_error(error)
         if known is None:
             traceback.print_exc()
             words = f"this is a bug in recourse ({type(error).__name__}: {error})"
@@ -69,12 +68,6 @@ def _work(text: str, emit: Callable[[Event], None]) -> int:
             return BUG
         emit(Failed(known.code, known.found, known.next_step))
         return known.exit_code
-
-
-def _as_ours(error: Exception) -> RecourseError | None:
-    if isinstance(error, OSError) and error.errno in NOT_OURS:
-        return SetupError(f"{error.filename or 'a file'}: {error.strerror}", "check disk space and the folder's rights")
-    return error if isinstance(error, RecourseError) else None
 
 
 def _take_standard_output() -> BinaryIO:

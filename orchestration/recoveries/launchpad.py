@@ -12,6 +12,9 @@ import yaml
 
 from orchestration.recoveries.launch import ACTIONS, OF_PLANNING
 
+LOCATION = "streams"
+"""Name of the code location, a part of the addresses in the UI."""
+
 JOB, STEP = "recover", "recovery"
 """The job, and its only step: Dagster wants two names."""
 

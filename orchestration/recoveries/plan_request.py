@@ -100,7 +100,7 @@ def _of_stream(
     settings: Settings, topology: Topology, topics: Callable[[], Topics], request: PlanRequest, name: str
 ) -> Request:
     """The request for one of the streams, as the planner takes it."""
-    from orchestration.suite_gate import condition_named, suites_of
+    from orchestration.recoveries.suite_gate import condition_named, suites_of
     from reprocessing.planning.first_bad_row import before_first_bad
     from reprocessing.planning.offline import look_for_plan
     from reprocessing.planning.planner import Request

@@ -25,6 +25,7 @@ from dagster._utils.error import SerializableErrorInfo  # type: ignore[attr-defi
 from orchestration.recoveries import metadata as made
 from orchestration.recoveries.child import GRACE, INTERRUPTED
 from orchestration.recoveries.launch import Launch, launch_of
+from orchestration.recoveries.launchpad import LOCATION
 from orchestration.recoveries.metadata import Metadata
 from orchestration.recoveries.process import RecoveryProcess, recovery_command
 from orchestration.recoveries.view import View
@@ -269,7 +270,5 @@ def _log_of(logged: BoundedLog, mark: str) -> Metadata:
 
 def _location(context: dg.OpExecutionContext) -> str:
     """The name of the code location in the UI's addresses."""
-    from orchestration.local_dagster.dagster_home import LOCATION
-
     origin = context.run.remote_job_origin
     return origin.repository_origin.code_location_origin.location_name if origin is not None else LOCATION
