@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from streaming_jobs.errors import RecourseError, UsageError, setup_error
 
 FAILED, USAGE, BUG, INTERRUPTED = 1, 2, 3, 130
-_
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
