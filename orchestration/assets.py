@@ -103,6 +103,23 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
     ]
 
 
+def table_keys(topology: Topology) -> dict[str, list[dg.AssetKey]]:
+    """The assets of each stream's tables, by stream."""
+    from streaming_jobs.sinks.tables import quarantines
+
+    return {
+        stream.name: [
+            table_key(name)
+            for name in (
+                *(sink.name for sink in stream.sinks.values()),
+                *(table.name for table in quarantines(stream).values()),
+                stream.dead_letters,
+            )
+        ]
+        for stream in topology.streams.values()
+    }
+
+
 def session_assets(session: SessionSpec) -> dg.AssetsDefinition:
     """All tables of a job's streams as one step: the session that writes them."""
     job = session.job

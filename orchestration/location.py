@@ -6,12 +6,20 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from orchestration.assets import session_assets, session_job, sessions, topic_assets, unassigned_assets
+from orchestration.assets import (
+    session_assets,
+    session_job,
+    sessions,
+    table_keys,
+    topic_assets,
+    unassigned_assets,
+)
 from orchestration.bundle.job import Bundle, Continuous, Schedule
 from orchestration.bundle.last_good import Fault
 from orchestration.checks import HealthChecks
 from orchestration.preview import preview_job
 from orchestration.quality.parts import Declared, declared, parts
+from orchestration.recoveries.job import recover_jobs
 from orchestration.sensors import (
     job_yaml_sensor,
     keepalive_sensor,
@@ -69,6 +77,7 @@ def location(
         jobs=jobs,
         health=health.keys,
     )
+    recoveries = recover_jobs(settings, table_keys(topology), jobs=jobs)
     made = dg.Definitions(
         asset_checks=[*health.definitions(), *quality.asset_checks],
         assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
@@ -76,6 +85,7 @@ def location(
             *(session_job(session, assets[session.job.key]) for session in all_sessions),
             *quality.jobs,
             *preview_job(topology, settings, jobs),
+            *recoveries,
         ],
         schedules=[*schedules, *quality.schedules],
         sensors=[

@@ -37,7 +37,7 @@ from orchestration.sessions.tags import FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
-from streaming_jobs.state.health import Limits, judge, look
+from streaming_jobs.state.health import Limits, judge, look, recovery_words
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
 from streaming_jobs.stream import Stream
@@ -72,6 +72,7 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
             stopped_on_purpose=stopped,
             held_by={name: who for name, who in held.items() if name not in stopped},
             fingerprint=_fingerprint(session, runs),
+            recovering=_recovering(session),
         )
         verdict = keepalive(seen, time.time())
         if isinstance(verdict, Start):
@@ -234,6 +235,13 @@ def _end(instance: dg.DagsterInstance, seen: RunSeen, reason: str) -> None:
         instance.report_run_canceled(run, f"Recourse's watchdog: {reason}")
     else:
         instance.report_run_failed(run, f"Recourse's watchdog: {reason}")
+
+
+def _recovering(session: SessionSpec) -> dict[str, str]:
+    """The streams that a recovery has stopped: its plan, since when, and whether a process works on it."""
+    settings = session.settings
+    names = [name for name in session.job.streams if stop_request.for_recovery(settings, name)]
+    return {name: words for name in names if (words := recovery_words(look(settings, name)))}
 
 
 def _holders(session: SessionSpec) -> dict[str, str]:

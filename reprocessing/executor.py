@@ -19,7 +19,14 @@ from reprocessing.plans.journal import Journal, next_step
 from reprocessing.plans.plan import RecoveryPlan, moved
 from reprocessing.plans.plan_file import folder, load, names_of, undos_of
 from reprocessing.rebuild.audit import stored
-from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents, RunSuite, no_suites
+from reprocessing.rebuild.context import (
+    Recovery,
+    RecoveryContext,
+    RecoveryEvents,
+    RunSuite,
+    StageBegun,
+    no_suites,
+)
 from reprocessing.rebuild.publish import has_published
 from reprocessing.rebuild.reopen import abort
 from reprocessing.rebuild.replay import last_entry, replay
@@ -111,15 +118,23 @@ def resume(recovery: Recovery) -> None:
         _let_start(recovery)
         return
     with _working(recovery, check):
-        for stage in stages_of(plan):
+        stages = stages_of(plan)
+        for number, stage in enumerate(stages, 1):
             if recovery.journal.done(stage.name, stage.stream) is None:
+                _tell(recovery, StageBegun(number, len(stages), stage.name, stage.stream, stage.explain()))
                 _run(recovery, stage)
         _report(recovery)
 
 
+def _tell(recovery: Recovery, begun: StageBegun) -> None:
+    if recovery.events.stage is not None:
+        recovery.events.stage(begun)
+        return
+    of_which = "" if begun.stream is None or len(recovery.plan.streams) == 1 else f" ({begun.stream})"
+    recovery.events.tell(f"{begun.name}{of_which}: {begun.words}")
+
+
 def _run(recovery: Recovery, stage: Stage) -> None:
-    of_which = "" if stage.stream is None or len(recovery.plan.streams) == 1 else f" ({stage.stream})"
-    recovery.events.tell(f"{stage.name}{of_which}: {stage.explain()}")
     recovery.journal.write(stage.name, "begun", stream=stage.stream)
     _crash_point(recovery, f"recover_{stage.name}_begun", stage.stream)
     try:

@@ -22,6 +22,7 @@ section in docs/errors.md: what it means, then what to do. `python docs/errors.p
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -70,6 +71,16 @@ class SetupError(RecourseError):
     """
 
     code = "REC-003"
+
+
+_OF_THE_MACHINE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+
+
+def setup_error(error: BaseException) -> SetupError | None:
+    """The error if it is of this machine, and no bug of ours: rights, a full or read-only disk; None for others."""
+    if not isinstance(error, OSError) or error.errno not in _OF_THE_MACHINE:
+        return None
+    return SetupError(f"{error.filename or 'a file'}: {error.strerror}", "check disk space and the folder's rights")
 
 
 class TransientError(RecourseError):

@@ -8,15 +8,13 @@ Rules that hold for every command:
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
 
-from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.errors import RecourseError, UsageError, setup_error
 
 FAILED, USAGE, BUG, INTERRUPTED = 1, 2, 3, 130
-_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,11 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
         return _flushed(USAGE if isinstance(error, UsageError) else FAILED)
     except OSError as error:
-        if error.errno not in _NOT_OURS:
+        if (known := setup_error(error)) is None:
             return _bug(error)
-        _say(
-            f"REC-003 {error.filename or 'a file'}: {error.strerror}\n  next: check disk space and the folder's rights"
-        )
+        _say(str(known))
         return _flushed(FAILED)
     except Exception as error:  # noqa: BLE001 - the outermost handler; the traceback is written to a file
         return _bug(error)

@@ -41,7 +41,7 @@ def preview(
     The stream runs on, and nothing is published. Exit codes: 0 equal, 10 different, 1 broken, 2 usage.
     """
     from orchestration.cli.children import stop_signals_interrupt
-    from orchestration.suite_gate import suite_runner, suites_of
+    from orchestration.recoveries.suite_gate import suite_runner, suites_of
     from reprocessing.preview.folders import Folders
     from reprocessing.preview.run import Asked
     from reprocessing.preview.run import preview as run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.invocation import Invocation, invocation
+from orchestration.cli.invocation import invocation
 from orchestration.cli.output import Output, OutputOption, log_to_stderr, print_json, print_table, say, show
 from orchestration.cli.recovery_events import recovery_events
 from streaming_jobs.errors import UsageError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from reprocessing.plans.plan import RecoveryPlan, StreamPlan
     from reprocessing.rebuild.context import Recovery
     from streaming_jobs.settings import Settings
-    from streaming_jobs.sources.topics import Topics
 
 app = typer.Typer(no_args_is_help=True, help="Put a stream right after a bug.", rich_markup_mode=None)
 
@@ -84,56 +83,38 @@ def plan(
     output: OutputOption = Output.text,
 ) -> None:
     """Show what a recovery would do, and keep that as a plan. Nothing of the stream is changed, and it may run on."""
-    from orchestration.suite_gate import condition_named, suites_of
+    from orchestration.recoveries.carry_out import topics_of
+    from orchestration.recoveries.plan_request import TARGETS, PlanRequest, make_requested
     from reprocessing.explainer import explain
-    from reprocessing.planning.first_bad_row import before_first_bad as search
-    from reprocessing.planning.offline import look_for_plan
-    from reprocessing.planning.planner import Request, make_plan
-    from reprocessing.planning.targets import Target
-    from reprocessing.plans.plan import Checks
 
     call = invocation(context)
-    selected = call.topology.select([stream])[0]
-    given: list[tuple[str, Any]] = [
-        ("earliest", "" if to_earliest else None),
-        ("latest", "" if to_latest else None),
-        ("offsets", to_offsets),
-        ("file", from_file),
-        ("shift-by", shift_by),
-        ("duration", by_duration),
-        ("datetime", to_datetime),
-        ("batch", to_batch),
-        ("table-version", to_table_version),
-        ("savepoint", savepoint),
-        ("code", before_code),
-        ("first-bad", before_first_bad),
-        ("first-broken", before_first_broken),
-    ]
-    chosen = [(kind, str(value)) for kind, value in given if value is not None]
-    if len(chosen) != 1:
-        raise UsageError(
-            f"{len(chosen)} targets were given: {', '.join(kind for kind, _ in chosen) or 'none'}", "give exactly one"
-        )
-    kind, value = chosen[0]
-    if kind == "first-broken":
-        value = condition_named(call.settings, call.topology, selected, value)
-    searched = {"first-bad": value, "first-broken": f"({value}) IS NOT TRUE"}.get(kind)
-    kept_free = {"first-bad": f"({value}) IS NOT TRUE", "first-broken": value}.get(kind)
-    if (allow_bad or exact) and searched is None:
-        raise UsageError(
-            "--allow-bad and --exact go with --before-first-bad and --before-first-broken only", "leave them out"
-        )
-    rules = [*(require or ()), *([kept_free] if kept_free is not None and not allow_bad else [])]
-    gate = suites_of(call.settings, call.topology, selected) if suites else []
-    checks = Checks(tuple(dict.fromkeys(rules)), _share(max_changed), tuple(suite.name for suite in gate))
-    snapshot = look_for_plan(call.settings, selected, lambda: _topics(call))
-    if searched is not None:
-        target, resolved = search(snapshot, searched, exact=exact, same_code=same_code)
-        request = Request(snapshot, target, checks, resolved=resolved, discard_state=discard_state)
-    else:
-        target = Target(kind, value)  # type: ignore[arg-type]
-        request = Request(snapshot, target, checks, discard_state=discard_state, same_code=same_code)
-    made = make_plan(call.settings, [request])
+    given: dict[str, Any] = {
+        "to-earliest": "" if to_earliest else None,
+        "to-latest": "" if to_latest else None,
+        "to-offsets": to_offsets,
+        "from-file": from_file,
+        "shift-by": shift_by,
+        "by-duration": by_duration,
+        "to-datetime": to_datetime,
+        "to-batch": to_batch,
+        "to-table-version": to_table_version,
+        "savepoint": savepoint,
+        "before-code": before_code,
+        "before-first-bad": before_first_bad,
+        "before-first-broken": before_first_broken,
+    }
+    request = PlanRequest(
+        streams=(stream,),
+        targets={TARGETS[option]: str(value) for option, value in given.items() if value is not None},
+        require=tuple(require or ()),
+        max_changed=max_changed,
+        suites=suites,
+        allow_bad=allow_bad,
+        exact=exact,
+        same_code=same_code,
+        discard_state=discard_state,
+    )
+    made = make_requested(call.settings, call.topology, lambda: topics_of(call.settings), request)
     show(output, _value(made), lambda: print(explain(made), end=""))
     if detailed_exitcode and (made.records or made.skips):
         raise typer.Exit(WOULD_CHANGE)
@@ -232,16 +213,13 @@ def abort(context: typer.Context, name: PlanName, output: OutputOption = Output.
 @app.command(short_help="Take a published plan back.")
 def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
     """Take a published plan back: a plan of its own, shown and then applied. Records that came since stay."""
+    from orchestration.recoveries.carry_out import make_undo
     from reprocessing import executor
     from reprocessing.explainer import explain
-    from reprocessing.plans.plan_file import load
-    from reprocessing.undo import plan_undo
 
     call = invocation(context)
     _refuse_nobody(yes, f"recourse recover undo {name} --yes")
-    plan = load(call.settings, name)
-    streams = {stream.name: stream for stream in call.topology.select(plan.names)}
-    made = plan_undo(call.settings, streams, _topics(call), plan)
+    made = make_undo(call.settings, call.topology, name)
     if output is Output.text:
         print(explain(made), end="")
     _carry_out(context, made.id, yes, output, executor.apply)
@@ -282,41 +260,17 @@ def _stream_value(plan: StreamPlan) -> dict[str, Any]:
 
 
 def _carry_out(context: typer.Context, name: str, yes: bool, output: Output, act: Callable[[Recovery], None]) -> None:
-    from orchestration.suite_gate import suite_runner
-    from reprocessing.executor import recovery_of
+    from orchestration.recoveries.carry_out import carry_out, generations
     from reprocessing.plans.plan_file import load
 
     call = invocation(context)
     plan = load(call.settings, name)
     log_to_stderr()
-    streams, events = call.topology.select(plan.names), recovery_events(yes)
-    with suite_runner(call.settings, call.topology) as run_suite:
-        recovery = recovery_of(call.settings, streams, _topics(call), plan, events, run_suite=run_suite)
-        act(recovery)
-    outcome = recovery.journal.outcome
-    generations = {each.stream.name: each.record.generation for each in recovery.each()}
+    recovery = carry_out(call.settings, call.topology, plan, recovery_events(yes), act)
+    outcome, opened = recovery.journal.outcome, generations(recovery)
     if output is Output.json:
-        first = generations[plan.names[0]]
-        print_json({"plan": name, "outcome": outcome, "generation": first, "generations": generations})
+        first = opened[plan.names[0]]
+        print_json({"plan": name, "outcome": outcome, "generation": first, "generations": opened})
     else:
-        where = ", ".join(f"stream {stream} is in generation {number}" for stream, number in generations.items())
+        where = ", ".join(f"stream {stream} is in generation {number}" for stream, number in opened.items())
         say(f"plan {name} is {outcome}; {where}")
-
-
-def _topics(call: Invocation) -> Topics:
-    from streaming_jobs.platform.broker import bootstrap_servers
-    from streaming_jobs.sources.topics import Topics
-
-    return Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
-
-
-def _share(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError as error:
-        raise UsageError(f"--max-changed {text} is not a share", "write 5% or 0.05") from error
-    if not 0 <= value <= 1:
-        raise UsageError(f"--max-changed {text} is not between 0 and 1", "write 5% or 0.05")
-    return value

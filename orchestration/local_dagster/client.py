@@ -57,11 +57,15 @@ class DagsterClient:
 
     def launch(self, job: str, parameters: Mapping[str, str] | None = None) -> str:
         """Start a session of the job and return the run's id; raises UsageError when Dagster refuses."""
-        config = {"ops": {f"{job}_session": {"config": dict(parameters)}}} if parameters else {}
+        return self.launch_with(job, {"ops": {f"{job}_session": {"config": dict(parameters)}}} if parameters else {})
+
+    def launch_with(self, job: str, config: Mapping[str, Any]) -> str:
+        """Start a run of the job with this configuration and return its id; raises UsageError when Dagster refuses."""
         selector = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY, "jobName": job}
         answer = self.query(_LAUNCH, {"params": {"selector": selector, "runConfigData": config}})["launchRun"]
         if answer["__typename"] != "LaunchRunSuccess":
-            raise UsageError(f"Dagster did not start {job}: {answer.get('message') or answer['__typename']}")
+            errors = "; ".join(error["message"] for error in answer.get("errors", ()))
+            raise UsageError(f"Dagster did not start {job}: {answer.get('message') or errors or answer['__typename']}")
         return str(answer["run"]["runId"])
 
     def stop(self, run_id: str) -> None:

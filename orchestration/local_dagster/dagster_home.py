@@ -9,12 +9,13 @@ import dagster as dg
 import yaml
 
 from orchestration.local_dagster.session_log_manager import SessionLogManager
+from orchestration.recoveries import launchpad
 from orchestration.sessions.supervisor import GRACE
 from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND
 from streaming_jobs.files import private_folder, write_atomic
 from streaming_jobs.settings import Settings
 
-LOCATION = "streams"
+LOCATION = launchpad.LOCATION
 """Name of the code location."""
 CODE_SERVER_HOST = "127.0.0.1"
 

@@ -1,4 +1,4 @@
-"""The runs of suites in Dagster's storage: ending those whose process is gone, deleting old ones."""
+"""Runs of suites and of recoveries in Dagster's storage: ending those whose process is gone, deleting old ones."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import structlog
 from orchestration.sessions.decisions import IN_PROGRESS
 from orchestration.sessions.runs import delete_run
 from orchestration.sessions.supervisor import is_running
-from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND, WORKER_TAG
+from orchestration.sessions.tags import KIND_TAG, QUALITY_KIND, RECOVERY_KIND, WORKER_TAG
 
 log = structlog.get_logger()
 
 DELETE_AT_ONCE = 20
 """Old runs deleted in one tick of the retention sensor: more than begin between two ticks."""
-_OURS = {KIND_TAG: QUALITY_KIND}
+_OURS = {KIND_TAG: [QUALITY_KIND, RECOVERY_KIND]}
 _BEGUN = [dg.DagsterRunStatus[status] for status in IN_PROGRESS if status != "QUEUED"]
 _FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
 
 def end_lost(instance: dg.DagsterInstance) -> list[str]:
-    """Fail the runs whose process is gone: only one may run at a time, so such a run would stop all others."""
+    """Fail the runs whose process is gone: a run of suites would stop all others, a recovery seem to be at work."""
     ended = []
     for run in instance.get_runs(dg.RunsFilter(tags=_OURS, statuses=_BEGUN)):
         worker = run.tags.get(WORKER_TAG)

@@ -43,6 +43,8 @@ class JobSeen:
     stopped_on_purpose: frozenset[str] = frozenset()
     held_by: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str = ""
+    recovering: Mapping[str, str] = field(default_factory=dict)
+    """Streams that a recovery has stopped, each with the plan in words."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
     runs = without_duplicates(seen.runs)
     newest = newest_session(seen.runs)
     if in_progress := [run for run in runs if run.status in IN_PROGRESS]:
-        return Wait(_in_progress(seen.runs[0], in_progress))
+        return Wait("; ".join([_in_progress(seen.runs[0], in_progress), *_recovering(seen)]))
+    if seen.recovering and seen.stopped_on_purpose.issuperset(seen.streams):
+        return Wait("; ".join([*_recovering(seen), "the session starts when that is over"]))
     if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
         return Wait("every stream was stopped on purpose; launch the job to start them again")
     if newest and newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
@@ -84,6 +88,10 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
     if rest > 0:
         return Wait(f"run {newest.run_id[:8]} ended; the next try is in {rest:.0f} s")
     return Start(f"after-{newest.run_id}")
+
+
+def _recovering(seen: JobSeen) -> list[str]:
+    return [f"stream {stream} {words}" for stream, words in sorted(seen.recovering.items())]
 
 
 def without_duplicates(runs: Sequence[RunSeen]) -> list[RunSeen]:

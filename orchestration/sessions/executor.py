@@ -24,12 +24,24 @@ class LastWord:
     failed: str | None = None
 
 
+AnyContext = dg.AssetExecutionContext | dg.OpExecutionContext
+"""The context of a step."""
+
 _last_words: dict[str, LastWord] = {}
 
 
 def last_word(run_id: str) -> LastWord | None:
     """What the step of a run that this executor executes may leave; None under another executor."""
     return _last_words.get(run_id)
+
+
+def end_stopped(context: AnyContext, interrupt: BaseException, words: str) -> None:
+    """End the run of a step as CANCELED with one line if it was stopped on request; raise the interrupt otherwise."""
+    run_id = context.run.run_id
+    run, word = context.instance.get_run_by_id(run_id), last_word(run_id)
+    if word is None or run is None or run.status not in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED):
+        raise interrupt
+    word.stopped = words
 
 
 class SessionExecutor(dg.Executor):

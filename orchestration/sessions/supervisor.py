@@ -32,7 +32,7 @@ from orchestration.sessions import run_logs
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.driver import Driver
 from orchestration.sessions.events import not_being_made, report_without_run
-from orchestration.sessions.executor import last_word
+from orchestration.sessions.executor import AnyContext, end_stopped, last_word
 from orchestration.sessions.looking_back import recent, unread
 from orchestration.sessions.reasons import of_log, of_streams, one_line
 from orchestration.sessions.reporting import Reporter
@@ -80,7 +80,7 @@ class SessionSpec:
         return max(d.total_seconds() for d in deadlines) + GRACE
 
 
-class _Gone(Exception):
+class Gone(Exception):
     """The process above this worker is gone; the text says which."""
 
 
@@ -104,7 +104,7 @@ class _Watch:
     def until_end(self) -> int:
         """Wait for the driver's end and return its exit code; raises when something else ends the session."""
         while (code := self.driver.exit_code()) is None:
-            self._check_parents()
+            check_parents(self.parent)
             self._check_age()
             with self._trouble_is_logged():
                 self.reporter.report(self.statuses())
@@ -131,24 +131,13 @@ class _Watch:
 
     def _check_own_run(self) -> None:
         """Stop also if only the run's status in storage asks for it: a new code server cannot reach older workers."""
-        status = None
         with self._trouble_is_logged():
-            run = self.context.instance.get_run_by_id(self.context.run.run_id)
-            status = run.status if run else None
-        ended = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
-        if status in ended:
-            raise dg.DagsterExecutionInterruptedError(f"the run is {status.value}")
+            check_own_run(self.context)
 
     def _check_age(self) -> None:
         continuous = isinstance(self.session.job.trigger, Continuous)
         if continuous and time.monotonic() - self.begun > self.session.settings.dagster.max_session.total_seconds():
             raise _LongEnough
-
-    def _check_parents(self) -> None:
-        if os.getppid() != self.parent:
-            raise _Gone("the code server that this run belonged to is gone")
-        if not parent_lives(os.environ.get(PARENT_VARIABLE, "")):
-            raise _Gone("recourse up, which this run belonged to, is gone")
 
 
 def run_session(context: Context, session: SessionSpec, values: Mapping[str, object]) -> None:
@@ -183,7 +172,7 @@ def run_session(context: Context, session: SessionSpec, values: Mapping[str, obj
         with watch._trouble_is_logged():
             not_being_made(context.instance, context.selected_asset_keys)
         code = watch.until_end()
-    except _Gone as error:
+    except Gone as error:
         gone = str(error)
     except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
         interrupt = error
@@ -218,14 +207,11 @@ def _text(name: str, value: object) -> str:
 
 def _stopped(context: Context, session: SessionSpec, interrupt: BaseException, ended: int | None) -> None:
     """A stop on request ends the run with one line; any other interrupt is raised again for Dagster."""
-    run = context.instance.get_run_by_id(context.run.run_id)
-    word = last_word(context.run.run_id)
-    if word is None or run is None or run.status not in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED):
-        raise interrupt
     if ended == 0:
-        word.stopped = "stopped on request: each stream ended at a batch border"
+        words = "stopped on request: each stream ended at a batch border"
     else:
-        word.stopped = f"stopped on request: the driver did not stop in {session.patience:.0f} s (exit code {ended})"
+        words = f"stopped on request: the driver did not stop in {session.patience:.0f} s (exit code {ended})"
+    end_stopped(context, interrupt, words)
 
 
 def _fail(
@@ -277,6 +263,23 @@ def _metadata(context: Context, session: SessionSpec, code: int | None) -> dict[
     if code is not None:
         metadata["exit_code"] = dg.MetadataValue.int(code)
     return metadata
+
+
+def check_own_run(context: AnyContext) -> None:
+    """Raise the interrupt if the run was stopped, or declared dead, in Dagster's storage alone."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    status = run.status if run else None
+    ended = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
+    if status in ended:
+        raise dg.DagsterExecutionInterruptedError(f"the run is {status.value}")
+
+
+def check_parents(parent: int) -> None:
+    """Raise Gone if the code server, which was our parent when the run began, or `recourse up` is gone."""
+    if os.getppid() != parent:
+        raise Gone("the code server that this run belonged to is gone")
+    if not parent_lives(os.environ.get(PARENT_VARIABLE, "")):
+        raise Gone("recourse up, which this run belonged to, is gone")
 
 
 def by_itself(tags: Mapping[str, str]) -> bool:

@@ -18,10 +18,20 @@ STOPPED_BY_TAG = "recourse/stopped_by"
 """`shutdown` when `recourse up` ended the run, so that the next one starts the session again."""
 
 KIND_TAG = "recourse/kind"
-"""`continuous`, `scheduled` or `manual`: how the job of a session is started; `quality` for a run of suites."""
+"""`continuous`, `scheduled` or `manual`: how the job of a session is started; `quality` for a run of suites;
+`recovery` for one of the job `recover`."""
 
 QUALITY_KIND = "quality"
 """Value of `KIND_TAG`; dagster.yaml lets one run that has it run at a time."""
+
+RECOVERY_KIND = "recovery"
+"""Value of `KIND_TAG` for a run of the job `recover`."""
+
+PLAN_TAG = "recourse/plan"
+"""Id of the plan that a run of the job `recover` made or works on."""
+
+STAGE_TAG = "recourse/stage"
+"""The stage in which that plan is, and the plan's outcome when the run has ended."""
 
 WAITS_FOR_TAG = "recourse/waits_for"
 """Id of the running session that this queued run waits for."""

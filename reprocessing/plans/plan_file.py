@@ -29,9 +29,15 @@ _ID = re.compile(r"[a-z][a-z0-9_]*-\d{4,}")
 
 def folder(settings: Settings, plan: str) -> Path:
     """A plan's folder; raises UsageError for a name that no plan has."""
+    stream_of(plan)
+    return settings.state / "recoveries" / plan
+
+
+def stream_of(plan: str) -> str:
+    """The first stream of a plan, which its id begins with; raises UsageError for a name that no plan has."""
     if not _ID.fullmatch(plan):
         raise UsageError(f"'{plan}' is not the name of a plan", "see `recourse recover list`")
-    return settings.state / "recoveries" / plan
+    return plan.rpartition("-")[0]
 
 
 def staging_folder(settings: Settings, plan: StreamPlan) -> Path:

@@ -23,12 +23,25 @@ from streaming_jobs.stream import Stream
 
 
 @dataclass(frozen=True)
+class StageBegun:
+    """A stage that begins: its place among all stages of the plan (from 1), and what it will do, in words."""
+
+    number: int
+    stages: int
+    name: str
+    stream: str | None
+    words: str
+
+
+@dataclass(frozen=True)
 class RecoveryEvents:
-    """A recovery's output: text lines, a replay's progress (records done, total), the question before publishing."""
+    """A recovery's output: text lines, stages that begin, a replay's progress (records done, total), the question
+    before publishing. Without `stage`, stages are text lines."""
 
     tell: Callable[[str], None] = lambda _: None
     progress: Callable[[int, int], None] = lambda *_: None
     confirm: Callable[[Recovery], bool] = lambda _: True
+    stage: Callable[[StageBegun], None] | None = None
 
 
 class Staged(Protocol):

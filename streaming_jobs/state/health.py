@@ -146,7 +146,7 @@ def judge(seen: Seen, limits: Limits, *, should_run: bool = False) -> Health:
     """
     state, stop_requested = state_of(seen, limits.stale_after), seen.stop is not None
     if state == "recovering":
-        return Health(seen.stream, seen.at, state, notes=(_recovering(seen),), asked_to_stop=stop_requested)
+        return Health(seen.stream, seen.at, state, notes=(recovery_words(seen),), asked_to_stop=stop_requested)
     stopped = seen.stop is not None and seen.session is None
     if stopped and state != "failed":
         note = f"was stopped on purpose {_since(seen.stop)}, and stays so until it is started again"
@@ -223,7 +223,13 @@ def _dead(seen: Seen) -> bool:
     return seen.status is not None and seen.status.state not in ENDED
 
 
-def _recovering(seen: Seen) -> str:
+def recovery_words(seen: Seen) -> str:
+    """The recovery that has stopped the stream: its plan, since when, and the commands if no process works on it.
+
+    Empty if there is none.
+    """
+    if seen.plan is None:
+        return ""
     text = f"is being recovered by plan {seen.plan}"
     since = seen.owner.since if seen.owner is not None else seen.stop.since if seen.stop is not None else None
     if since is not None:

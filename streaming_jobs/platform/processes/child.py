@@ -44,15 +44,18 @@ class ChildCommand:
     umask: int = -1
     """-1: ours."""
 
-    def start(self, output: int | IO[bytes]) -> ChildProcess:
-        """Start it; standard output and standard error both go to `output`, a file or subprocess.PIPE."""
+    def start(self, output: int | IO[bytes], errors: int | IO[bytes] = subprocess.STDOUT) -> ChildProcess:
+        """Start it; standard output and standard error both go to `output`, a file or subprocess.PIPE.
+
+        With `errors`, standard error goes there instead.
+        """
         process = subprocess.Popen(
             list(self.arguments),
             env=dict(self.environment),
             cwd=self.folder,
             stdin=self.stdin,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=errors,
             start_new_session=True,
             umask=self.umask,
         )

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestration import cli
-from orchestration.cli import recovery_events
 from orchestration.cli.invocation import Invocation, environment_name, parse_set, parse_value
+from orchestration.recoveries import words as recovery_words
 from streaming_jobs.errors import SetupError, UsageError
 from tests.support import ROOT
 
@@ -257,4 +257,4 @@ def test_light_commands_import_nothing_heavy_and_answer_quickly(arguments: list[
     ],
 )
 def test_a_row_that_differs_is_told_by_what_differs(row: dict[str, Any], words: str) -> None:
-    assert recovery_events._row_words(row) == words
+    assert recovery_words.row_words(row) == words

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from orchestration.suite_gate import condition_named, suite_runner, suites_of
+from orchestration.recoveries.suite_gate import condition_named, suite_runner, suites_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology

@@ -1,0 +1,60 @@
+"""The job `recover`: plan, apply, resume, undo and abort recoveries from the Launchpad.
+
+(No postponed annotations here: Dagster looks at the type of a step's `context`.)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import dagster as dg
+
+from orchestration.recoveries.launchpad import JOB, STEP, example, schema
+from orchestration.sessions.tags import KIND_TAG, RECOVERY_KIND
+from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.settings import Settings
+
+DESCRIPTION = """Puts streams right after a bug, in the Launchpad:
+
+- `do: plan` with `streams` and a `target` shows what would happen; nothing is changed. Start here.
+- `do: apply` with the `plan`'s id rebuilds the rows beside the published ones, checks and publishes them. A plan that
+  was cut off is continued. With `pause_before_publishing: true` it ends when the rows have been compared; the next
+  `do: apply` publishes them.
+- `do: resume` continues a plan; `do: abort` gives it up before it has published; `do: undo` takes a published one back.
+
+Terminating the run is safe: readers see the old rows, and the plan can be continued or given up."""
+
+
+def recover_jobs(
+    settings: Settings,
+    tables: Mapping[str, Sequence[dg.AssetKey]],
+    jobs: Sequence[str],
+    command: Callable[[], list[str]] | None = None,
+) -> list[dg.JobDefinition]:
+    """The job for these streams, with the assets of their tables; none without streams. `jobs` are names in use.
+
+    Raises ConfigurationError for a job YAML with a job `recover`.
+    """
+    if taken := sorted({JOB, STEP} & set(jobs)):
+        raise ConfigurationError(
+            f"resources.jobs.{taken[0]}: this name is that of the recoveries' job", "rename the job"
+        )
+    streams = list(tables)
+    if not streams:
+        return []
+
+    @dg.op(name=STEP, config_schema=schema(streams), out=dg.Out(dg.Nothing), description=DESCRIPTION)
+    def recover(context: dg.OpExecutionContext) -> None:
+        from orchestration.recoveries.run import RecoverySpec, run_recovery
+
+        spec = RecoverySpec(settings, tables) if command is None else RecoverySpec(settings, tables, command)
+        run_recovery(context, spec)
+
+    @dg.job(
+        name=JOB,
+        description=DESCRIPTION,
+        config=example(streams),
+        tags={KIND_TAG: RECOVERY_KIND, "dagster/max_retries": "0"},
+    )
+    def job() -> None:
+        recover()
+
+    return [job]

@@ -1,0 +1,75 @@
+"""A recovery in words: the pace of its replay, and what it changes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from streaming_jobs.spelling import counted
+
+if TYPE_CHECKING:
+    from reprocessing.rebuild.audit import Difference
+
+
+WINDOW = 60.0
+"""Seconds over which the rate of a replay is taken: its beginning, while Spark starts, would spoil it for long."""
+
+
+@dataclass
+class Pace:
+    """The progress of a replay in words, with its present rate and the time that is left; `clock` gives seconds."""
+
+    clock: Callable[[], float] = time.monotonic
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def words(self, done: int, total: int) -> str:
+        """Such as `1,200 of 30,000 records, 400 a second, about 72 s left`."""
+        now, seen = self.clock(), self._seen
+        if len(seen) == 1 and seen[0][1] == done:  # nothing was read yet: the replay has not really begun
+            seen.clear()
+        seen.append((now, done))
+        while len(seen) > 2 and now - seen[1][0] >= WINDOW:
+            seen.popleft()
+        since, first = seen[0]
+        rate = (done - first) / max(now - since, 0.001)
+        pace = f", {rate:,.0f} a second" if rate else ""
+        left = f", about {_span((total - done) / rate)} left" if rate and done < total else ""
+        return f"{done:,} of {total:,} records{pace}{left}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds < 180 else f"{seconds / 60:,.0f} min"
+
+
+def difference_lines(difference: Difference) -> Iterator[str]:
+    """What changes in a table: the numbers, the numbers by time, and some of the rows."""
+    from reprocessing.rebuild.audit import paired
+
+    d = difference
+    totals = "".join(f"; sum of {c}: {o} -> {n}" for c, (o, n) in d.totals.items() if o != n)
+    words = counts_words(d.corrected, d.new, d.gone)
+    yield f"  {d.table}: {counted(d.old_rows, 'row')} published, {d.new_rows:,} rebuilt; {words}{totals}"
+    for since, *counts in d.by_time:
+        yield f"    {d.time_column} from {since}: {counts_words(*paired(*counts, keyed=d.keyed))}"
+    for row in d.sample:
+        yield f"    {row_words(row)}"
+
+
+def counts_words(corrected: int, new: int, gone: int) -> str:
+    """Numbers of rows, such as `3 corrected, 1 gone`."""
+    counts = [(corrected, "corrected"), (new, "new"), (gone, "gone")]
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count) or "no difference"
+
+
+def row_words(row: Mapping[str, Any]) -> str:
+    """A row that differs: its keys and what changes, or which side has it."""
+    for side in ("published", "rebuilt"):
+        if row.keys() == {side}:
+            return f"only {side}: " + ", ".join(f"{name} {value}" for name, value in row[side].items())
+    names = [name.removesuffix(" published") for name in row if name.endswith(" published")]
+    keys = [f"{name} {value}" for name, value in row.items() if not name.endswith((" published", " rebuilt"))]
+    pairs = [(name, row[f"{name} published"], row[f"{name} rebuilt"]) for name in names]
+    return f"{', '.join(keys)}: " + ", ".join(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)

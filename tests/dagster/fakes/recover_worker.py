@@ -1,0 +1,34 @@
+"""A run worker for the tests: runs the job `recover` in this process, on the instance of DAGSTER_HOME."""
+
+from __future__ import annotations
+
+import sys
+
+import dagster as dg
+
+from orchestration.recoveries.job import recover_jobs
+from orchestration.recoveries.launchpad import run_config
+from orchestration.sessions.executor import session_executor
+from streaming_jobs.settings import Settings
+from tests.dagster.fakes.execute import execute
+
+
+def fake_command() -> list[str]:
+    """The command line of the fake process."""
+    return [sys.executable, "-m", "tests.dagster.fakes.recovery"]
+
+
+def recover(settings: Settings) -> dg.JobDefinition:
+    """The job over the fake process."""
+    jobs = recover_jobs(settings, {"orders": [dg.AssetKey("orders")]}, jobs=[], command=fake_command)
+    return dg.Definitions(jobs=jobs, executor=session_executor).resolve_job_def("recover")
+
+
+def main() -> int:
+    config = run_config({"do": "apply", "plan": "orders-0001"})
+    with dg.DagsterInstance.get() as instance:
+        return 0 if execute(recover(Settings.load()), instance, run_config=config).is_success else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

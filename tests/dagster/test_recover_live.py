@@ -1,0 +1,204 @@
+"""A recovery from Dagster's Launchpad, with real processes: planned, killed with its run, continued, taken back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dagster as dg
+import psutil
+import pytest
+
+from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
+from orchestration.local_dagster.client import DagsterClient
+from orchestration.local_dagster.processes import DagsterProcesses
+from orchestration.recoveries.launchpad import run_config
+from orchestration.sessions.tags import PLAN_TAG, STAGE_TAG, WORKER_TAG
+from reprocessing.executor import journal_of
+from streaming_jobs.errors import UsageError
+from streaming_jobs.examples.stock import movements
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stop_request, stream_record
+from streaming_jobs.state.lease import holder
+from streaming_jobs.state.status import read_status
+from tests.support import ROOT
+
+COUNT = 4_000
+PATIENCE = 180.0
+"""Seconds for anything to happen; a quiet machine needs a tenth of it."""
+JOBS = Path(__file__).parent / "fakes" / "stock.yml"
+T = TypeVar("T")
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass
+class Live:
+    """A running Dagster over the streams of the story, half of whose movements were read by wrong code."""
+
+    story: Story
+    processes: DagsterProcesses
+    settings: Settings
+
+    @property
+    def client(self) -> DagsterClient:
+        return self.processes.client
+
+    def wait_for(self, condition: Callable[[], T], what: str) -> T:
+        """Wait, looking after the processes meanwhile as `recourse up` does."""
+        deadline = time.monotonic() + PATIENCE
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}"
+            self.processes.supervise()
+            time.sleep(0.3)
+        return value
+
+    def launch(self, fields: Mapping[str, Any]) -> str:
+        return self.client.launch_with("recover", run_config(fields))
+
+    def ended(self, run_id: str) -> str:
+        return (
+            self.wait_for(
+                lambda: (status := self.client.status(run_id)) in ("SUCCESS", "FAILURE", "CANCELED") and status,
+                f"the end of run {run_id}",
+            )
+            or ""
+        )
+
+    def tags(self, run_id: str) -> dict[str, str]:
+        (run,) = [run for run in self.client.runs("recover") if run["runId"] == run_id]
+        return {tag["key"]: tag["value"] for tag in run["tags"]}
+
+    def quantities(self) -> dict[str, int]:
+        return {row["product"]: row["quantity"] for row in self.story.rows("inventory")}
+
+    def at_work(self, stream: str = "inventory") -> bool:
+        """True if a session runs the stream."""
+        owner, status = holder(self.settings, stream), read_status(self.settings, stream)
+        at_work = owner is not None and owner.purpose == "session" and status is not None and status.pid == owner.pid
+        return bool(at_work and status and status.state in ("running", "idle") and status.lag_records == 0)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    home = tmp_path_factory.mktemp("stock")
+    machine = Settings.load({"home": str(home)})
+    with Broker(machine) as broker, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        story = Story(home, machine, broker.start(), COUNT)
+        patch.syspath_prepend(str(story.code.parent))
+        tell(story)
+        yield from running(story)
+    left = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or [])]
+    assert not left
+
+
+def tell(story: Story) -> None:
+    """The story up to the point where the bug is corrected."""
+    story.begin()
+    story.feed(story.all[: COUNT // 2])
+    story.run_streams()
+    story.deploy(WRONG)
+    story.feed(story.all[COUNT // 2 :])
+    story.run_streams()
+    story.deploy(RIGHT)
+
+
+def running(story: Story, batch: int = 100) -> Iterator[Live]:
+    """Dagster over the story; a replay has many batches of so many records, so that it can be caught in one."""
+    flags = {
+        **{name: text for name, text in story.environment().items() if name.startswith(("RECOURSE_", "PYTHON"))},
+        "RECOURSE_JOBS": str(JOBS),
+        "RECOURSE_DAGSTER__PORT": "0",
+        "RECOURSE_SPARK__DRIVER_MEMORY_MB": "700",
+        "RECOURSE_SPARK__MASTER": "local[2]",
+        "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": str(batch),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in flags.items():
+            if name.startswith("RECOURSE_"):
+                patch.setenv(name, text)
+        settings = Settings.load()
+        with DagsterProcesses(settings, flags) as processes:
+            yield Live(story, processes, settings)
+        assert not processes.pids
+
+
+def instance(live: Live) -> dg.DagsterInstance:
+    return dg.DagsterInstance.from_config(str(live.settings.dagster_home))
+
+
+def said(live: Live, run_id: str) -> str:
+    """Everything that the run's log says."""
+    with instance(live) as stored:
+        return "\n".join(entry.user_message or entry.message or "" for entry in stored.all_logs(run_id))
+
+
+def skips(live: Live) -> list[str]:
+    """The reasons of keepalive's newest ticks."""
+    answer = live.client.query(
+        """query { sensorOrError(sensorSelector: {repositoryLocationName: "streams", repositoryName: "__repository__",
+        sensorName: "keepalive_stock"}) { ... on Sensor { sensorState { ticks(limit: 3) { skipReason } } } } }"""
+    )
+    return [tick["skipReason"] or "" for tick in answer["sensorOrError"]["sensorState"]["ticks"]]
+
+
+def marks(live: Live, table: str) -> list[dict[str, Any]]:
+    """The marks of recoveries on a table, newest first."""
+    with instance(live) as stored:
+        records = stored.fetch_observations(dg.AssetKey(table), limit=20).records
+        found = [record.asset_observation.metadata for record in records if record.asset_observation]
+    return [{name: entry.value for name, entry in each.items()} for each in found if "recovery" in each]
+
+
+def test_a_recovery_is_planned_killed_with_its_run_continued_and_taken_back(live: Live) -> None:
+    live.wait_for(live.at_work, "the session")
+    wrong = live.quantities()
+    right = {product: quantity for product, (quantity, *_) in movements.inventory(live.story.all).items()}
+    assert wrong != right
+
+    with pytest.raises(UsageError, match="inventry"):
+        live.launch({"do": "plan", "streams": ["inventry"], "target": {"to_batch": 0}})
+    planned = live.launch({"do": "plan", "streams": ["inventory"], "target": {"before_first_bad": BAD}})
+    assert live.ended(planned) == "SUCCESS", said(live, planned)
+    plan = live.tags(planned)[PLAN_TAG]
+    assert "What will happen" in said(live, planned) and f"do: apply, plan: {plan}" in said(live, planned)
+    assert live.at_work() and not marks(live, "inventory")
+
+    applied = live.launch({"do": "apply", "plan": plan})
+    live.wait_for(lambda: live.tags(applied).get(STAGE_TAG) == "4 of 8: replay", "the replay")
+    live.wait_for(lambda: "records, " in said(live, applied), "its progress")
+    assert marks(live, "inventory")[0]["recovery"].startswith(f"under recovery by plan {plan}")
+    owner = holder(live.settings, "inventory")
+    assert owner is not None and owner.purpose == f"recovery {plan}"
+    worker = int(live.tags(applied)[WORKER_TAG].split(":")[1])
+    assert psutil.Process(owner.pid).ppid() == worker
+    os.kill(worker, signal.SIGKILL)
+    live.wait_for(lambda: not psutil.pid_exists(owner.pid), "the end of the recovery's process")
+    assert live.ended(applied) == "FAILURE"
+    assert journal_of(live.settings, plan).outcome == "applying" and live.quantities() == wrong
+    live.wait_for(lambda: any(f"recover resume {plan}" in reason for reason in skips(live)), "keepalive's advice")
+    assert not live.at_work() and live.at_work("low_stock")
+
+    resumed = live.launch({"do": "apply", "plan": plan})
+    assert live.ended(resumed) == "SUCCESS", said(live, resumed)
+    assert "was begun and is not over" in said(live, resumed)
+    assert live.quantities() == right and live.tags(resumed)[STAGE_TAG] == "published"
+    mark = marks(live, "inventory")[0]
+    assert (mark["recovery"], mark["generation"]) == (f"recovered by plan {plan}", "2")
+    assert sum(record.data["records"] for record in mark["recovered_offsets"].records) == COUNT // 2
+    live.wait_for(live.at_work, "the stream again")
+    assert not stop_request.asked(live.settings, "inventory")
+
+    undone = live.launch({"do": "undo", "plan": plan})
+    assert live.ended(undone) == "SUCCESS", said(live, undone)
+    assert live.quantities() == wrong
+    record = stream_record.load(live.settings, "inventory")
+    assert record is not None and record.generation == 3
+    live.wait_for(live.at_work, "the stream again")
