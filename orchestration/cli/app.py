@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from orchestration.cli import chaos, config, demo, doctor, feed, quality, recover, savepoints, streams, up, verify
+from orchestration.cli import (
+    chaos,
+    config,
+    demo,
+    deploy,
+    doctor,
+    feed,
+    quality,
+    recover,
+    savepoints,
+    start,
+    streams,
+    up,
+    verify,
+)
 from orchestration.cli.invocation import Invocation, parse_set
 from orchestration.cli.output import say
 
@@ -56,7 +70,10 @@ app.command("doctor", short_help="Check this machine: one line per check, with t
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(feed.feed)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
+app.command("deploy", short_help="Bring the code on disk to the streams that run.")(deploy.deploy)
 app.add_typer(demo.app, name="demo")
+streams.app.command("start", short_help="Start streams, and wait until they run.")(start.start)
+streams.app.command("restart", short_help="Stop streams at a batch border, and start them again.")(start.restart)
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
 app.add_typer(savepoints.app, name="savepoints")

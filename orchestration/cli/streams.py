@@ -137,7 +137,7 @@ def status(
     """
     log_to_stderr()
     call = invocation(context)
-    selected = call.names(names or [])
+    selected = _loadable_or_known(call, names or [])
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(call, selected, output)
@@ -266,10 +266,31 @@ def _watch(call: Invocation, names: list[str], output: Output) -> None:
             time.sleep(2)
 
 
+def _loadable_or_known(call: Invocation, names: list[str]) -> list[str]:
+    """The named streams, or all; those that have run here, if the code on disk cannot be loaded."""
+    from orchestration.deploys.starting import streams_of
+    from streaming_jobs.errors import UsageError
+
+    try:
+        declared = call.topology
+    except UsageError as error:
+        say(f"the code on disk cannot be loaded: {error.found}")
+        if not (known := [name for name in streams_of(call.settings) if not names or name in names]):
+            raise
+        return known
+    return [stream.name for stream in declared.select(dict.fromkeys(names))]
+
+
 def _observed(call: Invocation, names: list[str]) -> list[Observed]:
     from orchestration.cli.observed import observe_all, with_lag
+    from streaming_jobs.errors import UsageError
 
-    return with_lag(call.settings, [call.topology[name] for name in names], observe_all(call.settings, names))
+    observed = observe_all(call.settings, names)
+    try:
+        streams = [call.topology[name] for name in names]
+    except UsageError:  # without its code, the topics of a stream that does not run are not known
+        return observed
+    return with_lag(call.settings, streams, observed)
 
 
 def _print_status(observed: list[Observed], home: str = "") -> None:
