@@ -33,6 +33,9 @@ def deploy(
     preview: Annotated[
         bool, typer.Option("--preview", help="Run `recourse preview` for each stream first; what it shows is yours.")
     ] = False,
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Have Spark look at the new code first, which takes seconds.")
+    ] = True,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until the streams run the new code.")] = 300.0,
     output: OutputOption = Output.text,
 ) -> None:
@@ -46,10 +49,13 @@ def deploy(
     """
     from orchestration.deploys.apply import request, wait
     from orchestration.deploys.plan import make_plan
+    from orchestration.deploys.trial import tried
 
     call = invocation(context)
     selected = call.names(names) if names else []
     plan = make_plan(call.settings, call.topology, selected)
+    if trial:
+        plan = tried(plan, call.environment(), say)
     previews = _previews(call, plan) if preview else {}
     if output is Output.text:
         _print_plan(plan, previews)

@@ -11,6 +11,7 @@ import typer
 
 from orchestration.cli import FAILED
 from orchestration.cli.invocation import Invocation, invocation
+from orchestration.cli.known_streams import loadable_or_known, observed_now
 from orchestration.cli.ledger_entries import entry_json, entry_row
 from orchestration.cli.output import (
     Output,
@@ -137,12 +138,12 @@ def status(
     """
     log_to_stderr()
     call = invocation(context)
-    selected = _loadable_or_known(call, names or [])
+    selected = loadable_or_known(call, names or [])
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(call, selected, output)
         return
-    observed = _observed(call, selected)
+    observed = observed_now(call, selected)
     home = str(call.settings.home.expanduser().absolute())
     show(output, [o.as_json(home) for o in observed], lambda: _print_status(observed, home))
     if any(o.health.red for o in observed) or all(o.state == "never started" for o in observed):
@@ -256,41 +257,14 @@ def _watch(call: Invocation, names: list[str], output: Output) -> None:
     console = stdout_console()
     if output is Output.json or not console.is_terminal:
         while True:
-            observed = _observed(call, names)
+            observed = observed_now(call, names)
             show(output, [o.as_json() for o in observed], partial(_print_status, observed))
             time.sleep(2)
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            observed = _observed(call, names)
+            observed = observed_now(call, names)
             live.update(make_table(COLUMNS, [o.row() for o in observed], right=RIGHT), refresh=True)
             time.sleep(2)
-
-
-def _loadable_or_known(call: Invocation, names: list[str]) -> list[str]:
-    """The named streams, or all; those that have run here, if the code on disk cannot be loaded."""
-    from orchestration.deploys.starting import streams_of
-    from streaming_jobs.errors import UsageError
-
-    try:
-        declared = call.topology
-    except UsageError as error:
-        say(f"the code on disk cannot be loaded: {error.found}")
-        if not (known := [name for name in streams_of(call.settings) if not names or name in names]):
-            raise
-        return known
-    return [stream.name for stream in declared.select(dict.fromkeys(names))]
-
-
-def _observed(call: Invocation, names: list[str]) -> list[Observed]:
-    from orchestration.cli.observed import observe_all, with_lag
-    from streaming_jobs.errors import UsageError
-
-    observed = observe_all(call.settings, names)
-    try:
-        streams = [call.topology[name] for name in names]
-    except UsageError:  # without its code, the topics of a stream that does not run are not known
-        return observed
-    return with_lag(call.settings, streams, observed)
 
 
 def _print_status(observed: list[Observed], home: str = "") -> None:

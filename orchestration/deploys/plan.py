@@ -111,19 +111,24 @@ def _of(settings: Settings, stream: Stream | None, seen: Seen) -> StreamPlan:
         "deploy",
         before,
         after,
-        changes=tuple(_changes(settings, stream, before, after)),
+        changes=tuple(_changes(settings, stream, before, after, settings_too=seen.status.disk_settings)),
         refused=tuple(refusals(settings, stream)),
         pid=pid,
         since=seen.status.disk_code_since,
     )
 
 
-def _changes(settings: Settings, stream: Stream, before: str, after: str) -> Iterator[str]:
+def _changes(settings: Settings, stream: Stream, before: str, after: str, *, settings_too: bool) -> Iterator[str]:
+    """Yields the changes in words; of settings only if the session itself has found other ones on disk.
+
+    The session's own may come from its command line or its environment, which this process does not have.
+    """
     noted = declaration.noted(settings, stream.name, before)
     if noted is None:
         yield "the parts of the running code are not known"
         return
     words = declaration.changes(noted, declaration.parts_of(stream, settings))
+    words = [each for each in words if settings_too or not each.startswith("setting ")]
     yield from words
     if not words:
         yield "the declaration" if before != after else "settings that this command does not see as the session does"

@@ -31,7 +31,7 @@ from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.state_changes import differences
-from streaming_jobs.runtime.stream_tables import make_tables, sinks_of, upkeep_of
+from streaming_jobs.runtime.stream_tables import check_tables, make_tables, sinks_of, upkeep_of
 from streaming_jobs.runtime.used_columns import used_columns
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.stored import StoredTable
@@ -161,6 +161,16 @@ class QueryBuilder:
         )
         return BuiltQuery(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
 
+    def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> None:
+        """Raise what `assemble` would raise for the stream's function; writes nothing, and needs no broker."""
+        frames = {
+            s.parameter: s.stream(spark, start={}, limits=self.limits, owner=self.stream.name) for s in self._sources()
+        }
+        outputs = self._outputs(frames)
+        self._checked_traits(outputs)
+        self._checked_state(record, outputs, keeps_state=keeps_state)
+        check_tables(self.settings, self.stream, outputs)
+
     def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
         """Call the stream's function; raises UsageError if it returns no frame, FunctionRaised if it raises."""
         from pyspark.errors import AnalysisException, ParseException
@@ -237,19 +247,25 @@ class QueryBuilder:
         if snapshot.checkpoint.planned is None:
             topics = tuple(BoundTopic(t.name, t.topic_id or "", dict(starts[t.name])) for t in snapshot.topics)
             record = replace(record, topics=topics)
-        fingerprint = state_fingerprint(next(iter(outputs.values())))
-        if snapshot.checkpoint.committed is not None and dict(record.state_fingerprint) != fingerprint:
-            raise PreflightRefused(
-                f"the state of stream {self.stream.name} was built by another aggregation: "
-                f"{differences(record.state_fingerprint, fingerprint)}",
-                f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
-            )
+        fingerprint = self._checked_state(record, outputs, keeps_state=snapshot.checkpoint.committed is not None)
         record = replace(record, state_fingerprint=fingerprint)
         changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(snapshot))
         if changed is not record and record.code and snapshot.checkpoint.committed is not None:
             note = f"before code {changed.code[-1].hash}"
             savepoints.try_take(self.settings, self.stream, changed, snapshot.checkpoint.committed, "code", note)
         return changed
+
+    def _checked_state(
+        self, record: StreamRecord, outputs: Mapping[str, DataFrame], *, keeps_state: bool
+    ) -> dict[str, str]:
+        fingerprint = state_fingerprint(next(iter(outputs.values())))
+        if keeps_state and dict(record.state_fingerprint) != fingerprint:
+            raise PreflightRefused(
+                f"the state of stream {self.stream.name} was built by another aggregation: "
+                f"{differences(record.state_fingerprint, fingerprint)}",
+                f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
+            )
+        return fingerprint
 
     def _pipeline(
         self,
