@@ -102,7 +102,7 @@ def _outcome(begin: Begin, now: Seen) -> Started | None:
         return None if status.state != "failed" else _failed_since(begin, status)
     if status.state in AT_WORK:
         again = runs(begin.was)
-        seconds = (status.begun_at or 0.0) - begin.asked
+        seconds = now.at - begin.asked
         return Started(begin.stream, "restarted" if again else "started", _how(status), round(seconds, 1))
     return _failed_since(begin, status)
 
