@@ -191,6 +191,7 @@ _COLUMNS = {
     "orchestration": 0,
     "orchestration.quality": 0,
     "orchestration.sessions": 0,
+    "orchestration.deploys": 7,
     "orchestration.bundle": 0,
     "quality": 5,
     "quality.runs": 5,
