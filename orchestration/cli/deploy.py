@@ -101,7 +101,7 @@ def _print_plan(plan: Plan, previews: dict[str, int]) -> None:
         rows = [[s.stream, s.action, s.before or "-", s.after or "-", _time(s.since)] for s in shown]
         print_table(columns, rows)
     for each in shown:
-        for line in _lines(each, previews):
+        for line in _lines(each, previews, split=plan.split):
             print(f"{each.stream}: {line}")
     same = len(plan.streams) - len(shown)
     if same:
@@ -117,7 +117,7 @@ def _print_plan(plan: Plan, previews: dict[str, int]) -> None:
         )
 
 
-def _lines(stream: StreamPlan, previews: dict[str, int]) -> list[str]:
+def _lines(stream: StreamPlan, previews: dict[str, int], *, split: bool) -> list[str]:
     lines = [stream.note] if stream.note else []
     lines += stream.changes
     lines += [f"WOULD BE REFUSED: {why}" for why in stream.refused]
@@ -126,7 +126,12 @@ def _lines(stream: StreamPlan, previews: dict[str, int]) -> list[str]:
         code = previews[stream.stream]
         lines.append(f"preview: {words.get(code, f'ended with exit code {code}')}")
     if stream.beside:
-        lines.append(f"runs on in process {stream.pid}, not touched: {', '.join(stream.beside)}")
+        what = (
+            f"others run on in process {stream.pid}, not touched"
+            if split
+            else "others start again with it, in the same process"
+        )
+        lines.append(f"{what}: {', '.join(stream.beside)}")
     return lines
 
 
@@ -136,7 +141,7 @@ def _print_outcomes(outcomes: list[Deployed], plan: Plan) -> None:
         mark = f"; savepoint before it: {each.savepoint}" if each.savepoint is not None else ""
         print(f"{each.stream}: {each.result}: {each.before} -> {each.after}: {each.text}{still}{mark}")
     untouched = sorted({name for each in plan.touched for name in each.beside})
-    if untouched:
+    if untouched and plan.split:
         print(f"not touched, ran on: {', '.join(untouched)}")
 
 

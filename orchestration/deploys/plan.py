@@ -47,10 +47,14 @@ class StreamPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All streams, the touched ones first; `heap_mb`: the largest heap of each further process."""
+    """All streams, the touched ones first; `heap_mb`: the largest heap of each further process.
+
+    Without `split` the streams beside a touched one start again with it (`spark.split_sessions`).
+    """
 
     streams: tuple[StreamPlan, ...]
     heap_mb: int
+    split: bool = True
 
     @property
     def touched(self) -> list[StreamPlan]:
@@ -65,7 +69,7 @@ class Plan:
     @property
     def further_processes(self) -> int:
         """The number of processes beside the present ones: one for each that keeps a stream and gives one away."""
-        return len({each.pid for each in self.touched if each.beside})
+        return len({each.pid for each in self.touched if each.beside}) if self.split else 0
 
 
 def make_plan(settings: Settings, topology: Topology, names: Collection[str] = ()) -> Plan:
@@ -77,9 +81,8 @@ def make_plan(settings: Settings, topology: Topology, names: Collection[str] = (
     plans = [each for each in plans if each.action != "removed" or seen[each.stream].session is not None]
     touched = {each.stream for each in plans if each.action == "deploy"}
     plans = [replace(each, beside=_beside(seen, each, touched)) for each in plans]
-    return Plan(
-        tuple(sorted(plans, key=lambda each: (each.action != "deploy", each.stream))), settings.spark.driver_memory_mb
-    )
+    plans.sort(key=lambda each: (each.action != "deploy", each.stream))
+    return Plan(tuple(plans), settings.spark.driver_memory_mb, settings.spark.split_sessions)
 
 
 def _of(settings: Settings, stream: Stream | None, seen: Seen) -> StreamPlan:

@@ -17,6 +17,8 @@ from streaming_jobs.state.health import Seen, look, state_of
 from streaming_jobs.state.status import Status
 
 AT_WORK = ("running", "idle")
+_SESSION_ACTS = 20.0
+"""Seconds in which a session that has the stream, perhaps in a process of its own, has begun to start it."""
 Outcome = Literal["runs", "started", "restarted", "failed", "recovering", "waits", "nobody", "stopped"]
 
 
@@ -63,7 +65,8 @@ def ask(settings: Settings, stream: str, who: str, *, again: bool) -> Begin:
 
 def wait(settings: Settings, begun: Sequence[Begin], timeout: float, say: Callable[[str], None]) -> list[Started]:
     """Wait for each start, `timeout` seconds at most in all; `say` gets a line where something new is known."""
-    deadline = time.monotonic() + timeout
+    since = time.monotonic()
+    deadline = since + timeout
     outcomes: dict[str, Started] = {}
     said: dict[str, str] = {}
     while True:
@@ -73,7 +76,7 @@ def wait(settings: Settings, begun: Sequence[Begin], timeout: float, say: Callab
             now = look(settings, each.stream)
             if (outcome := _outcome(each, now)) is not None:
                 outcomes[each.stream] = outcome
-            elif (nobody := _nobody(settings, each, now)) is not None:
+            elif (nobody := _nobody(settings, each, now, time.monotonic() - since)) is not None:
                 outcomes[each.stream] = nobody
             elif (words := progress(settings, now)) != said.get(each.stream):
                 said[each.stream] = words
@@ -134,9 +137,15 @@ def code_of(status: Status | None) -> str:
     return status.code_version.partition(" ")[0] if status is not None else ""
 
 
-def _nobody(settings: Settings, begin: Begin, now: Seen) -> Started | None:
-    """The outcome if nobody is there who would obey the request."""
+def _nobody(settings: Settings, begin: Begin, now: Seen, waited: float) -> Started | None:
+    """The outcome if nobody is there who would obey the request.
+
+    Any session of this home may be the one that the stream was left out of: it gets some time.
+    """
     if begin.asked is None or now.session is not None or any(who_starts(settings, now)):
+        return None
+    sessions = any(look(settings, name).session is not None for name in streams_of(settings))
+    if waited < (_SESSION_ACTS if sessions else 0.0):
         return None
     text = (
         "nothing that would start it runs here; start one: `recourse up`, your Dagster, or "

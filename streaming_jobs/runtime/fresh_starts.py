@@ -152,7 +152,12 @@ class FreshStarts:
                 self._done([name])
                 self.started(name)
             self.pending -= {name}
-        except (LeaseBusy, OSError) as error:  # a new session starts it from the beginning
+        except LeaseBusy as error:
+            log.warning("stream not started", stream=name, reason=str(error))
+            if any(running.stream.name == name for running in self.streams.runners):
+                self._supersede()
+            self.pending -= {name}  # one that was left out runs elsewhere
+        except OSError as error:  # a new session starts it from the beginning
             log.warning("stream not restarted in place", stream=name, reason=str(error))
             self._supersede()
 
