@@ -194,6 +194,7 @@ _COLUMNS = {
     "orchestration.quality": 0,
     "orchestration.recoveries": 1,
     "orchestration.sessions": 0,
+    "orchestration.deploys": 7,
     "orchestration.bundle": 0,
     "quality": 5,
     "quality.runs": 5,

@@ -36,7 +36,7 @@ from orchestration.sessions.supervisor import SessionSpec, is_running
 from orchestration.sessions.tags import FINGERPRINT_TAG, WORKER_TAG
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stop_request
+from streaming_jobs.state import start_request, stop_request, supervisors
 from streaming_jobs.state.health import Limits, judge, look, recovery_words
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.status import Status, read_status
@@ -73,8 +73,10 @@ def keepalive_sensor(session: SessionSpec, *, running: bool) -> dg.SensorDefinit
             held_by={name: who for name, who in held.items() if name not in stopped},
             fingerprint=_fingerprint(session, runs),
             recovering=_recovering(session),
+            asked_to_start=_asked_to_start(session, stopped),
         )
         verdict = keepalive(seen, time.time())
+        supervisors.note(session.settings, job.key, job.streams, getattr(verdict, "reason", "starts a session"))
         if isinstance(verdict, Start):
             return dg.RunRequest(run_key=verdict.run_key)
         return dg.SkipReason(verdict.reason)
@@ -247,6 +249,12 @@ def _recovering(session: SessionSpec) -> dict[str, str]:
 def _holders(session: SessionSpec) -> dict[str, str]:
     owners = {name: holder(session.settings, name) for name in session.job.streams}
     return {name: f"process {owner.pid} ({owner.purpose})" for name, owner in owners.items() if owner}
+
+
+def _asked_to_start(session: SessionSpec, stopped: frozenset[str]) -> float | None:
+    """The time of the newest start request of the session's streams that are not stopped."""
+    requests = [start_request.request(session.settings, n) for n in session.job.streams if n not in stopped]
+    return max((request.since for request in requests if request is not None), default=None)
 
 
 def _fingerprint(session: SessionSpec, runs: Sequence[RunSeen]) -> str:

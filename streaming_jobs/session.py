@@ -7,8 +7,9 @@ shown within a second), then the queries. One stream's failure leaves the others
 when all its streams have ended: by SIGTERM or SIGINT, by the file `<state>/<stream>/stop`, by the end of standard
 input under `--supervised` (the parent is gone), or because the trigger was available-now.
 
-Under `--supervised`, the session restarts streams after a recovery, and restarts itself when other code is on disk
-(`runtime/handover.py`). The process stays the same for whoever started it.
+Under `--supervised`, the session starts streams again: after a recovery, with corrected code, on request. Newer code
+gets a process of its own, while the other streams run on (`runtime/fresh_starts.py`), or, if there are none, the
+session restarts itself. The process stays the same for whoever started it.
 
 Exit codes: 0 all stopped or finished; 1 a failure that may pass; 2 wrong usage; 75 a lease is busy; 78 every stream
 that failed needs a person.
@@ -24,25 +25,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from streaming_jobs import collisions
-from streaming_jobs.errors import LeaseBusy, PermanentError, RecourseError, TransientError
+from streaming_jobs.errors import PermanentError, RecourseError, TransientError
 from streaming_jobs.failures import classify
 from streaming_jobs.platform.runtime import LocalSpark, Runtime
 from streaming_jobs.runtime import parent, restart_in_place, session_options
 from streaming_jobs.runtime.batch_hooks import Replan
-from streaming_jobs.runtime.code_watch import CodeWatch, as_line, versions
+from streaming_jobs.runtime.code_watch import ERROR, as_line, versions
+from streaming_jobs.runtime.fresh_starts import FreshStarts
 from streaming_jobs.runtime.handover import Handover
 from streaming_jobs.runtime.query_stop import LINGERING
+from streaming_jobs.runtime.session_leases import let_go_all, take_all
 from streaming_jobs.runtime.session_log import log_to_stderr
+from streaming_jobs.runtime.split_sessions import SplitSessions
 from streaming_jobs.runtime.status_files import STATUS_EVERY, StatusFiles
 from streaming_jobs.runtime.stream_queries import Queries, SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.settings import CONFIG_FILE, Settings, load
+from streaming_jobs.runtime.supervision import supervision
+from streaming_jobs.settings import Settings, load
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.first_status import first_status
 from streaming_jobs.state.lease import FileLeases, Lease, Leases
@@ -77,15 +81,18 @@ class Session:
         trigger: str | None = None,
         answers: Mapping[str, stop_request.Request] | None = None,
         handover: Handover | None = None,
+        left_out: Sequence[Stream] = (),
+        split: SplitSessions | None = None,
         replan: Replan | None = None,
         runtime: Runtime | None = None,
         queries: Queries | None = None,
         leases: Leases | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """`answers`: stream -> the stop request that this start was made to end.
+        """`answers`: stream -> the stop request that this start was made to end; `left_out`: those not started now.
 
-        With a `handover` the session may end in order to be restarted in place with newer code (`superseded`).
+        With a `handover` streams may start again, and the session may end in order to be restarted in place with newer
+        code (`superseded`); with `split`, streams with newer code get processes of their own.
         The defaults are Spark that is started here, queries over Kafka, and leases in the state folder.
         Raises ValueError for `replan` together with `queries`, which have their own.
         """
@@ -103,16 +110,19 @@ class Session:
         self.stop_all = threading.Event()
         self.running: list[StreamRunner] = []
         self.spark: SparkSession | None = None
-        self.superseded = False
+        self.left_out = list(left_out)
+        self.held: list[Lease] = []
+        self.fresh = FreshStarts(settings, self, handover, split) if handover is not None else None
         self.status_files = StatusFiles(settings)
 
     def run(self) -> int:
         """Run to the end and return the exit code. Raises LeaseBusy before anything is changed."""
-        leases = self._take_leases()
+        self.held = leases = take_all(self.leases, self.streams, self.patience.lease)
         with ExitStack() as at_end:  # in reverse order, and each one even if another one fails
-            for lease in leases:
-                at_end.callback(self._let_go, lease)
+            at_end.callback(let_go_all, self.held, self.running, self.runtime)
             at_end.callback(self._end_spark)
+            if self.fresh is not None and self.fresh.split is not None:
+                at_end.callback(self.fresh.split.close)
             if self.handover is not None:
                 at_end.callback(self.handover.close)
             at_end.callback(self.queries.close)
@@ -134,18 +144,14 @@ class Session:
             return self._exit_code()
 
     @property
+    def superseded(self) -> bool:
+        """True if the session ends in favour of the next one in its process."""
+        return self.fresh is not None and self.fresh.superseded
+
+    @property
     def in_batch(self) -> bool:
         """True if a batch still runs in this process; it may commit until the process has ended."""
         return any(running.in_batch for running in self.running)
-
-    def _take_leases(self) -> list[Lease]:
-        leases: list[Lease] = []
-        with ExitStack() as unless_all:
-            for stream in self.streams:
-                leases.append(self.leases.acquire(stream.name, purpose="session", wait=self.patience.lease))
-                unless_all.callback(leases[-1].release)
-            unless_all.pop_all()
-        return leases
 
     def _runner(self, stream: Stream, lease: Lease) -> StreamRunner:
         """The runner of a stream; its first status is written, with the values of the last run."""
@@ -158,7 +164,7 @@ class Session:
             self.running.append(self._runner(stream, lease))
         with self.status_files.beating(self.running):
             self.runtime.begin(*self._spark_for(leases))
-        self.queries.open(self.streams)
+        self.queries.open([*self.streams, *self.left_out])
         for running in self.running:
             if self.stop_all.is_set():
                 break
@@ -193,30 +199,32 @@ class Session:
         for running in self.running:
             if not running.ended and not self.stop_all.is_set():
                 running.start(self.spark)
+            if self.fresh is not None:
+                self.fresh.started(running.stream.name)
 
     def _loop(self) -> None:
         assert self.spark is not None
         written = 0.0
-        while any(not running.ended and not running.gave_up for running in self.running):
-            if (gone := self.runtime.failure()) is not None:
+        while any(not r.ended and not r.gave_up for r in self.running) or (self.fresh is not None and self.fresh.busy):
+            if self.can_start and (gone := self.runtime.failure()) is not None:
                 raise gone
-            self._look_at_recoveries()
-            self._look_at_code()
+            if self.fresh is not None:
+                self.fresh.look(stopping=self.stop_all.is_set())
             for running in self.running:
                 if self.stop_all.is_set() or self.superseded or stop_request.asked(self.settings, running.stream.name):
                     running.request_stop()
-                running.poll(self.spark)
+                if self.spark is not None:
+                    running.poll(self.spark)
                 if running.stuck:
                     raise TransientError(
                         f"a batch of stream {running.stream.name} did not end within {self.patience.batch:g} s after "
                         "it was interrupted: the session ends with its JVM, and the next one repeats the batch",
                         "its log says what the batch waits for",
                     )
-            attached = [running for running in self.running if not running.detached]
-            if not all(running.ended for running in attached):
-                for running in (each for each in attached if each.ended and not each.in_batch):
-                    self._detach(running)
+            self._detach_ended()
             if time.monotonic() - written >= STATUS_EVERY:
+                if self.fresh is not None:
+                    self.fresh.handover.note_disk(running.status for running in self.running)
                 self.status_files.refresh(self.running)
                 written = time.monotonic()
             time.sleep(self.patience.look)
@@ -224,77 +232,71 @@ class Session:
             if not running.ended:
                 running.give_up()
 
-    def _let_go(self, lease: Lease) -> None:
-        """Release a lease, except one whose batch still runs: the end of this process releases that one."""
-        running = next((running for running in self.running if running.lease is lease), None)
-        if running is not None and running.in_batch:
-            return
-        if running is not None and not running.detached and self.runtime.jvm is None:
-            lease.unlock()  # nothing of the stream is in a JVM any more, even if the JVM runs on
-        lease.release()
+    def _detach_ended(self) -> None:
+        """Give up the leases of streams that have ended, and Spark too if the others run in their own processes."""
+        elsewhere = self.fresh is not None and bool(self.fresh.elsewhere)
+        attached = [running for running in self.running if not running.detached]
+        if elsewhere or not all(running.ended for running in attached):
+            for running in (each for each in attached if each.ended and not each.in_batch):
+                self.detach(running)
+        if elsewhere and self.spark is not None and all(running.detached for running in self.running):
+            log.info("no stream is left in this process: its Spark ends")
+            self.runtime.stop()
+            self.spark = None
 
-    def _detach(self, running: StreamRunner) -> None:
+    @property
+    def can_start(self) -> bool:
+        """True if this session has Spark."""
+        return self.spark is not None
+
+    @property
+    def runners(self) -> Sequence[StreamRunner]:
+        """The runners, also of streams that have ended."""
+        return self.running
+
+    def held_elsewhere(self, stream: str) -> bool:
+        """True if somebody holds the lease of a stream that is not this session's now."""
+        return self.leases.holder(stream) is not None
+
+    def declared(self, stream: str) -> bool:
+        """True if this session has the stream, running or not."""
+        return any(stream == each.name for each in (*self.streams, *self.left_out))
+
+    def detach(self, running: StreamRunner) -> None:
         """Give up the lease of a stream that has ended while others run, once its status is written."""
         if self.status_files.write(running.status):
             running.detached = True
             running.lease.unlock()
 
-    def _look_at_recoveries(self) -> None:
-        """Restart a stream whose recovery is over; if other code is on disk, end for a session that has it."""
-        if self.handover is None or self.superseded or self.stop_all.is_set():
-            return
-        detached = {running.stream.name: running for running in self.running if running.detached}
-        ours = {running.stream.name for running in self.running if not running.detached}
-        for name in self.handover.recovered(running.stream.name for running in self.running):
-            if name not in ours and self.leases.holder(name) is not None:
-                continue
-            if name in detached and self.handover.same_code():
-                try:
-                    if self._take_back(detached[name]):
-                        self.handover.forget(name)
-                except (LeaseBusy, OSError) as error:  # a new session starts it from the beginning
-                    log.warning("stream not restarted in place", stream=name, reason=str(error))
-                    self.superseded = True
-            else:
-                log.info("recovery over: session restarts with the current code", stream=name)
-                self.superseded = True
-
-    def _take_back(self, before: StreamRunner) -> bool:
-        """Restart a stream that this session had detached; False if another session holds its lease."""
+    def take_back(self, stream: str) -> bool:
+        """Start a stream that has ended or was left out; False if another process holds its lease."""
         assert self.spark is not None
-        if not before.lease.lock_again():
-            return False
+        before = next((running for running in self.running if running.stream.name == stream), None)
+        if before is None:
+            declared = next(each for each in self.left_out if each.name == stream)
+            self.held.append(lease := self.leases.acquire(stream, purpose="session", wait=0))
+        else:
+            declared, lease = before.stream, before.lease
+            if not lease.lock_again():
+                return False
         if self.runtime.jvm is not None:
-            before.lease.record_jvm(self.runtime.jvm)
-        log.info("recovery over: stream restarts", stream=before.stream.name)
-        running = self._runner(before.stream, before.lease)
-        self.running[self.running.index(before)] = running
+            lease.record_jvm(self.runtime.jvm)
+        log.info("stream starts again", stream=stream)
+        running = self._runner(declared, lease)
+        if before is None:
+            self.running.append(running)
+        else:
+            self.running[self.running.index(before)] = running
         running.start(self.spark)
         return True
-
-    def _look_at_code(self) -> None:
-        """End for a new session if there is other code for a stream that was given up, and nobody else runs it."""
-        if self.handover is None or self.superseded:
-            return
-        failed = [
-            running.stream.name
-            for running in self.running
-            if (running.status.state == "failed" or running.gave_up)
-            and not stop_request.asked(self.settings, running.stream.name)
-        ]
-        if not failed or not self.handover.other_code(failed):
-            return
-        detached = [running.stream.name for running in self.running if running.detached]
-        if all(name not in failed or self.leases.holder(name) is None for name in detached):
-            log.info("code or settings of failed streams changed: session restarts", streams=",".join(failed))
-            self.superseded = True
 
     def _exit_code(self) -> int:
         if self.superseded:  # earlier failures are for the next session to report
             return 0
         failed = [r.status.error for r in self.running if r.status.state == "failed" and r.status.error]
+        failed_elsewhere = self.fresh is not None and self.fresh.failed_elsewhere
         permanent = all(error["permanent"] for error in failed)
-        return 0 if not failed else PermanentError.exit_code if permanent else 1
+        return 0 if not (failed or failed_elsewhere) else PermanentError.exit_code if permanent else 1
 
     def _end_spark(self) -> None:
         if self.in_batch:  # an orderly stop would wait for the batch
@@ -306,6 +308,7 @@ class Session:
 def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = Session) -> int:
     """Entry point of the driver process; `make` makes the session."""
     log_to_stderr()
+    began = time.time()
     options = session_options.parse(arguments)
     session: Session | None = None
     try:
@@ -320,13 +323,8 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         if not (selection := session_options.select(options, settings, streams, requests)).streams:
             log.info("all streams of this session are stopped on purpose")
             return 0
-        handover = None
-        if options.supervised:
-            config = options.config or Path(os.environ.get("RECOURSE_CONFIG", CONFIG_FILE))
-            command = [*sys.orig_argv, "--print-versions"]
-            watch = CodeWatch(command, settings, selection.streams, config) if arguments is None else None
-            handover = Handover(settings, selection.left_out, watch)
-        chosen = {"trigger": options.trigger, "answers": selection.answers, "handover": handover}
+        again = supervision(options, settings, streams, selection, began, in_process=arguments is None)
+        chosen = {"trigger": options.trigger, "answers": selection.answers, **again}
         session = make(settings, selection.streams, **chosen)
         stop = session.stop_all
         for number in restart_in_place.STOP_SIGNALS:
@@ -339,6 +337,8 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
             restart_in_place.start(stop)
     except RecourseError as error:
         log.error("session failed", code=error.code, found=error.found, next=error.next_step)
+        if options.print_versions:
+            print(as_line({ERROR: error.found}), end="")
         code = error.exit_code
     if session is not None and session.in_batch:  # its lease is free, and its thread gone, when this process is
         sys.stderr.flush()

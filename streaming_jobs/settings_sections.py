@@ -115,6 +115,11 @@ class SparkSettings(_Section):
     driver_memory_mb: int = Field(1536, ge=512, description="heap of the driver's JVM, MB")
     shuffle_partitions: int = Field(0, ge=0, description="0: one per core; pinned by the first start of a stream")
     extra: dict[str, str] = Field(default_factory=dict, description="any further Spark properties")
+    split_sessions: bool = Field(
+        True,
+        description="streams with newer code start in a second process (and JVM) while the others of their session "
+        "run on; false: the whole session restarts",
+    )
 
 
 class StreamSettings(_Section):

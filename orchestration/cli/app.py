@@ -11,6 +11,7 @@ from orchestration.cli import (
     chaos,
     config,
     demo,
+    deploy,
     doctor,
     feed,
     history,
@@ -19,6 +20,7 @@ from orchestration.cli import (
     recover,
     sample,
     savepoints,
+    start,
     streams,
     topics,
     up,
@@ -76,7 +78,10 @@ app.command("verify", short_help="Compare tables and topics, offset by offset an
 app.command("preview", short_help="What the code on disk would change in a stream's newest rows.")(preview.preview)
 streams.app.command("history", short_help="Print what happened to a stream, in the order of time.")(history.history)
 streams.app.command("sample", short_help="Print rows of a table, the newest first.")(sample.sample)
+app.command("deploy", short_help="Bring the code on disk to the streams that run.")(deploy.deploy)
 app.add_typer(demo.app, name="demo")
+streams.app.command("start", short_help="Start streams, and wait until they run.")(start.start)
+streams.app.command("restart", short_help="Stop streams at a batch border, and start them again.")(start.restart)
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
 app.add_typer(savepoints.app, name="savepoints")

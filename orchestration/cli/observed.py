@@ -76,6 +76,11 @@ class Observed:
         return self.status.generation - 1 if self.status and self.status.generation else None
 
     @property
+    def _running_code(self) -> str | None:
+        """The hash of the code that runs; None if no session runs the stream."""
+        return self.status.code_version.partition(" ")[0] if self.status and self.live else None
+
+    @property
     def lag_age(self) -> float | None:
         """Age of the lag in seconds; None when there is no lag."""
         return self.at - self.status.lag_at if self.status and self.status.lag_at is not None else None
@@ -105,6 +110,8 @@ class Observed:
             "lag_age_s": _age(self.at, status.lag_at if status else None),
             "rates_age_s": _age(self.at, status.progress_at if status else None),
             "batch_age_s": _age(self.at, status.committed_at if status else None),
+            "running_code": self._running_code,
+            "code_on_disk": (status.disk_code or self._running_code) if status and not status.disk_code_error else None,
             "asked_to_stop": self.asked_to_stop,
             "home": home,
         }

@@ -11,6 +11,7 @@ import typer
 
 from orchestration.cli import FAILED
 from orchestration.cli.invocation import Invocation, invocation
+from orchestration.cli.known_streams import loadable_or_known, observed_now
 from orchestration.cli.ledger_entries import entry_json, entry_row
 from orchestration.cli.output import (
     Output,
@@ -139,12 +140,12 @@ def status(
     """
     log_to_stderr()
     call = invocation(context)
-    selected = call.names(names or [])
+    selected = loadable_or_known(call, names or [])
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(call, selected, output)
         return
-    observed = _observed(call, selected)
+    observed = observed_now(call, selected)
     home = str(call.settings.home.expanduser().absolute())
     detailed = output is Output.json or len(names or ()) == 1
     unread = unread_now(call, observed) if detailed else {}
@@ -264,20 +265,14 @@ def _watch(call: Invocation, names: list[str], output: Output) -> None:
     console = stdout_console()
     if output is Output.json or not console.is_terminal:
         while True:
-            observed = _observed(call, names)
+            observed = observed_now(call, names)
             show(output, [o.as_json() for o in observed], partial(_print_status, observed))
             time.sleep(2)
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            observed = _observed(call, names)
+            observed = observed_now(call, names)
             live.update(make_table(COLUMNS, [o.row() for o in observed], right=RIGHT), refresh=True)
             time.sleep(2)
-
-
-def _observed(call: Invocation, names: list[str]) -> list[Observed]:
-    from orchestration.cli.observed import observe_all, with_lag
-
-    return with_lag(call.settings, [call.topology[name] for name in names], observe_all(call.settings, names))
 
 
 def _print_status(observed: list[Observed], home: str = "") -> None:

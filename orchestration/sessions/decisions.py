@@ -36,7 +36,10 @@ class RunSeen:
 
 @dataclass(frozen=True)
 class JobSeen:
-    """A continuous job at one moment: its runs, newest first, and its streams."""
+    """A continuous job at one moment: its runs, newest first, and its streams.
+
+    `asked_to_start`: the time of the newest start request (seconds since 1970) for a stream that is to run.
+    """
 
     runs: Sequence[RunSeen]
     streams: Sequence[str]
@@ -45,6 +48,7 @@ class JobSeen:
     fingerprint: str = ""
     recovering: Mapping[str, str] = field(default_factory=dict)
     """Streams that a recovery has stopped, each with the plan in words."""
+    asked_to_start: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,9 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
         return Wait("; ".join([*_recovering(seen), "the session starts when that is over"]))
     if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
         return Wait("every stream was stopped on purpose; launch the job to start them again")
+    asked = seen.asked_to_start
+    if asked is not None and not seen.held_by and (newest is None or asked > (newest.ended or newest.updated)):
+        return Start(f"asked-{asked:.3f}")
     if newest and newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
         stopped = f"run {newest.run_id[:8]}" if newest.started else f"run {newest.run_id[:8]} before it began"
         verb = "stopped" if newest.started else "cancelled"

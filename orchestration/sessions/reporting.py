@@ -65,6 +65,8 @@ def figures(status: Status, now: float, unread: Unread | None = None) -> dict[st
         metadata |= _watermark(status)
     if status.code_version:
         metadata["code_version"] = dg.MetadataValue.text(status.code_version)
+    if status.disk_code_since is not None:
+        metadata |= _code_on_disk(status)
     return metadata
 
 
@@ -119,6 +121,16 @@ def _watermark(status: Status) -> dict[str, dg.MetadataValue]:
         days = format_duration(timedelta(days=int(delay // 86_400)))
         metadata["watermark_delay"] = dg.MetadataValue.text(f"{days}: the event times are of the past")
     return metadata
+
+
+def _code_on_disk(status: Status) -> dict[str, dg.MetadataValue]:
+    """Only while the code or the settings on disk are not those that run."""
+    other = f"{status.disk_code}: recourse deploy {status.stream}" if status.disk_code else "other settings"
+    text = f"cannot be loaded: {status.disk_code_error}" if status.disk_code_error else other
+    return {
+        "code_on_disk": dg.MetadataValue.text(text),
+        "code_on_disk_since": dg.MetadataValue.timestamp(status.disk_code_since or 0.0),
+    }
 
 
 def _fresh(moment: float | None, now: float) -> bool:

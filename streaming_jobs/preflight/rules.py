@@ -50,7 +50,7 @@ def check_start(snapshot: StreamSnapshot) -> list[Finding]:
     """All findings about a snapshot; an empty list means that the stream may start."""
     return [
         *_unrecorded(snapshot),
-        *_sinks(snapshot),
+        *other_tables(snapshot),
         *_generations(snapshot),
         *_positions(snapshot),
         *_foreign(snapshot),
@@ -88,7 +88,8 @@ def _unrecorded(snapshot: StreamSnapshot) -> Iterator[Finding]:
             )
 
 
-def _sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def other_tables(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    """Findings for other tables than the record's, and for tables of other streams."""
     for table in snapshot.tables:
         if table.table_id is not None and table.owner != snapshot.stream:
             whose = f"belongs to stream {table.owner}" if table.owner else "was not made by Recourse"
@@ -226,7 +227,7 @@ def _foreign(snapshot: StreamSnapshot) -> Iterator[Finding]:
     accepted = snapshot.record.accepts if snapshot.record else lambda _: frozenset[int]()
     for table in snapshot.tables:
         if table.table_id is not None and table.owner != snapshot.stream:
-            continue  # reported once by `_sinks`; every commit in it is foreign
+            continue  # reported once by `other_tables`; every commit in it is foreign
         for commit in table.foreign:
             if commit.version in accepted(table.name):
                 continue
@@ -251,7 +252,7 @@ def _topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
     ends = snapshot.checkpoint.ends.get(planned, {}) if planned is not None else {}
     to_read = planned is not None and planned != snapshot.checkpoint.committed and not primary_has(snapshot, planned)
     position = starts if to_read else ends
-    yield from _other_topics(snapshot)
+    yield from other_topics(snapshot)
     for topic in snapshot.topics:
         if topic.topic_id is None:
             yield Finding(
@@ -305,7 +306,7 @@ def _skip_lost(snapshot: StreamSnapshot, position: Mapping[str, Mapping[int, int
     return f"recourse recover plan {snapshot.stream} --to-offsets {','.join(places)}"
 
 
-def _other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
+def other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
     """Findings for other topics than the record's; before the first batch they may change: nothing was read yet."""
     if snapshot.record is None or snapshot.checkpoint.planned is None:
         return

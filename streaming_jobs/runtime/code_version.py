@@ -47,6 +47,19 @@ def loaded_code(stream: Stream, flows: Iterable[str]) -> CodeVersion:
     return _LOADED[stream.function]
 
 
+def code_parts(stream: Stream, flows: Iterable[str]) -> dict[str, str]:
+    """The parts of which `code_version` is made, each with its hash: the function, what it uses, local imports."""
+    module = sys.modules.get(stream.function.__module__)
+    name = stream.function.__qualname__
+    parts = {f"function {name}": _short(_function_tree(stream, beside=False))}
+    if (function := _function(stream)) is not None:
+        for used in _used_beside(function, module):
+            parts[", ".join(_defines(used))] = _short(_dump(used))
+    for imported, tree in _local_imports(module, tuple(flows)):
+        parts[f"module {imported}"] = _short(_dump(tree))
+    return parts
+
+
 def imported_files(stream: Stream) -> list[str]:
     """The files of all modules that the stream's code imports, directly or not, except installed ones.
 
@@ -80,17 +93,30 @@ def _declared(stream: Stream) -> list[object]:
     return [sources, sinks, *([rules] if rules else [])]
 
 
-def _function_tree(stream: Stream) -> str:
+def _function_tree(stream: Stream, *, beside: bool = True) -> str:
+    function = _function(stream)
+    if function is None:
+        code = stream.function.__code__
+        return repr((code.co_code, code.co_consts, code.co_names))
+    module = sys.modules.get(stream.function.__module__)
+    text = _dump(ast.Module([function], []))
+    return text + "\n".join(_dump(used) for used in _used_beside(function, module)) if beside else text
+
+
+def _function(stream: Stream) -> ast.stmt | None:
+    """The function's statement without its decorators; None if its source is not to be had."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(stream.function)))
     except (OSError, SyntaxError):  # declared in a shell, or a lambda whose lines are no statement of their own
-        code = stream.function.__code__
-        return repr((code.co_code, code.co_consts, code.co_names))
+        return None
     function = tree.body[0]
     if isinstance(function, ast.FunctionDef):
         function.decorator_list = []
-    module = sys.modules.get(stream.function.__module__)
-    return _dump(tree) + "\n".join(_dump(used) for used in _used_beside(function, module))
+    return function
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _used_beside(function: ast.stmt, module: ModuleType | None) -> list[ast.stmt]:

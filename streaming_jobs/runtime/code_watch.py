@@ -1,9 +1,8 @@
 """The code and the settings on disk, compared with those that a session runs.
 
-When a stream has failed and a file has changed, a new process (`--print-versions`) reports the versions that a session
-started now would run. Its answer is valid until a file changes again, for every stream that fails meanwhile. Code that
-cannot be loaded is ignored. After a recovery only files are compared: a session whose files are unchanged runs the code
-that the recovery ran.
+When a file has changed, a new process (`--print-versions`) reports the versions that a session started now would run.
+Its answer is valid until a file changes again. Code that cannot be loaded is reported, and not used. Before a start in
+place only files are compared: a session whose files are unchanged has the code on disk.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -29,15 +29,42 @@ from streaming_jobs.stream import Stream
 log = structlog.get_logger()
 
 SETTINGS = "settings"
+ERROR = "error"
 _ANSWER = "versions on disk"
 _LOOK_EVERY = 5.0
 _DEADLINE = 120.0
 
 
+@dataclass(frozen=True)
+class DiskCode:
+    """Code on disk that is not the code that runs: its hash, or the `error` of loading it.
+
+    `settings`: the stream's settings differ too. `since`: the time of the newest file that has changed.
+    """
+
+    code: str | None
+    settings: bool
+    error: str | None
+    since: float
+
+
 def versions(settings: Settings, streams: Iterable[Stream]) -> dict[str, str]:
-    """The code of each stream that this process has loaded, and under `settings` a hash of the settings."""
-    codes = {f"stream {s.name}": loaded_code(s, settings.flows).hash for s in streams}
-    return {**codes, SETTINGS: hashlib.sha256(settings.model_dump_json().encode()).hexdigest()[:12]}
+    """The code of each stream that this process has loaded, its settings, and under `settings` all of them, hashed."""
+    by_key = {SETTINGS: _digest(settings.model_dump_json())}
+    for stream in streams:
+        by_key[f"stream {stream.name}"] = loaded_code(stream, settings.flows).hash
+        by_key[f"settings {stream.name}"] = settings_version(settings, stream.name)
+    return by_key
+
+
+def settings_version(settings: Settings, stream: str) -> str:
+    """A hash of the settings by which one stream runs."""
+    sections = (settings.for_stream(stream), settings.spark, settings.table, settings.kafka, settings.savepoint)
+    return _digest("".join(section.model_dump_json() for section in sections))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def as_line(by_key: Mapping[str, str]) -> str:
@@ -60,6 +87,9 @@ class CodeWatch:
         self._looked_at = time.monotonic()
         self._loader: tuple[subprocess.Popen[bytes], IO[bytes], float] | None = None
         self._on_disk: Mapping[str, str] = self._running
+        self._error: str | None = None
+        self._since = 0.0
+        self.answers = 0
 
     def untouched(self) -> bool:
         """True if no file has changed since the session began: of any module it had loaded, or of the configuration."""
@@ -67,17 +97,24 @@ class CodeWatch:
 
     def newer(self, streams: Iterable[str]) -> bool:
         """True if a session started now would run these streams with other code or settings. Does not wait."""
-        if self._loader is not None:
-            self._collect()
-        elif time.monotonic() - self._looked_at >= _LOOK_EVERY:
-            self._looked_at = time.monotonic()
-            if (files := self._seen()) != self._files:
-                self._load(files)
+        self._look()
         if self._loader is not None:  # the last answer is out of date
             return False
         return any(
             self._on_disk.get(key) != self._running.get(key) for key in (SETTINGS, *(f"stream {s}" for s in streams))
         )
+
+    def on_disk(self, stream: str) -> DiskCode | None:
+        """The stream's code and settings on disk, by the last answer; None if they are those that run."""
+        self._look()
+        if self._error is not None:
+            return DiskCode(None, False, self._error, self._since)
+        code, settings = f"stream {stream}", f"settings {stream}"
+        other_code = self._on_disk.get(code) != self._running.get(code)
+        other_settings = self._on_disk.get(settings) != self._running.get(settings)
+        if not (other_code or other_settings):
+            return None
+        return DiskCode(self._on_disk.get(code) if other_code else None, other_settings, None, self._since)
 
     def close(self) -> None:
         """End a process that still runs."""
@@ -87,6 +124,15 @@ class CodeWatch:
             process.wait()
             output.close()
             self._loader = None
+
+    def _look(self) -> None:
+        """Take the answer of the process that loads the code, or start it if a file has changed; every 5 s."""
+        if self._loader is not None:
+            self._collect()
+        elif time.monotonic() - self._looked_at >= _LOOK_EVERY:
+            self._looked_at = time.monotonic()
+            if (files := self._seen()) != self._files:
+                self._load(files)
 
     def _load(self, files: dict[str, tuple[int, int]]) -> None:
         """Start the process that loads the code on disk; if it cannot be started, the next check tries again."""
@@ -103,6 +149,8 @@ class CodeWatch:
             log.warning("the code on disk has changed and could not be checked yet", reason=str(error))
             self._on_disk = self._running
             return
+        changed = [stamp[0] for file, stamp in files.items() if stamp != self._files.get(file)]
+        self._since = max(changed, default=0) / 1e9 or time.time()
         self._files = files
         self._loader = process, output, time.monotonic() + _DEADLINE
 
@@ -119,9 +167,14 @@ class CodeWatch:
         output.seek(0)
         answer = _answer(output.read().decode(errors="replace"))
         self.close()
+        self._error = None
         if process.returncode != 0 or answer is None:
-            log.warning("the code on disk has changed and cannot be loaded; the session keeps the code that it has")
+            self._error = (answer or {}).get(ERROR) or f"loading it ended with exit code {process.returncode}"
+            event = "the code on disk has changed and cannot be loaded; the session keeps the code that it has"
+            log.warning(event, reason=self._error)
             answer = None
+        else:
+            self.answers += 1
         self._on_disk = answer if answer is not None else self._running
 
     def _seen(self) -> dict[str, tuple[int, int]]:

@@ -25,6 +25,7 @@ from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Replan
+from streaming_jobs.runtime.batch_limits import batch_limits
 from streaming_jobs.runtime.batch_path import DriverPathAttempts
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.connection import Connection
@@ -32,13 +33,12 @@ from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.state_changes import differences
-from streaming_jobs.runtime.stream_tables import make_tables, sinks_of, upkeep_of
+from streaming_jobs.runtime.stream_tables import check_tables, make_tables, sinks_of, upkeep_of
 from streaming_jobs.runtime.used_columns import used_columns
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.batch_size import FIRST
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.state import savepoints, stream_record
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 log = structlog.get_logger()
-
-_WAIT = 0.1
-"""Seconds that the planner of an idle stream waits for a record, before Spark asks again."""
 
 
 @dataclass(frozen=True)
@@ -99,24 +96,9 @@ class QueryBuilder:
         return self.own.commit_interval(upsert=self.stream.primary.mode == "upsert")
 
     @property
-    def share(self) -> int:
-        """Offsets per source in one batch; at least 1, since Spark would take 0 for no limit or make no progress."""
-        return max(1, self.own.max_offsets_per_trigger // len(self.stream.sources))
-
-    @property
     def limits(self) -> Limits:
-        """The bounds on a batch of each source. With several sources none waits for records: another may have some."""
-        alone = len(self.stream.sources) == 1
-        apart, often = self._commit_interval, not self.trigger.startswith("every ")
-        if not often:
-            apart = max(apart, parse_duration(self.trigger.removeprefix("every ")))
-        return Limits(
-            seconds=max(self.own.batch_seconds, apart).total_seconds(),
-            records=self.share,
-            bytes=max(1, (self.own.max_batch_mb << 20) // len(self.stream.sources)),
-            wait=_WAIT if alone else 0.0,
-            first=FIRST if often else self.share,
-        )
+        """The bounds on a batch of each source."""
+        return batch_limits(self.own, len(self.stream.sources), self.trigger, self._commit_interval)
 
     def limits_of(self, topic: str) -> Limits:
         """The bounds on a batch of one topic."""
@@ -168,6 +150,17 @@ class QueryBuilder:
             .foreachBatch(pipeline)
         )
         return BuiltQuery(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
+
+    def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> None:
+        """Raise what `assemble` would raise for the stream's function; writes nothing, and needs no broker."""
+        frames = {
+            s.parameter: s.stream(spark, start={}, limits=self.limits, owner=self.stream.name)
+            for s in self._sources({})
+        }
+        outputs = self._outputs(frames)
+        self._checked_traits(outputs)
+        self._checked_state(record, outputs, keeps_state=keeps_state)
+        check_tables(self.settings, self.stream, outputs)
 
     def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
         """Call the stream's function; raises UsageError if it returns no frame, FunctionRaised if it raises."""
@@ -250,19 +243,25 @@ class QueryBuilder:
         if snapshot.checkpoint.planned is None:
             topics = tuple(BoundTopic(t.name, t.topic_id or "", dict(starts[t.name])) for t in snapshot.topics)
             record = replace(record, topics=topics)
-        fingerprint = state_fingerprint(next(iter(outputs.values())))
-        if snapshot.checkpoint.committed is not None and dict(record.state_fingerprint) != fingerprint:
-            raise PreflightRefused(
-                f"the state of stream {self.stream.name} was built by another aggregation: "
-                f"{differences(record.state_fingerprint, fingerprint)}",
-                f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
-            )
+        fingerprint = self._checked_state(record, outputs, keeps_state=snapshot.checkpoint.committed is not None)
         record = replace(record, state_fingerprint=fingerprint)
         changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(snapshot))
         if changed is not record and record.code and snapshot.checkpoint.committed is not None:
             note = f"before code {changed.code[-1].hash}"
             savepoints.try_take(self.settings, self.stream, changed, snapshot.checkpoint.committed, "code", note)
         return changed
+
+    def _checked_state(
+        self, record: StreamRecord, outputs: Mapping[str, DataFrame], *, keeps_state: bool
+    ) -> dict[str, str]:
+        fingerprint = state_fingerprint(next(iter(outputs.values())))
+        if keeps_state and dict(record.state_fingerprint) != fingerprint:
+            raise PreflightRefused(
+                f"the state of stream {self.stream.name} was built by another aggregation: "
+                f"{differences(record.state_fingerprint, fingerprint)}",
+                f"take the change back, or rebuild the tables: recourse recover plan {self.stream.name} --to-batch -1",
+            )
+        return fingerprint
 
     def _pipeline(
         self,

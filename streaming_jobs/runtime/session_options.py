@@ -22,8 +22,10 @@ class Selection:
 
     streams: Sequence[Stream]
     answers: Mapping[str, Request] = field(default_factory=dict)
-    left_out: Sequence[str] = ()
+    recovering: Sequence[str] = ()
     """Streams that a recovery has stopped."""
+    left_out: Sequence[Stream] = ()
+    """All streams that were stopped: by a recovery, or on purpose."""
 
 
 def session_command(arguments: Sequence[str]) -> list[str]:
@@ -81,11 +83,12 @@ def select(
     """
     if not (options.respect_stop or options.again):
         return Selection(streams, requests)
-    left_out = [s.name for s in streams if stop_request.for_recovery(settings, s.name)]
-    streams = [s for s in streams if s.name not in left_out and not stop_request.asked(settings, s.name)]
+    recovering = [s.name for s in streams if stop_request.for_recovery(settings, s.name)]
+    left_out = [s for s in streams if s.name in recovering or stop_request.asked(settings, s.name)]
+    streams = [s for s in streams if s not in left_out]
     if options.again and streams:
         streams = restart_in_place.free(settings, streams)
-    return Selection(streams, left_out=left_out)
+    return Selection(streams, recovering=recovering, left_out=left_out)
 
 
 def _assignment(text: str) -> tuple[str, str]:

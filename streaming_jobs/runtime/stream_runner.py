@@ -12,6 +12,7 @@ from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
 from streaming_jobs.failures import classify, named, report_of
 from streaming_jobs.preflight.snapshot import StreamSnapshot
+from streaming_jobs.runtime import declaration
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.code_version import loaded_code
@@ -60,6 +61,7 @@ class StreamRunner:
     def __post_init__(self) -> None:
         settings = self.settings.for_stream(self.stream.name)
         loaded_code(self.stream, self.settings.flows)  # before its file can change
+        declaration.parts_of(self.stream, self.settings)
         self.trigger = self.trigger or settings.trigger
         every = self.trigger.removeprefix("every ") if self.trigger.startswith("every ") else None
         shortest = settings.commit_interval(upsert=self.stream.primary.mode == "upsert")
@@ -192,6 +194,7 @@ class StreamRunner:
             self.live.position = launched.starts
         self.status.generation = launched.generation
         self.status.code_version = str(code)
+        declaration.note(self.stream, self.settings)
         self.status.error = self.status.next_try = None
         self.status.state = "running" if self.live.has_run else "starting"
         again, before = self.status.restarts > 0, self.status.last_error or {}

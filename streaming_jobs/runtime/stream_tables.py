@@ -35,6 +35,12 @@ def make_tables(
     }
 
 
+def check_tables(settings: Settings, stream: Stream, outputs: Mapping[str, DataFrame]) -> None:
+    """Raise what `make_tables` would raise for these outputs; makes and changes nothing."""
+    for declared, _ in all_tables(stream):
+        store_of(declared).check_output(settings, declared, stream.name, _schema(stream, declared.name, outputs))
+
+
 def sinks_of(stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings) -> SinkSet:
     """The tables as the sinks of the stream's batches."""
     outputs, deletes, quarantines = [], {}, {}

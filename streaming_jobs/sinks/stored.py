@@ -267,6 +267,9 @@ class TableStore(Protocol):
         The first commit of a new table opens the generation: its position is batch -1.
         """
 
+    def check_output(self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType) -> None:
+        """Raise OutputMismatch if `ensure` would for this output; makes and changes nothing."""
+
     def create(
         self, settings: Settings, declared: DeclaredTable, stream: str, content: Content, entry: LedgerEntry | None
     ) -> StoredTable:

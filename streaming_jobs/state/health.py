@@ -152,7 +152,9 @@ def judge(seen: Seen, limits: Limits, *, should_run: bool = False) -> Health:
         note = f"was stopped on purpose {_since(seen.stop)}, and stays so until it is started again"
         died = (f"its session (pid {seen.status.pid}) ended without saying so",) if seen.status and _dead(seen) else ()
         return Health(seen.stream, seen.at, "stopped", notes=(note, *died), asked_to_stop=stop_requested)
-    notes = () if seen.stop is None else ("was asked to stop and stays so until it is started again",)
+    notes = tuple(_code_on_disk(seen))
+    if seen.stop is not None:
+        notes = ("was asked to stop and stays so until it is started again",)
     return Health(seen.stream, seen.at, state, tuple(_reasons(seen, state, limits, should_run)), notes, stop_requested)
 
 
@@ -217,6 +219,20 @@ def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
     keeps_pace = status.trigger != "available-now"  # such a session catches up with the time since the last one
     if limits.late_after and lag and keeps_pace and (status.lag_s or 0.0) > limits.late_after + status.batch_every_s:
         yield Reason("late", f"{unread}, the oldest for up to {_span(status.lag_s or 0.0)}")
+
+
+def _code_on_disk(seen: Seen) -> Iterator[str]:
+    """Yields the note that the code on disk is not the code that runs, as the session has found."""
+    status = seen.status
+    if status is None or seen.session is None or status.disk_code_since is None:
+        return
+    runs, since = status.code_version.partition(" ")[0], _time(status.disk_code_since)
+    if status.disk_code_error is not None:
+        yield f"runs code {runs}; the code on disk, changed at {since}, cannot be loaded: {status.disk_code_error}"
+    elif status.disk_code is not None:
+        yield f"runs code {runs}; on disk is {status.disk_code} since {since}: recourse deploy {seen.stream}"
+    elif status.disk_settings:
+        yield f"runs with other settings than those on disk since {since}: recourse deploy {seen.stream}"
 
 
 def _dead(seen: Seen) -> bool:

@@ -84,6 +84,14 @@ class Status:
     failures: int = 0
     """Failures in a row that the stream has not recovered from by ten good batches or ten minutes."""
     code_version: str = ""
+    disk_code: str | None = None
+    """The hash of the stream's code on disk, where it is another one than that of the running code."""
+    disk_code_since: float | None = None
+    """The time from which the files on disk are other ones than those that run."""
+    disk_code_error: str | None = None
+    """The reason why the code on disk cannot be loaded."""
+    disk_settings: bool = False
+    """True if the stream has other settings on disk than those it runs with."""
     committer: str | None = None
     path: str | None = None
     next_try: float | None = None

@@ -57,6 +57,16 @@ class StreamFolder:
         return self.path / "stop"
 
     @property
+    def start(self) -> Path:
+        """The request to start, or to start again (`start_request.py`)."""
+        return self.path / "start"
+
+    @property
+    def declaration(self) -> Path:
+        """The parts of the code and the settings that the running session has (`runtime/declaration.py`)."""
+        return self.path / "declaration.json"
+
+    @property
     def lease(self) -> Path:
         """The lock and the name of the driver that runs the stream (`lease.py`)."""
         return self.path / "lease"

@@ -94,6 +94,14 @@ class MemoryStore:
         table = self.open(settings, declared, "")
         return (c for c in (table.commits() if table else ()) if up_to is None or c.version <= up_to)
 
+    def check_output(self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType) -> None:
+        """As `ensure`, without a change."""
+        if (table := self.open(settings, declared, stream)) is None:
+            return
+        there = {column.name: column.dataType for column in output.fields}
+        if any(there.get(column.name) != column.dataType for column in table.schema.fields):
+            raise OutputMismatch(f"table {table.name} cannot take the new output", "a table gains columns only")
+
     def ensure(
         self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType, *, generation: int
     ) -> MemoryTable:
@@ -105,10 +113,8 @@ class MemoryStore:
             return self._made(
                 settings, declared, stream, MemoryCommit(entry, NO_ROWS, begun, "CREATE", False, entry.txn)
             )
-        here = {column.name: column.dataType for column in table.schema.fields}
-        there = {column.name: column.dataType for column in output.fields}
-        if any(there.get(name) != kind for name, kind in here.items()):
-            raise OutputMismatch(f"table {table.name} cannot take the new output", "a table gains columns only")
+        self.check_output(settings, declared, stream, output)
+        here = set(table.schema.fieldNames())
         added = [column for column in output.fields if column.name not in here]
         if added:
             now = table.content()

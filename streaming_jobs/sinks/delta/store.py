@@ -38,7 +38,7 @@ from streaming_jobs.sinks.delta.quarantine import Judge, declared_quarantine
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable, delta_content
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
-from streaming_jobs.sinks.delta.table_setup import ensure_sink
+from streaming_jobs.sinks.delta.table_setup import check_output, ensure_sink
 from streaming_jobs.sinks.stored import Commit, Content, ReliedOn, SavedAs, SavedTable, StoredTable, TornEnd
 
 _FILES = "files.json.gz"
@@ -64,6 +64,10 @@ class DeltaStore:
     ) -> DeltaStoredTable:
         """The table, made or widened."""
         return DeltaStoredTable(ensure_sink(settings, declared, stream, output, generation=generation))
+
+    def check_output(self, settings: Settings, declared: DeclaredTable, stream: str, output: StructType) -> None:
+        """As `ensure`, without a change."""
+        check_output(settings, declared, stream, output)
 
     def create(
         self, settings: Settings, declared: DeclaredTable, stream: str, content: Content, entry: LedgerEntry | None

@@ -67,6 +67,14 @@ def ensure_sink(
     return sink
 
 
+def check_output(settings: Settings, declared: DeclaredTable, stream: str, output: StructType) -> None:
+    """Raise OutputMismatch if `ensure_sink` would; changes nothing."""
+    contract = _contract(declared, output)
+    if (sink := open_sink(settings, declared, stream)) is not None:
+        _check_layout(sink, declared)
+        _added(sink, contract)
+
+
 def _contract(declared: DeclaredTable, output: StructType) -> StructType:
     """The columns that the table must have: the declared schema if there is one, checked against the function's output.
 

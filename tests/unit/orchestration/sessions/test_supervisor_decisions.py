@@ -211,3 +211,18 @@ def test_a_stream_that_is_tried_again_every_ten_minutes_is_an_alert_and_one_that
     alert = alert_of(replace(LIVE, state="failing", error=error))
     assert alert is not None and "REC-012 no broker" in alert.text
     assert alert_of(replace(LIVE, state="failing", error={**error, "lasting": False})) is None
+
+
+def test_a_start_that_somebody_asked_for_ends_a_stop_a_rest_and_a_failure_for_good() -> None:
+    """If it is newer than the end of the session, and no driver runs the stream already."""
+    ended = RunSeen("r1", "CANCELED", NOW - 100, NOW - 90, NOW - 50)
+    for run in (ended, replace(ended, status="FAILURE", tags={FAILURE_TAG: "permanent"}), replace(ended, ended=NOW)):
+        before = JobSeen([run], STREAMS)
+        assert isinstance(keepalive(before, NOW), Wait)
+        asked = NOW + 0.5 if run.ended == NOW else NOW - 10
+        assert keepalive(replace(before, asked_to_start=asked), NOW) == Start(f"asked-{asked:.3f}")
+        assert isinstance(keepalive(replace(before, asked_to_start=NOW - 60), NOW), Wait), "an earlier session had it"
+    held = JobSeen([ended], STREAMS, held_by={STREAMS[0]: "process 7"}, asked_to_start=NOW - 10)
+    assert isinstance(keepalive(held, NOW), Wait)
+    all_stopped = JobSeen([ended], STREAMS, stopped_on_purpose=frozenset(STREAMS), asked_to_start=NOW - 10)
+    assert isinstance(keepalive(all_stopped, NOW), Wait)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from streaming_jobs.testing import MemoryLeases, MemoryQuery
 from tests.conftest import SettingsFactory
 from tests.support.batch_driver import Driver, Start
 from tests.support.runners import Clock, Make, Queries
+from tests.support.without_spark import FLOW
 from tests.support.worlds import STREAM, Disk, parity
 
 
@@ -47,3 +51,15 @@ def disk(settings: SettingsFactory) -> Disk:
 @pytest.fixture
 def start(disk: Disk) -> Start:
     return lambda **options: Driver(disk, **options)
+
+
+@pytest.fixture
+def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module with two streams in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "watched_flow.py"
+    file.write_text(FLOW)
+    monkeypatch.setattr("streaming_jobs.runtime.code_watch._LOOK_EVERY", 0.1)
+    yield file
+    sys.modules.pop("watched_flow", None)
+    sys.path[:] = [each for each in sys.path if each != str(tmp_path)]

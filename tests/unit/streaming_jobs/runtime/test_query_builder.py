@@ -91,8 +91,8 @@ def test_a_lateness_in_the_settings_goes_before_the_declared_one_also_when_it_is
 
 def test_each_source_gets_a_share_of_a_batch_and_never_none(settings: SettingsFactory) -> None:
     both = Stream("both", lambda a, b: a, {"a": THINGS, "b": replace(THINGS, name="b")}, {"t": DeltaTable("t")})
-    assert assembly(settings({"stream.max_offsets_per_trigger": 9}), both).share == 4
-    assert assembly(settings({"stream.max_offsets_per_trigger": 1}), both).share == 1
+    assert assembly(settings({"stream.max_offsets_per_trigger": 9}), both).limits.records == 4
+    assert assembly(settings({"stream.max_offsets_per_trigger": 1}), both).limits.records == 1
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ import pytest
 from streaming_jobs.errors import LeaseBusy
 from streaming_jobs.runtime import restart_in_place
 from streaming_jobs.runtime.code_watch import CodeWatch, versions
-from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
 from streaming_jobs.state.lease import holder, take
 from streaming_jobs.state.status import read_status
@@ -25,6 +22,7 @@ from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
 from tests.support.driver import until
+from tests.support.without_spark import FLOW, without_spark
 from tests.support.worlds import parity, plain
 
 SESSION = """
@@ -113,33 +111,6 @@ def test_streams_that_run_elsewhere_by_now_are_left_there(settings: SettingsFact
             restart_in_place.free(home, [plain])
     with take(home, "plain", purpose="recovery plan plain-1"):
         assert restart_in_place.free(home, [plain, parity]) == [plain, parity]
-
-
-FLOW = """
-from pyspark.sql.types import LongType, StructField, StructType
-from streaming_jobs.formats import Json
-from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
-
-@stream(source=KafkaTopic("t", value=Json(StructType([StructField("n", LongType())]))), sink=DeltaTable("watched"))
-def watched(t):
-    return t.select("n")
-
-@stream(source=KafkaTopic("t", value=Json(StructType([StructField("n", LongType())]))), sink=DeltaTable("beside"))
-def beside(t):
-    return t.select("n")
-"""
-
-
-@pytest.fixture
-def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module with two streams in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "watched_flow.py"
-    file.write_text(FLOW)
-    monkeypatch.setattr("streaming_jobs.runtime.code_watch._LOOK_EVERY", 0.1)
-    yield file
-    sys.modules.pop("watched_flow", None)
-    sys.path[:] = [each for each in sys.path if each != str(tmp_path)]
 
 
 def verdict(watch: CodeWatch, *streams: str) -> bool:
@@ -254,42 +225,6 @@ def test_a_process_that_cannot_be_started_ends_no_session(
     assert watch._seen() != watch._files, "it is asked again at the next look"
 
 
-WITHOUT_SPARK = """
-import os, sys
-from streaming_jobs.runtime.code_version import loaded_code
-from streaming_jobs.session import Session, main
-from streaming_jobs.testing import MemoryQueries, MemoryQuery, MemoryRuntime
-
-class Running(MemoryQueries):
-    def query(self, stream):
-        self.batch_done(stream, 0)
-        return MemoryQuery()
-
-def make(settings, streams, **options):
-    codes = {stream.name: loaded_code(stream, settings.flows).hash for stream in streams}
-    print(os.getpid(), "--again" in sys.argv, codes, flush=True)
-    return Session(settings, streams, runtime=MemoryRuntime(), queries=Running(settings), **options)
-
-sys.exit(main(make=make))
-"""
-
-
-def without_spark(flow: Path, home: Settings, *options: str) -> subprocess.Popen[str]:
-    """A supervised session of both streams, in a process of its own that starts no Spark."""
-    script = flow.with_name("session_without_spark.py")
-    script.write_text(WITHOUT_SPARK)
-    variables = {"RECOURSE_HOME": str(home.home), "RECOURSE_FLOWS": '["watched_flow"]'}
-    return subprocess.Popen(
-        [sys.executable, str(script), "--streams", "watched,beside", "--supervised", *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", **variables},
-        cwd=flow.parent,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-
-
 @pytest.mark.timeout(300)
 def test_a_stream_that_a_recovery_had_stopped_when_the_session_began_is_started_after_it(
     flow: Path, settings: SettingsFactory
@@ -305,43 +240,6 @@ def test_a_stream_that_a_recovery_had_stopped_when_the_session_began_is_started_
         assert holder(home, "watched") is not None
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.timeout(300)
-def test_a_session_goes_on_in_its_process_after_a_recovery_with_the_code_of_now(
-    flow: Path, settings: SettingsFactory
-) -> None:
-    home = settings()
-    process = without_spark(flow, home)
-    assert process.stdin is not None and process.stdout is not None
-
-    def state(stream: str) -> str:
-        status = read_status(home, stream)
-        return status.state if status is not None else ""
-
-    def started() -> tuple[str, str, dict[str, str]]:
-        pid, again, codes = process.stdout.readline().split(" ", 2)  # type: ignore[union-attr]
-        return pid, again, ast.literal_eval(codes)
-
-    try:
-        pid, again, before = started()
-        assert (pid, again) == (str(process.pid), "False")
-        stop_request.ask_for(home, "watched", "watched-0001")
-        until(lambda: state("watched") == "stopped" and holder(home, "watched") is None, 30, "the stop")
-        assert state("beside") == "running" and holder(home, "beside") is not None
-        flow.write_text(FLOW.replace('return t.select("n")', "return t", 1))
-        stop_request.clear_for(home, "watched", "watched-0001")
-        pid, again, after = started()
-        assert (pid, again) == (str(process.pid), "True")
-        assert after["watched"] != before["watched"] and after["beside"] == before["beside"]
-        stop_request.ask(home, "beside", "asked by recourse streams stop")
-        until(lambda: state("beside") == "stopped", 30, "the stop by hand")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        assert state("watched") == "stopped" and stop_request.asked(home, "beside")
     finally:
         process.kill()
         process.wait()

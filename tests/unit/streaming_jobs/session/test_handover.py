@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.runtime import session_options
+from streaming_jobs.runtime.code_watch import DiskCode
 from streaming_jobs.runtime.handover import Handover
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
@@ -39,7 +40,7 @@ def test_a_session_makes_way_after_the_recovery_of_one_of_its_streams(home: Sett
             stop.unlink()
         else:
             stop.write_text(text)
-        session._look_at_recoveries()
+        look(session)
         assert session.superseded == (ends and supervised)
     assert not session.stop_all.is_set(), "nobody has asked it to end"
     assert session._exit_code() == (0 if supervised else 78), "what failed before is for the next session to find out"
@@ -54,13 +55,31 @@ class Watch:
     closed: bool = False
 
     def untouched(self) -> bool:
-        return self.same
+        return self.same and not self.changed
 
     def newer(self, streams: Iterable[str]) -> bool:
         return not self.changed.isdisjoint(streams)
 
+    @property
+    def answers(self) -> int:
+        return len(self.changed)
+
+    def on_disk(self, stream: str) -> DiskCode | None:
+        return DiskCode("abc", False, None, 1.0) if stream in self.changed else None
+
     def close(self) -> None:
         self.closed = True
+
+
+def look(session: Session) -> None:
+    """One look of the session at the streams that may have to start again."""
+    if session.fresh is not None:
+        session.fresh.look()
+
+
+def as_if_running(session: Session) -> None:
+    """The session after its end, as if it had not ended: with Spark, and its streams to be started once more."""
+    session.spark = session.runtime.start("again")
 
 
 def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(home: Settings) -> None:
@@ -73,29 +92,29 @@ def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(
     for running in (before, other):
         running.lease = acquire(home, running.stream.name, purpose="session")
         running.lease.record_jvm(os.getpid())
-    session._detach(before)
+    session.detach(before)
     stop_request.ask_for(home, "plain", "plain-0001")
-    session._look_at_recoveries()
+    look(session)
     with take(home, "plain", purpose="recovery plan plain-0001"):
         stop_request.clear_for(home, "plain", "plain-0001")
-        session._look_at_recoveries()
+        look(session)
         assert not queries.launched and not session.superseded, "the recovery lets go in a moment"
-    session._look_at_recoveries()
+    look(session)
     assert queries.launched == ["plain"]
     again = session.running[0]
     assert session.running == [again, other] and again is not before and again.stream is plain
     assert not session.superseded and not again.detached
     owner = holder(home, "plain")
     assert owner is not None and owner.pid == os.getpid(), "it is this session's again"
-    session._look_at_recoveries()
+    look(session)
     assert len(queries.launched) == 1
 
-    session._detach(again)
+    session.detach(again)
     stop_request.ask_for(home, "plain", "plain-0002")
-    session._look_at_recoveries()
+    look(session)
     stop_request.clear_for(home, "plain", "plain-0002")
     watch.same = False
-    session._look_at_recoveries()
+    look(session)
     assert session.superseded and len(queries.launched) == 1, "corrected code needs a new process"
     for running in session.running:
         running.lease.release()
@@ -124,13 +143,13 @@ def test_a_recovered_stream_whose_folder_is_another_one_makes_the_session_start_
         owner = before.lease.owner
         before.lease.release()
         before.lease = OnAFullDisk("plain", owner, MemoryLeases())
-    session._detach(before)
+    session.detach(before)
     stop_request.ask_for(home, "plain", "plain-0001")
-    session._look_at_recoveries()
+    look(session)
     stop_request.clear_for(home, "plain", "plain-0001")
     if fault == "moved away":
         (home.state / "plain").rename(home.state / "before")
-    session._look_at_recoveries()
+    look(session)
     assert session.superseded and session.running == [before, other]
     assert not queries.launched, "it is not this session's to start"
     if fault == "moved away":
@@ -145,11 +164,11 @@ def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_starte
     """Unless somebody else runs it by then, or wants it to stay stopped."""
     stop = marker(home)
     stop.write_text("stopped for recovery plan plain-0001")
-    session = session_of(home, [parity], handover=Handover(home, left_out=["plain"]))
+    session = session_of(home, [parity], handover=Handover(home, ["plain"]))
     session.run()
 
     def makes_way() -> bool:
-        session._look_at_recoveries()
+        look(session)
         return session.superseded
 
     assert not makes_way()
@@ -157,7 +176,8 @@ def test_a_stream_that_a_recovery_had_stopped_before_the_session_began_is_starte
     with take(home, "plain", purpose="session"):
         assert not makes_way(), "another session runs it"
     assert makes_way()
-    session.superseded = False
+    assert session.fresh is not None
+    session.fresh.superseded = False
     stop.write_text("by hand")
     assert not makes_way()
     stop.unlink()
@@ -177,7 +197,7 @@ def test_a_session_is_told_which_of_its_streams_a_recovery_has_stopped(
 
     def left_out() -> Sequence[str]:
         options = session_options.parse(["--streams", "plain,parity", option])
-        return session_options.select(options, home, [plain, parity], stop_request.requests(home)).left_out
+        return session_options.select(options, home, [plain, parity], stop_request.requests(home)).recovering
 
     stop_request.ask_for(home, "plain", "plain-0001")
     assert start("--streams", "plain,parity", option, make=make) == 0
@@ -199,7 +219,7 @@ def test_a_session_makes_way_for_other_code_of_a_stream_that_failed_and_of_no_ot
     session = session_of(home, [plain, parity], handover=Handover(home, watch=watch))
     session.run()
     session.running[0].status.state = state
-    session._look_at_code()
+    look(session)
     assert (session.superseded, watch.closed) == (makes_way, True)
 
 
@@ -208,10 +228,10 @@ def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to
     session.run()
     session.running[0].status.state, session.running[0].detached = "failed", True
     with take(home, "plain", purpose="session"):
-        session._look_at_code()
+        look(session)
     path = marker(home)
-    session._look_at_code()
+    look(session)
     assert not session.superseded
     path.unlink()
-    session._look_at_code()
+    look(session)
     assert session.superseded

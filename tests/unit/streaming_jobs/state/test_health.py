@@ -137,3 +137,16 @@ def test_the_verdict_is_taken_from_files_alone(settings: SettingsFactory) -> Non
     assert [r.word for r in health(home, "orders").reasons] == ["dead"]
     stop_request.ask(home, "orders", "asked by recourse streams stop")
     assert health(home, "orders").verdict == "stopped"
+
+
+def test_other_code_on_disk_is_a_note_of_a_stream_that_runs_and_no_reason_to_be_red() -> None:
+    other = {"code_version": "aaa (1.0)", "disk_code_since": 0.0}
+    for more, words in (
+        ({"disk_code": "bbb"}, "runs code aaa; on disk is bbb since 1970-01-01 00:00:00 UTC: recourse deploy orders"),
+        ({"disk_code_error": "SyntaxError: x"}, "cannot be loaded: SyntaxError: x"),
+        ({"disk_settings": True}, "runs with other settings than those on disk"),
+    ):
+        verdict = judge(seen(**other, **more), Limits())
+        assert not verdict.red and len(verdict.notes) == 1 and words in verdict.notes[0]
+    assert not judge(seen(code_version="aaa (1.0)"), Limits()).notes
+    assert not judge(seen(None, None, state="stopped", **other, disk_code="bbb"), Limits()).notes, "nothing runs"

@@ -1,0 +1,173 @@
+"""`recourse deploy`: new code for streams that run, shown first, then started stream by stream."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestration.cli import FAILED
+from orchestration.cli.invocation import Invocation, invocation
+from orchestration.cli.output import Output, OutputOption, print_json, print_table, say
+from orchestration.cli.start import user
+
+if TYPE_CHECKING:
+    from orchestration.deploys.apply import Deployed
+    from orchestration.deploys.plan import Plan, StreamPlan
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
+]
+
+
+def deploy(
+    context: typer.Context,
+    names: Names = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Run `recourse preview` for each stream first; what it shows is yours.")
+    ] = False,
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Have Spark look at the new code first, which takes seconds.")
+    ] = True,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until the streams run the new code.")] = 300.0,
+    output: OutputOption = Output.text,
+) -> None:
+    """Bring the code on disk to the streams that run, and to no others.
+
+    Shows what has changed in each stream and what would refuse it. Then each touched stream stops at a batch border and
+    starts with the new code, in a process of its own if others of its session run on; these do not stop. Killed
+    anywhere, the same command finishes the deploy.
+
+    Exit codes: 0 deployed, or nothing to deploy; 1 refused, failed or not done in time.
+    """
+    from orchestration.deploys.apply import request, wait
+    from orchestration.deploys.plan import make_plan
+    from orchestration.deploys.trial import tried
+
+    call = invocation(context)
+    selected = call.names(names) if names else []
+    plan = make_plan(call.settings, call.topology, selected)
+    if trial:
+        plan = tried(plan, call.environment(), say)
+    previews = _previews(call, plan) if preview else {}
+    if output is Output.text:
+        _print_plan(plan, previews)
+    if plan.refused and not dry_run:
+        if output is Output.json:
+            print_json(_document(plan, previews))
+        say("not deployed: correct what would be refused, or name the other streams")
+        raise typer.Exit(FAILED)
+    if dry_run or not plan.touched:
+        if output is Output.json:
+            print_json(_document(plan, previews))
+        raise typer.Exit(FAILED if plan.refused else 0)
+    if not yes:
+        if not sys.stdin.isatty() or output is Output.json:
+            say("not deployed: nobody is here to answer; --yes deploys without a question")
+            raise typer.Exit(FAILED)
+        typer.confirm("deploy?", abort=True, err=True)
+    newest, by = _newest_change(call, plan), user()
+    asked = {each.stream: request(call.settings, each, by, newest) for each in plan.touched}
+    outcomes = wait(call.settings, plan.touched, asked, timeout, say)
+    if output is Output.json:
+        print_json({**_document(plan, previews), "outcomes": [{**asdict(each), "ok": each.ok} for each in outcomes]})
+    else:
+        _print_outcomes(outcomes, plan)
+    if not all(each.ok for each in outcomes):
+        raise typer.Exit(FAILED)
+
+
+def _document(plan: Plan, previews: dict[str, int]) -> dict[str, Any]:
+    return {
+        "streams": [{**asdict(each), "preview": previews.get(each.stream)} for each in plan.streams],
+        "touched": [each.stream for each in plan.touched],
+        "refused": [each.stream for each in plan.refused],
+        "further_processes": plan.further_processes,
+        "heap_mb": plan.heap_mb,
+    }
+
+
+def _print_plan(plan: Plan, previews: dict[str, int]) -> None:
+    shown = [each for each in plan.streams if each.action != "same"]
+    if shown:
+        columns = ["stream", "action", "runs", "on disk", "since"]
+        rows = [[s.stream, s.action, s.before or "-", s.after or "-", _time(s.since)] for s in shown]
+        print_table(columns, rows)
+    for each in shown:
+        for line in _lines(each, previews, split=plan.split):
+            print(f"{each.stream}: {line}")
+    same = len(plan.streams) - len(shown)
+    if same:
+        print(f"{same} {'stream has' if same == 1 else 'streams have'} the code on disk already")
+    if not plan.touched:
+        print("nothing to deploy")
+    elif plan.further_processes:
+        count = plan.further_processes
+        words = "one more process" if count == 1 else f"{count} more processes"
+        print(
+            f"needs {words}, each with a heap of up to {plan.heap_mb} MB, until the sessions restart as a whole "
+            "(spark.split_sessions=false restarts them now, with every stream in them)"
+        )
+
+
+def _lines(stream: StreamPlan, previews: dict[str, int], *, split: bool) -> list[str]:
+    lines = [stream.note] if stream.note else []
+    lines += stream.changes
+    lines += [f"WOULD BE REFUSED: {why}" for why in stream.refused]
+    if stream.stream in previews:
+        words = {0: "equal", 10: "different", 1: "broken"}
+        code = previews[stream.stream]
+        lines.append(f"preview: {words.get(code, f'ended with exit code {code}')}")
+    if stream.beside:
+        what = (
+            f"others run on in process {stream.pid}, not touched"
+            if split
+            else "others start again with it, in the same process"
+        )
+        lines.append(f"{what}: {', '.join(stream.beside)}")
+    return lines
+
+
+def _print_outcomes(outcomes: list[Deployed], plan: Plan) -> None:
+    for each in outcomes:
+        still = f"; stood still for {each.stood_still:g} s" if each.stood_still is not None else ""
+        mark = f"; savepoint before it: {each.savepoint}" if each.savepoint is not None else ""
+        print(f"{each.stream}: {each.result}: {each.before} -> {each.after}: {each.text}{still}{mark}")
+    untouched = sorted({name for each in plan.touched for name in each.beside})
+    if untouched and plan.split:
+        print(f"not touched, ran on: {', '.join(untouched)}")
+
+
+def _previews(call: Invocation, plan: Plan) -> dict[str, int]:
+    """The exit code of `recourse preview` of each touched stream: 0 equal, 10 different, 1 broken."""
+    environment = {**os.environ, **call.environment()}
+    codes = {}
+    for each in plan.touched:
+        command = [sys.executable, "-m", "orchestration.cli", "preview", each.stream]
+        codes[each.stream] = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
+    return codes
+
+
+def _newest_change(call: Invocation, plan: Plan) -> float:
+    """The time of the newest change of a file behind the touched streams, seconds since 1970."""
+    from pathlib import Path
+
+    from streaming_jobs.runtime.code_version import imported_files
+    from streaming_jobs.settings import CONFIG_FILE
+
+    files = {str(call.config or os.environ.get("RECOURSE_CONFIG", CONFIG_FILE))}
+    for each in plan.touched:
+        stream = call.topology[each.stream]
+        files.update([stream.function.__code__.co_filename, *imported_files(stream)])
+    return max((path.stat().st_mtime for path in map(Path, files) if path.exists()), default=time.time())
+
+
+def _time(at: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "-"

@@ -1,0 +1,166 @@
+"""The plan of a deploy: per stream the code that runs, the code on disk, what differs, and what would refuse it.
+
+`make_plan` reads files only; the code on disk is that which this process has just loaded. A stream is touched if a
+session runs it with other code, or other settings, than those on disk, or if it has failed with other code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from orchestration.deploys.starting import code_of, streams_of
+from streaming_jobs.preflight.rules import other_tables, other_topics
+from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
+from streaming_jobs.runtime import declaration
+from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import Role
+from streaming_jobs.sinks.tables import all_tables
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.health import Seen, look
+from streaming_jobs.stream import Stream
+from streaming_jobs.topology import Topology
+
+Action = Literal["deploy", "same", "not running", "new", "removed", "recovering"]
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """One stream of a plan. `before` and `after` are hashes; `beside` are streams of the same process that run on.
+
+    `since`: from when on the code on disk is another one (seconds since 1970), as its session has noticed.
+    """
+
+    stream: str
+    action: Action
+    before: str = ""
+    after: str = ""
+    changes: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    pid: int | None = None
+    beside: tuple[str, ...] = ()
+    since: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All streams, the touched ones first; `heap_mb`: the largest heap of each further process.
+
+    Without `split` the streams beside a touched one start again with it (`spark.split_sessions`).
+    """
+
+    streams: tuple[StreamPlan, ...]
+    heap_mb: int
+    split: bool = True
+
+    @property
+    def touched(self) -> list[StreamPlan]:
+        """Those that start again."""
+        return [each for each in self.streams if each.action == "deploy"]
+
+    @property
+    def refused(self) -> list[StreamPlan]:
+        """Touched ones that would not start."""
+        return [each for each in self.touched if each.refused]
+
+    @property
+    def further_processes(self) -> int:
+        """The number of processes beside the present ones: one for each that keeps a stream and gives one away."""
+        return len({each.pid for each in self.touched if each.beside}) if self.split else 0
+
+
+def make_plan(settings: Settings, topology: Topology, names: Collection[str] = ()) -> Plan:
+    """The plan for these streams, or for all."""
+    seen = {name: look(settings, name) for name in {*topology.streams, *streams_of(settings)}}
+    plans = [
+        _of(settings, topology.streams.get(name), seen[name]) for name in sorted(seen) if not names or name in names
+    ]
+    plans = [each for each in plans if each.action != "removed" or seen[each.stream].session is not None]
+    touched = {each.stream for each in plans if each.action == "deploy"}
+    plans = [replace(each, beside=_beside(seen, each, touched)) for each in plans]
+    plans.sort(key=lambda each: (each.action != "deploy", each.stream))
+    return Plan(tuple(plans), settings.spark.driver_memory_mb, settings.spark.split_sessions)
+
+
+def _of(settings: Settings, stream: Stream | None, seen: Seen) -> StreamPlan:
+    before, pid = code_of(seen.status), seen.session.pid if seen.session is not None else None
+    if stream is None:
+        return StreamPlan(
+            seen.stream,
+            "removed",
+            before,
+            pid=pid,
+            note="runs, and is no longer declared: it runs on until its session ends, and cannot be started again",
+        )
+    after = loaded_code(stream, settings.flows).hash
+    if seen.status is None:
+        how = (
+            f"its job starts it once Dagster has loaded the code location again, or: recourse streams run {stream.name}"
+        )
+        return StreamPlan(stream.name, "new", "", after, note=f"has never run; {how}")
+    if seen.plan is not None:
+        return StreamPlan(stream.name, "recovering", before, after, note=f"is being recovered by plan {seen.plan}")
+    failed = seen.status.state == "failed"
+    if seen.stop is not None or (pid is None and not failed):
+        note = "has the code on disk at its next start"
+        return StreamPlan(stream.name, "not running" if before != after else "same", before, after, note=note)
+    if before == after and not seen.status.disk_settings:
+        return StreamPlan(stream.name, "same", before, after, pid=pid)
+    return StreamPlan(
+        stream.name,
+        "deploy",
+        before,
+        after,
+        changes=tuple(_changes(settings, stream, before, after, settings_too=seen.status.disk_settings)),
+        refused=tuple(refusals(settings, stream)),
+        pid=pid,
+        since=seen.status.disk_code_since,
+    )
+
+
+def _changes(settings: Settings, stream: Stream, before: str, after: str, *, settings_too: bool) -> Iterator[str]:
+    """Yields the changes in words; of settings only if the session itself has found other ones on disk.
+
+    The session's own may come from its command line or its environment, which this process does not have.
+    """
+    noted = declaration.noted(settings, stream.name, before)
+    if noted is None:
+        yield "the parts of the running code are not known"
+        return
+    words = declaration.changes(noted, declaration.parts_of(stream, settings))
+    words = [each for each in words if settings_too or not each.startswith("setting ")]
+    yield from words
+    if not words:
+        yield "the declaration" if before != after else "settings that this command does not see as the session does"
+
+
+def refusals(settings: Settings, stream: Stream) -> Iterator[str]:
+    """Yields what preflight would refuse, as far as the declaration alone shows it: other tables, other topics."""
+    record = stream_record.load(settings, stream.name)
+    if record is None or not record.tables:
+        return
+    snapshot = StreamSnapshot(
+        stream.name,
+        record,
+        CheckpointSnapshot(planned=0),
+        tuple(_table(record, stream.name, declared.name, role) for declared, role in all_tables(stream)),
+        tuple(TopicSnapshot(topic.name, None) for topic in stream.sources.values()),
+    )
+    for finding in (*other_tables(snapshot), *other_topics(snapshot)):
+        yield f"{finding.found}: {finding.next_step}"
+
+
+def _table(record: stream_record.StreamRecord, stream: str, name: str, role: Role) -> TableSnapshot:
+    bound = record.table(name)
+    return TableSnapshot(name, role, bound.table_id if bound is not None else None, stream, None)
+
+
+def _beside(seen: Mapping[str, Seen], plan: StreamPlan, touched: Collection[str]) -> tuple[str, ...]:
+    """The other streams of its process that are not touched."""
+    if plan.action != "deploy" or plan.pid is None:
+        return ()
+    same = (s.stream for s in seen.values() if s.session is not None and s.session.pid == plan.pid)
+    return tuple(sorted(name for name in same if name not in touched))

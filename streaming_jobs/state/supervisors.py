@@ -1,0 +1,55 @@
+"""Notes of supervisors: `<home>/supervisors/<job>.json` says which streams a job would start, and what it does now.
+
+A supervisor (Dagster's keepalive) renews its note at every look, so that a command can say who will start a stream, or
+why nobody does. A note is a report, not a lock: it is lost in a power cut, and written again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.settings import Settings
+
+FRESH = 60.0
+"""Seconds after which a note is that of a supervisor that no longer looks."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A note: the job, its streams, its last verdict in words, and the time `at` (seconds since 1970)."""
+
+    job: str
+    streams: tuple[str, ...]
+    verdict: str
+    at: float
+
+
+def note(settings: Settings, job: str, streams: Sequence[str], verdict: str) -> None:
+    """Renew the note of a job; on a full disk it is missing, which must not keep its supervisor from working."""
+    with suppress(OSError):
+        path = private_folder(_folder(settings)) / f"{job}.json"
+        write_json(path, asdict(Note(job, tuple(streams), verdict, time.time())), durable=False)
+
+
+def notes(settings: Settings, stream: str) -> list[Note]:
+    """The fresh notes of jobs with this stream."""
+    found = []
+    for path in sorted(_folder(settings).glob("*.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            each = Note(str(value["job"]), tuple(value["streams"]), str(value["verdict"]), float(value["at"]))
+        except (OSError, ValueError, KeyError, TypeError):  # being replaced, or written by hand
+            continue
+        if stream in each.streams and abs(time.time() - each.at) <= FRESH:
+            found.append(each)
+    return found
+
+
+def _folder(settings: Settings) -> Path:
+    return settings.home.expanduser().absolute() / "supervisors"

@@ -1,0 +1,165 @@
+"""Start, restart and deploy of one stream of a session, as an operator does it: the other one runs on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.status import Status, read_status
+from tests.conftest import SettingsFactory
+from tests.support import ROOT
+from tests.support.driver import assert_chained, command, driver, finished, ledger, produce, rows, until
+from tests.support.things import thing
+
+FLOW = """
+from pyspark.sql import functions as F
+from streaming_jobs.stream import DeltaTable, stream
+from tests.support.things import THINGS
+
+FACTOR = {factor}
+
+@stream(source=THINGS, sink=DeltaTable("steady"))
+def steady(things):
+    return things.select("n")
+
+@stream(source=THINGS, sink=DeltaTable("changing"))
+def changing(things):
+    return things.select("n", (F.col("n") * FACTOR).alias("m"){more})
+"""
+
+
+@pytest.mark.timeout(900)
+def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_runs_on(
+    settings: SettingsFactory, broker: Broker, tmp_path: Path
+) -> None:
+    bootstrap = broker.start()
+    made = settings({"kafka.bootstrap_servers": bootstrap})
+    topics = Topics.of(made.kafka, bootstrap)
+    if topics.describe("things"):
+        topics.delete("things")
+    topics.create("things", 2)
+    flow = tmp_path / "deployed_flows.py"
+    flow.write_text(FLOW.format(factor=1, more=""))
+    sent, enough = [0], threading.Event()
+
+    def feed() -> None:
+        while not enough.wait(0.2):
+            produce(bootstrap, "things", map(thing, range(sent[0], sent[0] + 20)))
+            sent[0] += 20
+
+    def status(stream: str) -> Status:
+        return read_status(made, stream) or Status(stream)
+
+    def works(stream: str) -> bool:
+        return status(stream).state in ("running", "idle") and (status(stream).batch or 0) >= 1
+
+    environment = {
+        **os.environ,
+        "RECOURSE_HOME": str(made.home),
+        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
+        "RECOURSE_FLOWS": '["deployed_flows"]',
+        "PYTHONPATH": str(ROOT),
+    }
+
+    def recourse(*arguments: str, code: int = 0) -> Any:
+        done = command(tmp_path, environment, *arguments, "-o", "json")
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout) if done.stdout.strip() else done.stderr
+
+    feeder = threading.Thread(target=feed)
+    process = driver(
+        made,
+        bootstrap,
+        "steady",
+        "changing",
+        flows="deployed_flows",
+        module=["orchestration.cli", "streams", "run"],
+        folder=tmp_path,
+    )
+    try:
+        feeder.start()
+        until(lambda: works("steady") and works("changing"), 240, "both streams")
+        steady, first = status("steady"), status("changing")
+
+        stopped = recourse("streams", "stop", "changing")
+        assert stopped[0]["stopped"]
+        (again,) = recourse("streams", "start", "changing")
+        assert again["outcome"] == "started" and status("changing").pid == first.pid, "in its session"
+        (runs,) = recourse("streams", "start", "changing")
+        assert runs["outcome"] == "runs"
+        (restarted,) = recourse("streams", "restart", "changing")
+        assert restarted["outcome"] == "restarted" and restarted["seconds"] < 30
+        until(lambda: works("changing"), 60, "its batches")
+
+        flow.write_text(FLOW.format(factor=2, more=", 'k'"))
+        until(lambda: status("changing").disk_code, 60, "the notice that other code is on disk")
+        assert status("steady").disk_code is None
+        plan = recourse("deploy", "--dry-run")
+        assert plan["touched"] == ["changing"] and plan["further_processes"] == 1
+        (each,) = (s for s in plan["streams"] if s["stream"] == "changing")
+        assert each["beside"] == ["steady"] and set(each["changes"]) == {
+            "changed: FACTOR",
+            "changed: function changing",
+        }
+        (outcome,) = recourse("deploy", "--yes")["outcomes"]
+        assert outcome["result"] == "deployed" and 0 < outcome["stood_still"] < 120
+        now = status("changing")
+        assert now.code_version.startswith(each["after"]) and now.pid != first.pid
+        assert outcome["savepoint"] in {s.id for s in savepoints.savepoints(made, "changing") if s.reason == "code"}
+        lines = (made.state / "changing" / "deploys.jsonl").read_text().splitlines()
+        assert [(d["from"], d["to"]) for d in map(json.loads, lines)] == [(each["before"], each["after"])]
+        assert recourse("deploy", "--yes")["touched"] == [], "it is done"
+
+        flow.write_text("def broken(:\n")
+        until(lambda: status("changing").disk_code_error, 60, "the notice that it cannot be loaded")
+        shown = {s["stream"]: s for s in recourse("streams", "status")}
+        assert "SyntaxError" in shown["changing"]["disk_code_error"] and not shown["steady"]["red"]
+        assert "cannot be imported" in recourse("deploy", "--yes", code=2)
+
+        after = status("steady")
+        assert (after.pid, after.begun_at, after.restarts) == (steady.pid, steady.begun_at, 0), "it never stopped"
+        assert (after.batch or 0) > (steady.batch or 0)
+        enough.set()
+        feeder.join(30)
+        for stream in ("steady", "changing"):
+            until(lambda stream=stream: len(rows(made, stream)) >= sent[0], 90, f"the last rows of {stream}")
+        process.send_signal(signal.SIGTERM)
+        code, output = finished(process, 90)
+        assert code == 0, output[-3000:]
+        for stream in ("steady", "changing"):
+            assert sorted(row["n"] for row in rows(made, stream)) == list(range(sent[0]))
+            assert_chained(ledger(made, stream))
+        of_code = {row["m"] == row["n"] * 2 for row in rows(made, "changing") if row["k"] is not None}
+        assert of_code == {True}, "rows of the new code"
+        assert all(row["m"] == row["n"] for row in rows(made, "changing") if row["k"] is None)
+    finally:
+        enough.set()
+        feeder.join(30)
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_what_is_not_there_is_not_started(settings: SettingsFactory, tmp_path: Path) -> None:
+    """Neither a session nor Dagster is here: the command says so at once, and what would start the stream."""
+    made = settings()
+    (tmp_path / "deployed_flows.py").write_text(FLOW.format(factor=1, more=""))
+    environment = {
+        **os.environ,
+        "RECOURSE_HOME": str(made.home),
+        "RECOURSE_FLOWS": '["deployed_flows"]',
+        "PYTHONPATH": str(ROOT),
+    }
+    done: subprocess.CompletedProcess[str] = command(tmp_path, environment, "streams", "start", "changing")
+    assert done.returncode == 1
+    assert "nothing that would start it runs here" in done.stdout and "recourse streams run changing" in done.stdout

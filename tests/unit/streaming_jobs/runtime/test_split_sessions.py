@@ -1,0 +1,107 @@
+"""Child sessions of a session: started, started again after a failure that may pass, and ended with it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
+from streaming_jobs.runtime.split_sessions import FIRST_DELAY, SplitSessions, command_for
+
+
+class Child:
+    """A process that ends when the test says so."""
+
+    def __init__(self, command: ChildCommand) -> None:
+        self.command = command
+        self.pid = 7
+        self.exit_code: int | None = None
+        self.calls: list[str] = []
+
+    def ask_to_end(self) -> None:
+        self.calls.append("ask")
+
+    def kill(self) -> int:
+        self.calls.append("kill")
+        self.exit_code = -9
+        return -9
+
+    def end(self, patience: float, group_patience: float = 0.0) -> int:
+        self.calls.append("end")
+        return self.exit_code or 0
+
+
+class Family:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.children: list[Child] = []
+        self.refused = False
+        start: Any = self._start
+        self.split = SplitSessions(["python", "-m", "x", "--streams", "a,b"], 60.0, start=start, clock=lambda: self.now)
+
+    def _start(self, command: ChildCommand) -> ChildProcess:
+        if self.refused:
+            raise OSError("no memory")
+        self.children.append(Child(command))
+        return cast("ChildProcess", self.children[-1])
+
+    def ends(self, code: int) -> None:
+        self.children[-1].exit_code = code
+        self.split.look()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["python", "-m", "x", "--streams", "a,b", "--supervised"], ["python", "-m", "x", "--streams=a,b", "--supervised"]],
+)
+def test_a_child_has_the_command_line_of_its_session_with_other_streams(command: list[str]) -> None:
+    assert command_for(command, ["b"]) == ["python", "-m", "x", "--supervised", "--streams", "b", "--again"]
+    assert command_for(command_for(command, ["a", "b"]), ["b"]).count("--streams") == 1
+
+
+def test_a_child_is_started_again_after_a_failure_that_may_pass_with_growing_delay() -> None:
+    family = Family()
+    family.split.start(["b"])
+    for number, delay in enumerate((FIRST_DELAY, 2 * FIRST_DELAY), start=1):
+        family.ends(1)
+        assert family.split.alive and family.split.streams == {"b"} and len(family.children) == number
+        family.now += delay - 0.1
+        family.split.look()
+        assert len(family.children) == number
+        family.now += 0.2
+        family.split.look()
+        assert len(family.children) == number + 1
+    family.ends(0)
+    assert not family.split.alive and not family.split.streams and not family.split.failed
+
+
+def test_a_child_that_failed_for_good_waits_for_a_start() -> None:
+    family = Family()
+    family.split.start(["b"])
+    family.ends(78)
+    assert not family.split.alive and family.split.failed == {"b": 78}
+    family.split.start(["b"])
+    assert family.split.alive and not family.split.failed and len(family.children) == 2
+
+
+def test_a_process_that_cannot_be_started_is_tried_again() -> None:
+    family = Family()
+    family.refused = True
+    family.split.start(["b"])
+    assert family.split.alive and not family.children
+    family.refused, family.now = False, FIRST_DELAY + 1
+    family.split.look()
+    assert len(family.children) == 1
+
+
+def test_the_end_of_a_session_ends_its_children_and_starts_none() -> None:
+    family = Family()
+    family.split.start(["b"])
+    family.split.ask_to_stop()
+    family.split.ask_to_stop()
+    assert family.children[0].calls == ["ask"]
+    family.now = 61.0
+    family.split.look()
+    assert family.children[0].calls[:2] == ["ask", "kill"] and not family.split.alive
+    family.split.close()
