@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from orchestration.cli import chaos, config, demo, doctor, feed, quality, recover, savepoints, streams, up, verify
+from orchestration.cli import (
+    chaos,
+    config,
+    demo,
+    doctor,
+    feed,
+    quality,
+    recover,
+    savepoints,
+    slices,
+    streams,
+    up,
+    verify,
+)
 from orchestration.cli.invocation import Invocation, parse_set
 from orchestration.cli.output import say
 
@@ -59,6 +72,7 @@ app.command("verify", short_help="Compare tables and topics, offset by offset an
 app.add_typer(demo.app, name="demo")
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
+app.add_typer(slices.app, name="slices")
 app.add_typer(savepoints.app, name="savepoints")
 app.add_typer(savepoints.generations_app, name="generations")
 app.add_typer(quality.app, name="quality")
