@@ -21,6 +21,7 @@ from orchestration.sensors import (
 )
 from orchestration.sessions.executor import session_executor
 from orchestration.sessions.supervisor import Command
+from orchestration.slices.job import SliceDefinitions
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
 from streaming_jobs.topology import Topology
@@ -66,11 +67,21 @@ def location(
         jobs=[job.key for job in bundle.jobs],
         health=health.keys,
     )
+    slices = SliceDefinitions.of(settings, topology)
     made = dg.Definitions(
         asset_checks=[*health.definitions(), *quality.asset_checks],
-        assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
-        jobs=[*(session_job(session, assets[session.job.key]) for session in all_sessions), *quality.jobs],
-        schedules=[*schedules, *quality.schedules],
+        assets=[
+            *topic_assets(topology),
+            *assets.values(),
+            *unassigned_assets(topology, settings, all_sessions),
+            *slices.assets(),
+        ],
+        jobs=[
+            *(session_job(session, assets[session.job.key]) for session in all_sessions),
+            *quality.jobs,
+            *slices.jobs(),
+        ],
+        schedules=[*schedules, *quality.schedules, *slices.schedules()],
         sensors=[
             *keepalives,
             watchdog_sensor(all_sessions),

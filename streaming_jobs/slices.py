@@ -31,16 +31,22 @@ class Slices:
 
     `reach` is at least the length of the stream's windows, and zero for a row made of one record. `event_time` is the
     field of the records, if the topic declares none. `zone` is the calendar's time zone: a day begins at its midnight.
+    `first_day` is the first day that Dagster offers.
     """
 
     column: str
     reach: str = "0 seconds"
     event_time: str | None = None
     zone: str = "UTC"
+    first_day: str = "2020-01-01"
 
     def __post_init__(self) -> None:
         if self.distance < timedelta(0):
             raise UsageError(f"slices of {self.column}: reach is {self.reach}", "name a time, such as '1 hour'")
+        try:
+            date.fromisoformat(self.first_day)
+        except ValueError as error:
+            raise UsageError(f"slices of {self.column}: '{self.first_day}' is not a day", "write 2013-01-01") from error
         try:
             ZoneInfo(self.zone)
         except (KeyError, ValueError, OSError) as error:

@@ -41,6 +41,9 @@ def rebuild_slice(
 
     tools = Tools(settings, Topics.of(settings.kafka, bootstrap), bootstrap, spark, tell, waits or Waits())
     try:
-        return rebuild(tools, made, begin, end, dry_run=dry_run)
-    finally:
-        runtime.stop()
+        report = rebuild(tools, made, begin, end, dry_run=dry_run)
+    except BaseException:  # an orderly end would wait for a query that runs
+        runtime.kill()
+        raise
+    runtime.stop()
+    return report
