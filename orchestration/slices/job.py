@@ -9,6 +9,7 @@ A day is one of the table's own calendar (`Slices.zone`), so one set of partitio
 (No postponed annotations here: Dagster looks at the type of a step's `context`.)
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -70,7 +71,6 @@ class SliceDefinitions:
             dg.define_asset_job(
                 JOB,
                 selection=dg.AssetSelection.assets(*(slices_key(made) for made in self.tables)).without_checks(),
-                partitions_def=self.partitions,
                 description=f"Rebuilds days of {names} from their topics; the streams go on.",
                 tags={KIND_TAG: "slices", "dagster/max_retries": "0"},
             )
@@ -104,18 +104,6 @@ class SliceDefinitions:
     def _asset(self, made: Sliceable) -> dg.AssetsDefinition:
         name = made.table.name
 
-        @dg.asset(
-            key=slices_key(made),
-            deps=[table_key(name)],
-            partitions_def=self.partitions,
-            backfill_policy=dg.BackfillPolicy.single_run(),
-            pool=f"slices_{made.stream.name}",
-            group_name=GROUP,
-            kinds={"spark"},
-            description=f"Days of table {name} that were rebuilt from topic {made.topic.name}, beside the running "
-            f"stream. Days are those of {made.slices.zone}, by {made.slices.column}.",
-            tags={"recourse/stream": made.stream.name},
-        )
         def rebuilt_days(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
             first, last = context.partition_key_range
             after = (date.fromisoformat(last) + timedelta(days=1)).isoformat()
@@ -126,7 +114,20 @@ class SliceDefinitions:
                 raise dg.Failure(description=str(error), allow_retries=retry) from error
             return dg.MaterializeResult(metadata=metadata(report))
 
-        return rebuilt_days
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.BetaWarning)  # one run for a range of days: `backfill_policy`
+            return dg.asset(
+                key=slices_key(made),
+                deps=[table_key(name)],
+                partitions_def=self.partitions,
+                backfill_policy=dg.BackfillPolicy.single_run(),
+                pool=f"slices_{made.stream.name}",
+                group_name=GROUP,
+                kinds={"spark"},
+                description=f"Days of table {name} that were rebuilt from topic {made.topic.name}, beside the running "
+                f"stream. Days are those of {made.slices.zone}, by {made.slices.column}.",
+                tags={"recourse/stream": made.stream.name},
+            )(rebuilt_days)
 
 
 def slices_key(made: Sliceable) -> dg.AssetKey:

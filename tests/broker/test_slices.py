@@ -13,8 +13,8 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame
 
 from reprocessing.slices.base import SliceOpen
 from reprocessing.slices.eligible import sliceable
@@ -31,7 +31,7 @@ from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
-from tests.support.driver import Bench, command, on_topic, produce, rows, until
+from tests.support.driver import Bench, command, on_topic, rows, until
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 FIRST = datetime(2013, 11, 1, tzinfo=UTC)
@@ -71,9 +71,11 @@ def schedule(days: int) -> list[tuple[datetime, Flight]]:
 
 
 def send(bench: Bench, topic: str, flights: Iterable[tuple[datetime, Flight]]) -> None:
+    producer = Producer({"bootstrap.servers": bench.bootstrap, "enable.idempotence": True})
     for sent, made in flights:
-        record = (str(made["flight"]).encode(), json.dumps(made).encode())
-        produce(bench.bootstrap, topic, [record], timestamp=int(sent.timestamp() * 1000))
+        key, value = str(made["flight"]).encode(), json.dumps(made).encode()
+        producer.produce(topic, key=key, value=value, timestamp=int(sent.timestamp() * 1000))
+    assert producer.flush(30) == 0
 
 
 def truth(flights: Iterable[tuple[datetime, Flight]]) -> dict[tuple[str, datetime], tuple[int, float, int]]:
@@ -146,11 +148,6 @@ def test_a_day_equals_a_run_that_never_erred_with_late_flights_at_its_borders(be
         rebuilt(made, stream, "2013-11-26")
     assert not check_start(take_snapshot(made.settings, stream, made.topics))
     made.run(stream)  # it goes on
-
-
-def clean(flights: DataFrame) -> Any:
-    """The function of `flights_clean`, under another name of its stream."""
-    return flights_clean.function(flights)
 
 
 def row_wise(topic: str) -> Stream:
