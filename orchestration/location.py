@@ -30,6 +30,7 @@ from orchestration.sensors import (
 )
 from orchestration.sessions.executor import session_executor
 from orchestration.sessions.supervisor import Command
+from orchestration.slices.job import SliceDefinitions
 from orchestration.topic_sensor import topic_sensor
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
@@ -78,16 +79,23 @@ def location(
         health=health.keys,
     )
     recoveries = recover_jobs(settings, table_keys(topology), jobs=jobs)
+    slices = SliceDefinitions.of(settings, topology)
     made = dg.Definitions(
         asset_checks=[*health.definitions(), *quality.asset_checks],
-        assets=[*topic_assets(topology), *assets.values(), *unassigned_assets(topology, settings, all_sessions)],
+        assets=[
+            *topic_assets(topology),
+            *assets.values(),
+            *unassigned_assets(topology, settings, all_sessions),
+            *slices.assets(),
+        ],
         jobs=[
             *(session_job(session, assets[session.job.key]) for session in all_sessions),
             *quality.jobs,
             *preview_job(topology, settings, jobs),
             *recoveries,
+            *slices.jobs(),
         ],
-        schedules=[*schedules, *quality.schedules],
+        schedules=[*schedules, *quality.schedules, *slices.schedules()],
         sensors=[
             *keepalives,
             watchdog_sensor(all_sessions),

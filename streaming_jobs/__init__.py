@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, Unique
+from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.truths import Record, Truth, truth
 
@@ -49,6 +50,7 @@ __all__ = [
     "Record",
     "RecourseError",
     "Settings",
+    "Slices",
     "Stream",
     "Text",
     "Topology",

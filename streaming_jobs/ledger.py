@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.positions import OffsetRange, decode_partitions
 
-Kind = Literal["batch", "fence", "publish", "upkeep", "schema"]
+Kind = Literal["batch", "fence", "publish", "upkeep", "schema", "slice"]
 LEDGER_KEY = "recourse"
 """The key of an entry inside `userMetadata`; its value is the entry's format, 1."""
 

@@ -33,6 +33,7 @@ from streaming_jobs.declared_table import DeclaredTable, Mode, is_declared_table
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.rules import NO_RULES, RowRules, Rule, rules_by_sink
+from streaming_jobs.slices import Slices, check_slices
 from streaming_jobs.spelling import instead
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class DeltaTable:
     their key. With both, a delete is remembered for `deletes_kept`, so that an older row does not come back.
     `schema` is the table's contract: the function's output must have exactly these columns; a column that is
     new in it is added to the table at the next start, any other change is refused. Column comments show in
-    the UI. Without a schema, the table gets the columns that the function returns in the first run.
+    the UI. Without a schema, the table gets the columns that the function returns in the first run. With `slices`, a
+    range of its rows can be rebuilt alone (`slices.py`).
     """
 
     name: str
@@ -126,9 +128,11 @@ class DeltaTable:
     partition_by: Sequence[str] = ()
     description: str = ""
     owners: Sequence[str] = ()
+    slices: Slices | None = None
 
     def __post_init__(self) -> None:
         checked_name("table", self.name)
+        check_slices(self.name, self.slices, self.schema, upsert=bool(self.keys))
         for option in ("keys", "order_by", "partition_by", "owners"):
             object.__setattr__(self, option, checked_names(f"table {self.name}", option, getattr(self, option)))
         if (self.order_by or self.delete_when) and not self.keys:

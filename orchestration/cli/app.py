@@ -20,6 +20,7 @@ from orchestration.cli import (
     recover,
     sample,
     savepoints,
+    slices,
     start,
     streams,
     topics,
@@ -84,6 +85,7 @@ streams.app.command("start", short_help="Start streams, and wait until they run.
 streams.app.command("restart", short_help="Stop streams at a batch border, and start them again.")(start.restart)
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
+app.add_typer(slices.app, name="slices")
 app.add_typer(savepoints.app, name="savepoints")
 app.add_typer(savepoints.generations_app, name="generations")
 app.add_typer(quality.app, name="quality")

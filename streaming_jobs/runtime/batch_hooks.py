@@ -104,7 +104,8 @@ class BatchHooks:
     """Functions of the session around each batch.
 
     `stop` ends the query at the next border. `between` is called with the number of the finished batch, `before_commit`
-    when the rows of a batch are ready, `report` when they are in the tables. `at` is called at each crash point.
+    when the rows of a batch are ready, `report` when they are in the tables. `at` is called at each crash point, and
+    `idle` by the session's main thread, several times per second, whether or not a batch runs.
     """
 
     stop: threading.Event
@@ -113,3 +114,4 @@ class BatchHooks:
     between: Callable[[int], None]
     replan: Replan | None = None
     at: Callable[[str, str, int], None] = crash_point
+    idle: Callable[[], None] = lambda: None

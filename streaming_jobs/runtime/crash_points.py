@@ -17,6 +17,15 @@ POINTS = (
     "batch_committed",  # Spark has written commits/N
 )
 
+SLICE_POINTS = (
+    "slice_staged",  # the files of a rebuilt slice are written, nothing waits for the driver
+    "slice_asked",  # the change is left for whoever may commit it
+    "slice_linked",  # its files have their names in the table, which does not list them
+    "slice_committed",  # the table has the slice, and no outcome is written
+    "slice_ended",  # the outcome is written, the staged files are still there
+)
+"""The points of the rebuild of a slice; the batch is 0."""
+
 
 def crash_point(name: str, stream: str, batch: int) -> None:
     """Kill this process if the environment names this point of this batch."""

@@ -32,6 +32,7 @@ from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
+from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_tables import check_tables, make_tables, sinks_of, upkeep_of
 from streaming_jobs.runtime.used_columns import used_columns
@@ -43,6 +44,7 @@ from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.savepoints import PeriodicSavepoints
+from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.stream import Stream
@@ -129,7 +131,8 @@ class QueryBuilder:
             StreamFolder.of(self.settings, name).output_plans, record.code[-1].hash, by_table, frames.values()
         )
         handle = QueryHandle(spark)
-        pipeline = self._pipeline(record, sources, tables, plan_traits, handle)
+        slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
+        pipeline = self._pipeline(record, sources, tables, plan_traits, handle, slices)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
@@ -147,7 +150,7 @@ class QueryBuilder:
             frame.writeStream.queryName(name)
             .outputMode("update" if updates else "append")
             .option("checkpointLocation", str(pipeline.files.checkpoint.folder))
-            .foreachBatch(pipeline)
+            .foreachBatch(slices.around(pipeline))
         )
         return BuiltQuery(record, pipeline, triggered(writer, self.trigger, self._commit_interval), handle)
 
@@ -270,6 +273,7 @@ class QueryBuilder:
         tables: Mapping[str, StoredTable],
         plan_traits: PlanTraits,
         handle: QueryHandle,
+        slices: SliceCommits,
     ) -> BatchPipeline:
         name = self.stream.name
         return BatchPipeline(
@@ -289,6 +293,7 @@ class QueryBuilder:
                 report=self.report,
                 between=PeriodicSavepoints(self.settings, self.stream, record).after,
                 replan=self.replan,
+                idle=slices.look,
             ),
             code=loaded_code(self.stream, self.settings.flows),
             settings=self.own,

@@ -128,6 +128,8 @@ class StreamRunner:
             self.stop.press(self.query, now, in_batch=self.in_batch)
         else:
             self.retries.still_running(now)
+            if self.pipeline is not None:
+                self.pipeline.hooks.idle()
 
     def request_stop(self) -> None:
         """Request a stop at the next batch border."""

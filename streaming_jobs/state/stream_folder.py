@@ -90,3 +90,8 @@ class StreamFolder:
     def output_plans(self) -> Path:
         """The output plans of each code version (`runtime/output_plans.py`)."""
         return self.path / "outputs.json"
+
+    @property
+    def slices(self) -> Path:
+        """The folder of rebuilt slices (`slice_requests.py`)."""
+        return self.path / "slices"

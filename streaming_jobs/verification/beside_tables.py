@@ -2,6 +2,7 @@
 
     <state>/<stream>/ledger/2026-11-21.jsonl[.gz]   a line per batch, kept for days
     <state>/<stream>/stream.json                    generations and where each began, topics, what was skipped
+    <state>/<stream>/slices/<id>.json               ranges of rows that were rebuilt (`rebuilt_slices.py`)
     <state>/<stream>/outputs.json                   which rows the plans of the stream's code make of a record
 
 The verifier has its own reader of these files, as it has one of the logs (`delta_log.py`).
@@ -18,6 +19,7 @@ from typing import Any
 
 from streaming_jobs.verification.delta_log import Entry, Range, code_of, numbers
 from streaming_jobs.verification.offset_ranges import Span
+from streaming_jobs.verification.rebuilt_slices import RebuiltSlice, rebuilt_slices
 
 ACCEPTED = "a change of somebody else was accepted"
 """The reason why the rows of a table may differ from those of the records."""
@@ -77,6 +79,7 @@ class Beside:
     accepted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     lines: Mapping[tuple[int, int], Entry] = field(default_factory=dict, repr=False)
     outputs: Mapping[str, Mapping[str, Output]] = field(default_factory=dict)
+    slices: tuple[RebuiltSlice, ...] = ()
 
     @property
     def begins(self) -> dict[tuple[str, int], int]:
@@ -105,6 +108,7 @@ class Beside:
                 accepted=_accepted(value["accepted"]),
                 lines=dict(_lines(folder / "ledger", stream)),
                 outputs=outputs_of(state, stream),
+                slices=tuple(rebuilt_slices(folder / "slices")),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder / 'stream.json'} has no {error}") from error
@@ -112,6 +116,10 @@ class Beside:
     def changed(self, table: str) -> bool:
         """True if a change of somebody else to that table was accepted."""
         return bool(self.accepted.get(table))
+
+    def slices_of(self, table: str) -> list[RebuiltSlice]:
+        """The slices of that table that were rebuilt, or that wait for their commit."""
+        return [one for one in self.slices if one.table == table]
 
     def life(self, number: int) -> Life | None:
         """The generation of that number."""

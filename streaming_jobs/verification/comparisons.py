@@ -26,6 +26,7 @@ from streaming_jobs.verification.delta_log import read_commit, versions
 from streaming_jobs.verification.judged import Judged
 from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.position import VersionGone
+from streaming_jobs.verification.rebuilt_slices import uncounted
 from streaming_jobs.verification.records import Made, compare_records, held
 from streaming_jobs.verification.refused_rows import LETTERS
 from streaming_jobs.verification.subject import Comparison, Table
@@ -102,16 +103,21 @@ def _foreign(judged: Judged, table: Table) -> None:
 
 def _counts(judged: Judged, table: Table, rows: int) -> None:
     written = judged.coverage.written
+    slices = judged.slices(table.name)
     if judged.accepted(table.name):
         judged.tell(table.name, "row counts", "not compared", ACCEPTED)
+    elif reason := uncounted(slices, judged.position[0] if judged.position else None):
+        judged.tell(table.name, "row counts", "not compared", reason)
     elif written is None:
         missing = judged.coverage.missing
         judged.tell(table.name, "row counts", "unproved", f"entries that are gone, by batches: {missing:,}")
-    elif (due := written.get(table.counted, 0)) != rows:
+    elif (due := written.get(table.counted, 0) + sum(one.after - one.before for one in slices)) != rows:
         text = f"{counted(rows, 'row', 'is', 'are')} there, the entries say that {due:,} were written"
         judged.tell(table.name, "row counts", "wrong", text)
     else:
-        judged.tell(table.name, "row counts", "ok", f"{counted(rows, 'row')}, as many as the entries say were written")
+        also = f", with {counted(len(slices), 'rebuilt slice')}" if slices else ""
+        text = f"{counted(rows, 'row')}, as many as the entries say were written{also}"
+        judged.tell(table.name, "row counts", "ok", text)
 
 
 def _keys(judged: Judged, table: Table, rows: pa.Table) -> None:

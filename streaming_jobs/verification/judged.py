@@ -11,6 +11,7 @@ from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.lineage import Batch, Coverage
 from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.position import version_at
+from streaming_jobs.verification.rebuilt_slices import RebuiltSlice, by_other_code
 from streaming_jobs.verification.subject import Comparison, Outcome, Subject
 from streaming_jobs.verification.topic import TopicContent
 
@@ -38,6 +39,14 @@ class Judged:
     def accepted(self, table: str) -> bool:
         """True if a foreign commit has changed the rows of that table, and was accepted."""
         return self.beside is not None and self.beside.changed(table)
+
+    def slices(self, table: str) -> list[RebuiltSlice]:
+        """The slices of that table that were rebuilt."""
+        return self.beside.slices_of(table) if self.beside is not None else []
+
+    def replaced(self, table: str) -> bool:
+        """True if rebuilt slices of that table may have other rows than the batches made."""
+        return by_other_code(self.slices(table), {entry.code for entry in self.coverage.entries})
 
     def version_of(self, table: str) -> int | None:
         """The version of a table that belongs to the primary's position: the others commit before it.

@@ -2,7 +2,9 @@
 
 The rules for an entry: it names its own stream and table; it carries the table's transaction with the version that
 belongs to its generation and batch; generations never decrease, batches increase by one; each topic and partition
-continues exactly where the batch before ended. A commit that changes rows and is no batch of the stream is a fault.
+continues exactly where the batch before ended. Any other commit that changes rows is a fault.
+
+A rebuilt slice changes rows and is no batch: it moves no transaction and no offset.
 
 The chain begins anew at the publish of a recovery: its rows were written elsewhere, so offsets up to there are trusted,
 not verified. A publish that changes no rows skipped forward: the offsets between are neither lost nor read.
@@ -67,6 +69,8 @@ class Chain:
         if entry.kind == "publish":
             yield from self._placed(commit, entry)
             self._published(entry, rebuilt=commit.changes_rows)
+            return
+        if entry.kind == "slice" and not commit.txns:  # rows of a range were rebuilt; the stream's position stays
             return
         if entry.kind != "batch":
             if commit.changes_rows:

@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 
 from streaming_jobs.formats import Json
 from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull
+from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from streaming_jobs.truths import Record, truth
 
@@ -114,6 +115,7 @@ FLIGHTS_BY_SCHEDULE = replace(FLIGHTS, event_time="sched_dep", lateness="10 days
         partition_by=["month"],
         description="Every flight, typed, with its place in the topic; one file folder a month.",
         owners=OWNERS,
+        slices=Slices("flight_date", event_time="sched_dep", zone=LOCAL_ZONE, first_day="2013-01-01"),
     ),
     owners=OWNERS,
     rules=[
@@ -143,6 +145,7 @@ def flights_clean(flights: DataFrame) -> DataFrame:
         schema=AIRPORT_HOURS,
         description="Departures by airport and hour; a row comes once, when its hour can no longer change.",
         owners=OWNERS,
+        slices=Slices("window_start", reach="1 hour", zone=LOCAL_ZONE, first_day="2013-01-01"),
     ),
     owners=OWNERS,
     rules=[Holds("cancelled <= flights", name="cancelled_at_most_all"), Between("flights", 1, 60)],

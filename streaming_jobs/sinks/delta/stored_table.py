@@ -15,6 +15,7 @@ from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.replace_rows import replace_rows
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, DeltaSink
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
+from streaming_jobs.sinks.sliced import SlicedTable
 from streaming_jobs.sinks.stored import Commit, Content, Replaced
 
 
@@ -91,6 +92,12 @@ class DeltaStoredTable:
     def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
         """Replace its files, in one commit."""
         return replace_rows(self.sink, delta_content(content), entry, place)
+
+    def sliced(self) -> SlicedTable:
+        """The table as one whose slices can be replaced."""
+        from streaming_jobs.sinks.delta.slice_staging import DeltaSlices  # it needs PySpark
+
+        return DeltaSlices(self.sink)
 
     def complete(self, version: int) -> bool:
         """True if the files of a version are all there."""

@@ -22,6 +22,7 @@ PUBLIC = [
     "Record",
     "RecourseError",
     "Settings",
+    "Slices",
     "Stream",
     "Text",
     "Topology",

@@ -1,0 +1,141 @@
+"""`recourse slices`: rebuild a range of an output table, such as a day, while its stream goes on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestration.cli.invocation import invocation
+from orchestration.cli.output import Output, OutputOption, log_to_stderr, number, print_table, say, show
+
+if TYPE_CHECKING:
+    from reprocessing.slices.rebuild import SliceReport
+
+app = typer.Typer(no_args_is_help=True, help="Rebuild a day of a table, or another range.", rich_markup_mode=None)
+
+_SAMPLE = 5
+
+
+@app.callback()
+def slices() -> None:
+    """Slices: a range of an output table is rebuilt from the topic and replaced in one commit; the stream goes on."""
+
+
+@app.command(short_help="Rebuild the rows of some days.")
+def rebuild(
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="A stream.", show_default=False)],
+    begin: Annotated[
+        str, typer.Option("--from", metavar="DAY", help="The first day, or a time: 2013-03-01, 2013-03-01T05:00.")
+    ],
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="DAY", help="The first day after the slice; by default one day.")
+    ] = None,
+    table: Annotated[str | None, typer.Option(metavar="TABLE", help="One of its tables, if several can be.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the difference; nothing is changed.")] = False,
+    wait_closed: Annotated[
+        str, typer.Option(metavar="DURATION", help="Wait for the stream to close the slice, at most so long.")
+    ] = "0 s",
+    wait_commit: Annotated[
+        str, typer.Option(metavar="DURATION", help="The longest time that the running stream may take to commit it.")
+    ] = "5 minutes",
+    output: OutputOption = Output.text,
+) -> None:
+    """Rebuild the rows of some days from the topic, with today's code, and replace them in one commit.
+
+    The stream may run or not; it is not disturbed. Needs a broker and Spark. Exit codes: 0 rebuilt, or nothing differs;
+    1 failed or still open; 2 usage, also a table that cannot be sliced; 78 the records are gone.
+    """
+    from orchestration.cli.children import stop_signals_interrupt
+    from orchestration.cli.kafka import broker_for_command
+    from orchestration.slices.runner import rebuild_slice
+    from reprocessing.slices.rebuild import Waits
+    from streaming_jobs.durations import parse_duration
+
+    log_to_stderr()
+    call = invocation(context)
+    declared = call.topology.select([stream])[0]
+    waits = replace(
+        Waits(),
+        closed=parse_duration(wait_closed).total_seconds(),
+        commit=parse_duration(wait_commit).total_seconds(),
+    )
+    with (
+        stop_signals_interrupt(),
+        broker_for_command(call.settings, "a slice is rebuilt from its topic, and needs a broker for that") as address,
+    ):
+        report = rebuild_slice(
+            call.settings, address, declared, table, begin, end, dry_run=dry_run, waits=waits, tell=say
+        )
+    show(output, as_json(report), lambda: _print(report))
+
+
+@app.command("list", short_help="Print the slices that were rebuilt.")
+def list_slices(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[STREAM...]", help="Streams; none: all.", show_default=False)
+    ] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Print the slices that were rebuilt, oldest first, and those that wait for their commit."""
+    from reprocessing.planning.targets import instant_words
+    from streaming_jobs.state.slice_requests import SliceRequests
+
+    call = invocation(context)
+    found = []
+    for stream in call.topology.select(dict.fromkeys(names or [])):
+        requests = SliceRequests.of(call.settings, stream.name)
+        found += [*requests.history(), *requests.waiting()]
+    values = [
+        {key: value for key, value in asdict(each).items() if key not in ("change", "entry", "expires")}
+        for each in found
+    ]
+    rows = [
+        [
+            each.stream,
+            each.table,
+            str(each.summary.get("slice", "")),
+            each.state,
+            instant_words(each.at) if each.at else "",
+            number(each.version),
+            *(number(each.summary.get(key)) for key in ("before", "after", "gone", "came")),
+            each.reason,
+        ]
+        for each in found
+    ]
+    columns = ["stream", "table", "slice", "state", "at", "version", "before", "after", "gone", "came", "reason"]
+    show(output, values, lambda: print_table(columns, rows, right=columns[5:10]))
+
+
+def as_json(report: SliceReport) -> dict[str, Any]:
+    """A report with stable keys."""
+    made = report.difference
+    return {
+        **{key: value for key, value in asdict(report).items() if key != "difference"},
+        "rows_before": made.old_rows,
+        "rows_after": made.new_rows,
+        "corrected": made.corrected,
+        "new": made.new,
+        "gone": made.gone,
+        "sample": [dict(each) for each in made.sample[:_SAMPLE]],
+    }
+
+
+def _print(report: SliceReport) -> None:
+    from reprocessing.slices.rebuild import difference_rows
+
+    print_table(["table", report.table], [[name, number(count)] for name, count in difference_rows(report)])
+    for each in report.difference.sample[:_SAMPLE]:
+        for kind, row in each.items():
+            print(f"  {kind:>9}: " + ", ".join(f"{name} {value}" for name, value in row.items()))
+    version = f", version {report.version}" if report.version is not None else ""
+    late = f"; the stream had dropped {number(report.late)} late records among them" if report.late else ""
+    out = f"; row rules take out {number(report.taken_out)} rows" if report.taken_out else ""
+    out += f"; the table cannot hold {number(report.refused)} rows" if report.refused else ""
+    say(
+        f"slice {report.words} of table {report.table}: {report.outcome}{version}, "
+        f"from {number(report.records)} offsets in {report.seconds:.1f} s{late}{out}"
+    )

@@ -1,0 +1,89 @@
+"""Rebuilt slices in the driver: a change that waits is committed between two batches, also of an idle stream.
+
+Only one thread may write a table. A batch runs in a thread of Spark's; `around` lets it hold a lock, which `look`,
+called by the session's main thread, takes only if no batch runs. No failure here ends the stream: it becomes the
+outcome of the slice.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from streaming_jobs.errors import RecourseError
+from streaming_jobs.runtime.crash_points import crash_point
+from streaming_jobs.sinks.sliced import SliceOutdated, sliced
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = structlog.get_logger()
+
+
+@dataclass
+class SliceCommits:
+    """The waiting slices of one stream and its open tables, by name."""
+
+    requests: SliceRequests
+    tables: Mapping[str, StoredTable]
+    _batch: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def around(self, batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+        """The function of a batch, with waiting slices committed before it."""
+
+        def run(frame: DataFrame, number: int) -> None:
+            with self._batch:
+                self._commit()
+                batch(frame, number)
+
+        return run
+
+    def look(self) -> None:
+        """Commit waiting slices, unless a batch runs: then its end will."""
+        if self.requests.any_waiting() and self._batch.acquire(blocking=False):
+            try:
+                self._commit()
+            finally:
+                self._batch.release()
+
+    def _commit(self) -> None:
+        if not self.requests.any_waiting():
+            return
+        try:
+            carry_out(self.requests, self.tables)
+        except (RecourseError, OSError) as error:  # tried again at the next border, until the request expires
+            log.warning("slices put off", reason=str(error)[:300])
+
+
+def carry_out(requests: SliceRequests, tables: Mapping[str, StoredTable]) -> None:
+    """Give every waiting slice its outcome; the caller is the one who may write the tables."""
+    with requests.alone():
+        for request in requests.waiting():
+            ended = requests.outcome(request.id) or _carried_out(request, tables)
+            requests.end(ended)
+            crash_point("slice_ended", request.stream, 0)
+            log.info("slice", stream=request.stream, table=request.table, slice=request.id, state=ended.state)
+
+
+def _carried_out(request: SliceRequest, tables: Mapping[str, StoredTable]) -> SliceRequest:
+    stored = tables.get(request.table)
+    if stored is None:
+        return request.ended("failed", reason=f"stream {request.stream} has no table {request.table}")
+    try:
+        table = sliced(stored)
+        if time.time() > request.expires and not table.has(request.change, request.id):
+            return request.ended("expired", reason="nobody committed it in time")
+        at = partial(crash_point, stream=request.stream, batch=0)
+        return request.ended("committed", version=table.replace(request.change, request.ledger, at))
+    except SliceOutdated as outdated:
+        return request.ended("outdated", reason=outdated.found)
+    except (RecourseError, ValueError, OSError) as error:
+        return request.ended("failed", reason=str(error)[:500])

@@ -1,0 +1,248 @@
+"""A rebuilt slice of a Delta table, staged beside it until it is committed (`sinks/sliced.py`).
+
+    <tables>/<table>/_slices/<id>/touched   the files that hold rows of the slice (hard links), as a table of their own
+                                 /before    the rows of the slice as they are
+                                 /rest      the other rows of these files
+                                 /after     the rebuilt rows
+
+Each is an ordinary Delta table with the columns, partitions and bounds of the real one, so their files can become files
+of that one. Readers skip the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_deltalake
+from deltalake.exceptions import DeltaError
+from pyspark.sql import functions as F
+
+from streaming_jobs.failures import classify, larger_than_the_driver_takes
+from streaming_jobs.files import private_folder, sync_tree
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.rules import RowRules
+from streaming_jobs.sinks.delta import column_bounds
+from streaming_jobs.sinks.delta.content import DeltaContent, make_table
+from streaming_jobs.sinks.delta.fitting import fitted
+from streaming_jobs.sinks.delta.quarantine import Judge
+from streaming_jobs.sinks.delta.replace_slice import STAGED, SliceChange, StagedFile, has_slice, replace_slice
+from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
+from streaming_jobs.sinks.delta.writers import prepare_write
+from streaming_jobs.sinks.sliced import Rebuilt
+from streaming_jobs.slices import SliceRange
+from streaming_jobs.sql_text import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from streaming_jobs.sinks.base import PendingWrite
+
+_ROUNDING = timedelta(milliseconds=1)
+"""Bounds in the log have milliseconds, the greatest cut off like the least."""
+
+
+class DeltaSlices:
+    """One Delta table whose slices can be replaced."""
+
+    def __init__(self, sink: DeltaSink) -> None:
+        self.sink = sink
+
+    def stage(self, name: str) -> DeltaStagedSlice:
+        """A new folder for the slice."""
+        return DeltaStagedSlice(self.sink, name)
+
+    def remove_staged(self, needed: Collection[str]) -> None:
+        """Remove folders that killed rebuilds have left."""
+        for folder in (self.sink.path / STAGED).glob("*"):
+            if folder.name not in needed:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def replace(self, change: Mapping[str, Any], entry: LedgerEntry, at: Callable[[str], None]) -> int:
+        """Commit a change once."""
+        try:
+            return replace_slice(self.sink, SliceChange.decode(change), entry, at)
+        except DeltaError as error:
+            raise classify(error) from error
+
+    def has(self, change: Mapping[str, Any], name: str) -> bool:
+        """True if the table's log shows the commit."""
+        return has_slice(self.sink, SliceChange.decode(change), name)
+
+
+class DeltaStagedSlice:
+    """The files of one rebuilt slice."""
+
+    def __init__(self, sink: DeltaSink, name: str) -> None:
+        self.sink, self.name = sink, name
+        self.version = int(sink.handle.version())
+        self.folder = sink.path / STAGED / name
+        self._removes: tuple[str, ...] = ()
+        private_folder(self.folder.parent)
+
+    def split(self, chosen: SliceRange) -> int:
+        """Stage the rows of the slice as they are, and the other rows of their files."""
+        touched = {path: file for path, file in self._files().items() if self._holds(file, chosen)}
+        self._removes = tuple(touched)
+        before, rest = self._empty("before"), self._empty("rest")
+        if not touched:
+            return 0
+        parts = tuple(self.sink.handle.metadata().partition_columns)
+        content = DeltaContent(touched, self.sink.path, self.sink.handle.schema().to_json(), parts)
+        make_table(self.folder / "touched", self.sink.name, content, self.sink.stream, CommitProperties())
+        inside, names = _sql(chosen), ", ".join(quoted(f.name, "datafusion") for f in self.sink.schema.fields)
+        data = QueryBuilder().register("t", DeltaTable(self.folder / "touched"))
+        written = column_bounds.writer_properties(self.sink.schema)
+        for target, condition in ((before, inside), (rest, f"({inside}) IS NOT TRUE")):
+            rows = data.execute(f"SELECT {names} FROM t WHERE {condition}")  # noqa: S608 - names are quoted
+            write_deltalake(target, rows, mode="append", writer_properties=written)
+        return sum(self.before().get_add_actions()["num_records"].to_pylist())
+
+    def write(self, rows: DataFrame, chosen: SliceRange, topics: Sequence[str], rules: RowRules) -> Rebuilt:
+        """Compute the rows and stage those of the slice: through the driver, or the executors if they are too many.
+
+        Rows that rules set aside are left out, as dropped ones are: the quarantine has them since their batch.
+        """
+        target = DeltaSink(self.folder / "after", self.sink.declared, self.sink.stream, self._empty("after"))
+        dropping = RowRules(
+            tuple(replace(rule, on_fail="drop") if rule.on_fail == "quarantine" else rule for rule in rules.rules)
+        )
+        frame = fitted(self.sink, rows, topics, dropping).where(_condition(chosen))
+
+        def prepared(*, driver: bool) -> PendingWrite:
+            judge = Judge(dropping)
+            return prepare_write(
+                target, frame, driver=driver, spark_commits=False, batch=(0, 0), topics=topics, judge=judge
+            )
+
+        try:
+            pending = prepared(driver=True)
+        except Exception as error:
+            if not larger_than_the_driver_takes(error):
+                raise
+            pending = prepared(driver=False)
+        refused = pending.null_keys.num_rows if pending.null_keys is not None else 0
+        pending.commit(LedgerEntry("batch", self.sink.stream, self.sink.name, 1, 0))
+        return Rebuilt(pending.rows, pending.judged.dropped, refused)
+
+    def before(self) -> DeltaTable:
+        """The rows of the slice as they are."""
+        return DeltaTable(self.folder / "before")
+
+    def after(self) -> DeltaTable:
+        """The rebuilt rows."""
+        return DeltaTable(self.folder / "after")
+
+    def change(self) -> Mapping[str, Any]:
+        """The files to remove and to add; they are on disk when this returns."""
+        shutil.rmtree(self.folder / "touched", ignore_errors=True)
+        sync_tree(self.folder)
+        adds = []
+        for part in ("rest", "after"):
+            table = self.folder / part
+            for path, file in table_files(table, DeltaTable(table).version()).items():
+                place = on_disk(table, path).relative_to(table).as_posix()
+                staged = f"{STAGED}/{self.name}/{part}/{place}"
+                adds.append(StagedFile(staged, f"s-{self.name}/{part}/{place}", file))
+        return SliceChange(self.sink.table_id, self.version, self._removes, tuple(adds)).encode()
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _files(self) -> dict[str, TableFile]:
+        return table_files(self.sink.path, self.version)
+
+    def _empty(self, part: str) -> DeltaTable:
+        """A table without rows, like the real one."""
+        bounded = self.sink.handle.metadata().configuration.get(column_bounds.PROPERTY)
+        return DeltaTable.create(
+            self.folder / part,
+            Schema.from_json(self.sink.handle.schema().to_json()),
+            partition_by=list(self.sink.handle.metadata().partition_columns) or None,
+            configuration={column_bounds.PROPERTY: bounded} if bounded is not None else None,
+            raise_if_key_not_exists=False,
+        )
+
+    def _holds(self, file: TableFile, chosen: SliceRange) -> bool:
+        """True if a row of the file is in the slice: by its bounds in the log, then by the column itself."""
+        low, high = chosen.bounds
+        if chosen.column in file.partition:
+            text = file.partition[chosen.column]
+            value = _bound(text, chosen.kind)
+            return value is not None and low <= value < high
+        if any(_outside(file, chosen)):
+            return False
+        data = pq.ParquetFile(on_disk(self.sink.path, file.path))
+        if chosen.column not in data.schema_arrow.names:
+            return False
+        column = data.read(columns=[chosen.column])[chosen.column]
+        low, high = (pc.cast(_scalar(value), column.type) for value in (low, high))
+        return bool(pc.any(pc.and_(pc.greater_equal(column, low), pc.less(column, high))).as_py())
+
+
+def _outside(file: TableFile, chosen: SliceRange) -> Iterator[bool]:
+    """True if the bounds of a file prove that it lies before the slice, or after it."""
+    stats = json.loads(file.stats or "{}")
+    low, high = chosen.bounds
+    rounding = timedelta(days=0) if chosen.kind == "date" else _ROUNDING
+    least = _bound((stats.get("minValues") or {}).get(chosen.column), chosen.kind)
+    greatest = _bound((stats.get("maxValues") or {}).get(chosen.column), chosen.kind)
+    yield least is not None and least - rounding >= high
+    yield greatest is not None and greatest + rounding < low
+
+
+def _bound(text: object, kind: str) -> Any:
+    """A bound or a partition value as the column has it; None if it is missing or not a time of Python's years."""
+    if not isinstance(text, str):
+        return None
+    try:
+        if kind == "date":
+            return date.fromisoformat(text[:10])
+        at = datetime.fromisoformat(unquote(text))
+        return at.replace(tzinfo=None) if kind == "timestamp_ntz" else at.replace(tzinfo=at.tzinfo or UTC)
+    except ValueError:
+        return None
+
+
+def _scalar(value: date | datetime) -> Any:
+    return pa.scalar(value)
+
+
+def _sql(chosen: SliceRange) -> str:
+    """DataFusion's condition for the rows of the slice."""
+    low, high = (_literal(bound, chosen.kind) for bound in chosen.bounds)
+    name = quoted(chosen.column, "datafusion")
+    return f"{name} >= {low} AND {name} < {high}"
+
+
+def _literal(value: Any, kind: str) -> str:
+    if kind == "date":
+        return f"DATE '{value.isoformat()}'"
+    zone = "None" if kind == "timestamp_ntz" else 'Some("UTC")'
+    micros = _micros(value if value.tzinfo else value.replace(tzinfo=UTC))
+    return f"arrow_cast(arrow_cast({micros}, 'Int64'), 'Timestamp(Microsecond, {zone})')"
+
+
+def _micros(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def _condition(chosen: SliceRange) -> Column:
+    """Spark's condition for the rows of the slice."""
+    column = F.col(f"`{chosen.column}`")
+    low, high = chosen.bounds
+    if chosen.kind == "date":
+        return (column >= F.lit(low)) & (column < F.lit(high))
+    begin, end = (F.timestamp_micros(F.lit(_micros(at))) for at in (chosen.begin, chosen.end))
+    moment = column.cast("timestamp")  # a time without a zone is UTC
+    return (moment >= begin) & (moment < end)

@@ -1,0 +1,80 @@
+"""A table whose slices can be replaced, as their rebuild and the driver see it; not every store has such tables.
+
+`sinks/delta/slice_staging.py` is that of Delta tables. A rebuilt slice is staged beside the table, invisibly; the
+change that it makes is a value (JSON), which the process that may write the table commits later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streaming_jobs.errors import TransientError, UsageError
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.rules import RowRules
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.slices import SliceRange
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame
+
+
+class SliceOutdated(TransientError):
+    """The table is not the one any more that the slice was rebuilt from; it has to be rebuilt on the newest version."""
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """Rows that were computed for a slice: the number staged, those that rules took out, and those refused."""
+
+    rows: int
+    taken_out: int
+    refused: int
+
+
+class StagedSlice(Protocol):
+    """The files of one rebuilt slice, beside the table."""
+
+    def split(self, chosen: SliceRange) -> int:
+        """Stage the rows of the slice as they are, and the other rows of their files; returns the slice's rows."""
+
+    def write(self, rows: DataFrame, chosen: SliceRange, topics: Sequence[str], rules: RowRules) -> Rebuilt:
+        """Compute rows as the function returns them, and stage those of the slice. Raises RuleBroken."""
+
+    def before(self) -> DeltaTable:
+        """The rows of the slice as they are."""
+
+    def after(self) -> DeltaTable:
+        """The rebuilt rows."""
+
+    def change(self) -> Mapping[str, Any]:
+        """The change that the slice makes to the table, as JSON."""
+
+    def remove(self) -> None:
+        """Remove the staged files."""
+
+
+class SlicedTable(Protocol):
+    """One open table whose slices can be replaced."""
+
+    def stage(self, name: str) -> StagedSlice:
+        """A new folder for the slice of that name, relative to the version that the table is open at."""
+
+    def remove_staged(self, needed: Collection[str]) -> None:
+        """Remove the staged files of all slices but the needed ones."""
+
+    def replace(self, change: Mapping[str, Any], entry: LedgerEntry, at: Callable[[str], None]) -> int:
+        """Commit a change once; returns the table's version. Raises SliceOutdated, with nothing changed."""
+
+    def has(self, change: Mapping[str, Any], name: str) -> bool:
+        """True if the slice of that name was committed."""
+
+
+def sliced(table: StoredTable) -> SlicedTable:
+    """The table as one whose slices can be replaced; raises UsageError if its store has none."""
+    made: Callable[[], SlicedTable] | None = getattr(table, "sliced", None)
+    if made is None:
+        raise UsageError(f"slices of table {table.name} cannot be rebuilt: its store offers none")
+    return made()

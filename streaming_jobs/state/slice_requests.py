@@ -1,0 +1,152 @@
+"""Slices that were rebuilt, and those that wait for their commit, as files beside the stream's state.
+
+    <state>/<stream>/slices/waiting/<id>.json   a change that the driver commits at its next batch border
+    <state>/<stream>/slices/<id>.json           the outcome; these files stay, as the history of rebuilt slices
+    <state>/<stream>/slices/lock                held while a waiting one is carried out, or withdrawn
+    <state>/<stream>/slices/running             held by the rebuild that runs; one per stream
+
+A kill at any moment is harmless: the outcome is written before the waiting file is removed, and the table's log says
+whether a change was committed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from streaming_jobs.errors import LeaseBusy, PreflightRefused
+from streaming_jobs.files import private_folder, sync, write_json
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.stream_folder import StreamFolder
+
+State = Literal["waiting", "committed", "outdated", "failed", "expired"]
+
+
+@dataclass(frozen=True)
+class SliceRequest:
+    """One rebuilt slice. `change` is `SliceChange` as JSON; `expires` in seconds since 1970; `summary` is for people.
+
+    `version` is that of the table after the commit; `reason` says why there is none. `at`: when the state was reached.
+    """
+
+    id: str
+    stream: str
+    table: str
+    entry: str
+    change: Mapping[str, Any]
+    expires: float
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    state: State = "waiting"
+    version: int | None = None
+    reason: str = ""
+    at: float = 0.0
+
+    @property
+    def ledger(self) -> LedgerEntry:
+        """The ledger entry of its commit."""
+        entry = LedgerEntry.decode(self.entry)
+        assert entry is not None, "it was encoded by us"
+        return entry
+
+    def ended(self, state: State, *, version: int | None = None, reason: str = "") -> SliceRequest:
+        """The request with its outcome; the files of the change are not needed any more."""
+        return replace(self, state=state, version=version, reason=reason, at=round(time.time(), 3), change={})
+
+
+@dataclass(frozen=True)
+class SliceRequests:
+    """The folder of one stream's slices."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, settings: Settings, stream: str) -> SliceRequests:
+        """The folder in the stream's state."""
+        return cls(StreamFolder.of(settings, stream).slices)
+
+    @property
+    def _waiting(self) -> Path:
+        return self.folder / "waiting"
+
+    def any_waiting(self) -> bool:
+        """True if a change may wait; this is asked at every batch border."""
+        try:
+            with os.scandir(self._waiting) as inside:
+                return any(each.name.endswith(".json") for each in inside)
+        except FileNotFoundError:
+            return False
+
+    def waiting(self) -> list[SliceRequest]:
+        """The changes that wait, oldest first."""
+        return [_read(path) for path in sorted(self._waiting.glob("*.json"))]
+
+    def history(self) -> list[SliceRequest]:
+        """The slices with an outcome, oldest first."""
+        return [_read(path) for path in sorted(self.folder.glob("*.json"))]
+
+    def outcome(self, name: str) -> SliceRequest | None:
+        """The outcome of a slice; None while it waits."""
+        path = self.folder / f"{name}.json"
+        return _read(path) if path.exists() else None
+
+    def ask(self, request: SliceRequest) -> None:
+        """Leave a change for the driver; it is on disk when this returns."""
+        write_json(private_folder(self._waiting) / f"{request.id}.json", asdict(request))
+
+    def end(self, request: SliceRequest) -> None:
+        """Write an outcome; the change waits no more."""
+        write_json(private_folder(self.folder) / f"{request.id}.json", asdict(request))
+        waiting = self._waiting / f"{request.id}.json"
+        if waiting.exists():
+            waiting.unlink()
+            sync(waiting.parent)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock, for milliseconds: nobody else carries a change out or withdraws one within the block."""
+        with _locked(private_folder(self.folder) / "lock") as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def running(self, wait: float) -> Iterator[None]:
+        """Be the stream's only rebuild; raises LeaseBusy if another one runs for longer than `wait` seconds."""
+        deadline = time.monotonic() + wait
+        with _locked(private_folder(self.folder) / "running") as descriptor:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise LeaseBusy(
+                            f"another slice of stream {self.folder.parent.name} is being rebuilt",
+                            "run it again when that one has ended, or name a range of days",
+                        ) from None
+                    time.sleep(0.1)
+            yield
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The open file of a lock; closing it releases the lock."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> SliceRequest:
+    try:
+        return SliceRequest(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise PreflightRefused(f"{path} cannot be read: {error}", "move the file away: it is only a record") from error

@@ -1,0 +1,172 @@
+"""The commit of a rebuilt slice: precise, once, beside batches, and never on a table that is another one by now."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.preflight.rules import check_start
+from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.runtime.crash_points import SLICE_POINTS
+from streaming_jobs.runtime.slice_commits import SliceCommits, carry_out
+from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.replace_slice import STAGED
+from streaming_jobs.sinks.sliced import SliceOutdated
+from streaming_jobs.sinks.tables import open_tables
+from streaming_jobs.state import savepoints
+from tests.support import ROOT
+from tests.support.days import Days, Topics, range_of
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Days:
+    return Days.of(tmp_path, 5)
+
+
+def replace(life: Days, name: str, day: int, n: int) -> int:
+    request = life.rebuilt(name, day, n)
+    return life.sliced().replace(request.change, request.ledger, lambda _: None)
+
+
+def slices_in(life: Days) -> list[str | None]:
+    commits = walk(life.sink().path)
+    return [c.entry.plan for c in commits if c.entry is not None and c.entry.kind == "slice"]
+
+
+def test_only_the_rows_of_the_slice_are_other_rows_and_the_position_stays(life: Days) -> None:
+    before = life.at()
+    replace(life, "a", 2, 77)
+    assert life.numbers() == {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}}
+    assert life.at() == before
+
+
+def test_a_slice_that_shares_its_files_leaves_the_other_rows(life: Days) -> None:
+    TableMaintenance(life.sink(), life.settings.table, 1).compact()
+    assert len(life.sink().handle.file_uris()) == 1
+    replace(life, "a", 2, 77)
+    assert life.numbers() == {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}}
+
+
+def test_a_slice_without_rows_gets_rows_and_every_file_stays(life: Days) -> None:
+    files = set(life.sink().handle.file_uris())
+    replace(life, "a", 7, 77)
+    assert life.numbers()[7] == {77} and files < set(life.sink().handle.file_uris())
+
+
+def test_a_repeated_commit_changes_nothing(life: Days) -> None:
+    request = life.rebuilt("a", 2, 77)
+    versions = [life.sliced().replace(request.change, request.ledger, lambda _: None) for _ in range(3)]
+    assert len(set(versions)) == 1 and slices_in(life) == ["a"]
+
+
+def test_batches_that_came_meanwhile_stay_also_with_rows_of_the_slice(life: Days) -> None:
+    request = life.rebuilt("a", 2, 77)
+    life.batch(5)
+    life.sliced().replace(request.change, request.ledger, lambda _: None)
+    assert life.numbers() == {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}, 5: {5}}
+
+
+def test_after_a_compaction_a_slice_or_a_recovery_it_has_to_be_rebuilt(life: Days) -> None:
+    compacted, other, fenced = (life.rebuilt(name, day, 77) for name, day in (("a", 2), ("b", 8), ("c", 9)))
+    TableMaintenance(life.sink(), life.settings.table, 1).compact()
+    with pytest.raises(SliceOutdated, match="were compacted"):
+        life.sliced().replace(compacted.change, compacted.ledger, lambda _: None)
+    replace(life, "d", 8, 78)  # a day without rows: no file tells that its rows are there by now
+    with pytest.raises(SliceOutdated, match="slice"):
+        life.sliced().replace(other.change, other.ledger, lambda _: None)
+    request = life.rebuilt("e", 9, 79)
+    life.sink().commit(LedgerEntry("fence", "days", "days", 2, -1, plan="p"), lambda *_: None)
+    with pytest.raises(SliceOutdated, match="recovery"):
+        life.sliced().replace(request.change, request.ledger, lambda _: None)
+    assert slices_in(life) == ["d"] and fenced.change
+
+
+def test_preflight_and_savepoints_take_a_rebuilt_slice_for_the_streams_own(life: Days) -> None:
+    replace(life, "a", 2, 77)
+    assert not check_start(take_snapshot(life.settings, life.stream, Topics()))
+    taken = savepoints.take(life.settings, life.stream, life.record, 4, "purpose")
+    assert taken.tables[0].version == life.stored().version
+    life.batch(5)
+    assert life.numbers()[2] == {77} and life.numbers()[5] == {5}
+
+
+def test_what_is_staged_is_in_no_reader_s_way_and_removed_by_the_next_rebuild(life: Days) -> None:
+    life.rebuilt("killed", 2, 77)
+    maintenance = TableMaintenance(life.sink(), life.settings.table, 1)
+    assert maintenance.remove_unlisted() == 0 and life.numbers()[2] == {2}
+    staged = life.sink().path / STAGED
+    life.sliced().remove_staged({"killed"})
+    assert [each.name for each in staged.iterdir()] == ["killed"]
+    life.sliced().remove_staged(set())
+    assert not list(staged.iterdir())
+
+
+def test_bounds_of_the_new_files_find_their_rows(life: Days) -> None:
+    replace(life, "a", 2, 77)
+    table = DeltaTable(life.sink().path)
+    low, _ = range_of(2).bounds
+    found = table.to_pyarrow_table(filters=[("at", ">=", low), ("n", "=", 77)])
+    assert found.num_rows == 24
+
+
+@pytest.mark.parametrize("point", SLICE_POINTS[2:])
+def test_a_kill_at_any_point_of_the_commit_leaves_the_slice_once(life: Days, point: str) -> None:
+    life.requests.ask(life.rebuilt("a", 2, 77))
+    driver = [sys.executable, "-m", "tests.support.days", str(life.settings.home)]
+    environment = {**os.environ, "RECOURSE_CRASH": f"days:{point}:0", "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run(driver, cwd=ROOT, env=environment, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert life.numbers()[2] == ({2} if point == "slice_linked" else {77})
+    carry_out(life.requests, open_tables(life.settings, life.stream))
+    assert life.numbers() == {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}} and slices_in(life) == ["a"]
+    ended = life.requests.outcome("a")
+    assert ended is not None and ended.state == "committed" and ended.version == life.sink().handle.version()
+    assert not life.requests.waiting()
+
+
+def test_the_driver_commits_between_batches_and_never_within_one(life: Days) -> None:
+    commits = SliceCommits(life.requests, open_tables(life.settings, life.stream))
+    during: list[object] = []
+
+    def batch(_: object, number: int) -> None:
+        life.requests.ask(life.rebuilt("a", 2, 77))
+        commits.look()
+        during.append((number, life.requests.outcome("a")))
+
+    commits.around(batch)(None, 5)  # type: ignore[arg-type]
+    assert during == [(5, None)]
+    commits.look()
+    assert life.numbers()[2] == {77}
+
+
+def test_a_batch_begins_with_the_slices_that_wait(life: Days) -> None:
+    commits = SliceCommits(life.requests, open_tables(life.settings, life.stream))
+    life.requests.ask(life.rebuilt("a", 2, 77))
+    commits.around(lambda *_: life.batch(5))(None, 5)  # type: ignore[arg-type]
+    assert [c.entry.kind for c in walk(life.sink().path) if c.entry][:2] == ["batch", "slice"]
+
+
+def test_a_request_that_nobody_waits_for_any_more_expires(life: Days) -> None:
+    life.requests.ask(life.rebuilt("a", 2, 77, seconds=-1.0))
+    carry_out(life.requests, open_tables(life.settings, life.stream))
+    ended = life.requests.outcome("a")
+    assert ended is not None and ended.state == "expired" and life.numbers()[2] == {2}
+    assert not ended.change and ended.at <= time.time()
+
+
+def test_a_failure_is_the_outcome_of_the_slice_and_ends_nothing(life: Days) -> None:
+    request = life.rebuilt("a", 2, 77)
+    life.requests.ask(request)
+    life.sliced().remove_staged(set())
+    SliceCommits(life.requests, open_tables(life.settings, life.stream)).look()
+    ended = life.requests.outcome("a")
+    assert ended is not None and ended.state == "outdated" and "is gone" in ended.reason

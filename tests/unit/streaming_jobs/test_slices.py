@@ -1,0 +1,71 @@
+"""The declaration of slices, and the days that a person names."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+from streaming_jobs.errors import RecourseError, UsageError
+from streaming_jobs.slices import Slices, slice_range
+from streaming_jobs.stream import DeltaTable
+
+ROWS = StructType([StructField("at", TimestampType()), StructField("n", LongType()), StructField("s", StringType())])
+NEW_YORK = Slices("at", zone="America/New_York")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"zone": "Mars/Olympus"}, "not a time zone"),
+        ({"reach": "soon"}, "not a duration"),
+        ({"first_day": "2013"}, "not a day"),
+    ],
+)
+def test_a_declaration_that_cannot_hold_is_refused(options: dict[str, str], words: str) -> None:
+    with pytest.raises(RecourseError, match=words):
+        Slices("at", **options)
+
+
+def test_a_table_has_slices_of_a_time_in_rows_that_are_appended() -> None:
+    assert DeltaTable("t", schema=ROWS, slices=Slices("at")).slices == Slices("at")
+    with pytest.raises(UsageError, match="upsert"):
+        DeltaTable("t", schema=ROWS, keys=["n"], slices=Slices("at"))
+    with pytest.raises(UsageError, match="not a column"):
+        DeltaTable("t", schema=ROWS, slices=Slices("on"))
+    with pytest.raises(UsageError, match="is a string"):
+        DeltaTable("t", schema=ROWS, slices=Slices("s"))
+
+
+@pytest.mark.parametrize(
+    ("day", "begin", "hours"),
+    [("2013-03-01", 5, 24), ("2013-03-10", 5, 23), ("2013-07-04", 4, 24), ("2013-11-03", 4, 25), ("2013-11-04", 5, 24)],
+)
+def test_a_day_is_one_of_the_declared_calendar(day: str, begin: int, hours: int) -> None:
+    made = slice_range(NEW_YORK, "timestamp", day, None)
+    assert made.begin == datetime.combine(date.fromisoformat(day), datetime.min.time(), UTC) + timedelta(hours=begin)
+    assert made.end - made.begin == timedelta(hours=hours)
+
+
+def test_the_slice_of_a_column_of_dates_has_whole_days() -> None:
+    assert slice_range(NEW_YORK, "date", "2013-11-03", None).bounds == (date(2013, 11, 3), date(2013, 11, 4))
+    with pytest.raises(UsageError, match="has dates"):
+        slice_range(NEW_YORK, "date", "2013-11-03T05:00", "2013-11-04")
+
+
+def test_times_are_local_unless_they_say_otherwise() -> None:
+    local = slice_range(NEW_YORK, "timestamp", "2013-07-04T05:00", "2013-07-04T06:30")
+    assert (local.begin, local.end - local.begin) == (datetime(2013, 7, 4, 9, tzinfo=UTC), timedelta(minutes=90))
+    assert slice_range(NEW_YORK, "timestamp", "2013-07-04T09:00Z", "2013-07-04T10:30+00:00") == local
+    naive = slice_range(NEW_YORK, "timestamp_ntz", "2013-07-04", None)
+    assert naive.bounds[0] == datetime(2013, 7, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [("yesterday", None), ("2013-03-02", "2013-03-02"), ("2013-03-02", "2013-03-01"), ("2013-03-02T05:00", None)],
+)
+def test_what_is_no_range_is_refused(begin: str, end: str | None) -> None:
+    with pytest.raises(UsageError):
+        slice_range(NEW_YORK, "timestamp", begin, end)
