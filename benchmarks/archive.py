@@ -3,9 +3,9 @@
     python -m benchmarks.archive --rounds 4 --seconds 20 --out benchmarks/results/archive.json
 
 Live: flights arrive at a steady rate, and `flights_clean` reads them all the time. The archive of the topic runs in the
-same session in every second window; ms are of whole batches of `flights_clean` (triggerExecution), without those of a
-window's first seconds. Backlog: the same stream reads the whole topic from Kafka, then, when Kafka has deleted it, from
-the archive; records per second are of all its batches but the first.
+same session in two windows of three, with two triggers; ms are of whole batches of `flights_clean` (triggerExecution),
+without those of a window's first seconds. Backlog: the same stream reads the whole topic from Kafka, then, when Kafka
+has deleted it, from the archive; records per second are of all its batches but the first.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from streaming_jobs.sources.topics import Topics
 
 FLOWS = ["streaming_jobs.examples.flights.streams", "benchmarks.archive"]
 flights_archive = archive(streams.FLIGHTS)
+TRIGGERS = {"none": "", "every 10 seconds": "every 10 seconds", "continuous": "continuous"}
+"""The archive beside the stream, and its trigger."""
 _SETTLE = 4.0
 
 
@@ -56,19 +58,20 @@ def _window(shop: Workshop, clean: Started, seconds: float) -> list[float]:
 
 
 def live(shop: Workshop, rounds: int, seconds: float, rate: float) -> list[Figures]:
-    """Alternating windows without and with the archive."""
+    """Alternating windows without and with the archive, continuous or with a trigger."""
     Topics.of(shop.settings.kafka, shop.bootstrap).create("flights", 3)
-    total = rate * (seconds + _SETTLE + 8) * 2 * rounds
+    total = rate * (seconds + _SETTLE + 8) * len(TRIGGERS) * rounds
     feeding = threading.Thread(
         target=lambda: feed(shop.settings, share=min(1.0, total / 336_776), rate=rate), daemon=True
     )
     feeding.start()
     clean = shop.start(streams.flights_clean, trigger="continuous")
     _window(shop, clean, 10)  # the JVM compiles
-    times: dict[str, list[list[float]]] = {"without": [], "with": []}
+    times: dict[str, list[list[float]]] = {variant: [] for variant in TRIGGERS}
     for number in range(rounds):
-        for variant in ("without", "with") if number % 2 == 0 else ("with", "without"):
-            beside = shop.start(flights_archive, trigger="continuous") if variant == "with" else None
+        for variant in [*TRIGGERS][:: -1 if number % 2 else 1]:
+            trigger = TRIGGERS[variant]
+            beside = shop.start(flights_archive, trigger=trigger) if trigger else None
             times[variant].append(_window(shop, clean, seconds))
             if beside is not None:
                 _stopped(shop, beside)
@@ -93,6 +96,7 @@ def backlog(shop: Workshop, rounds: int) -> list[Figures]:
     feed(shop.settings, rate=None)
     archived = shop.start(flights_archive)
     shop.finish(archived, seconds=600)
+    plain = replace(streams.flights_clean, rules={})
     rates: dict[str, list[float]] = {"Kafka": [], "archive": []}
     for source, measured in rates.items():
         if source == "archive":
@@ -102,7 +106,7 @@ def backlog(shop: Workshop, rounds: int) -> list[Figures]:
             for future in admin.delete_records(wanted).values():
                 future.result(60)
         for number in range(rounds):
-            started = shop.start(replace(named(streams.flights_clean, f"clean_{source.lower()}_{number}"), rules={}))
+            started = shop.start(named(plain, f"clean_{source.lower()}_{number}"))
             shop.finish(started, seconds=600)
             measured.append(_rate(started))
     on_disk = megabytes(shop.settings.tables / flights_archive.name)
@@ -125,15 +129,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.archive", description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--part", choices=["live", "backlog", "both"], default="both")
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     quiet()
     with workshop({"flows": FLOWS}) as shop:
-        first = live(shop, options.rounds, options.seconds, options.rate)
+        first = live(shop, options.rounds, options.seconds, options.rate) if options.part != "backlog" else []
         sys.stdout.write(table(first) + "\n")
         sys.stdout.flush()
-        second = backlog(shop, max(options.rounds // 2, 1))
+        second = backlog(shop, max(options.rounds // 2, 1)) if options.part != "live" else []
     sys.stdout.write(table(second))
     save(options.out, live=first, backlog=second)
     return 0

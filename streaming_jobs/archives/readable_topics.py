@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streaming_jobs.archives.declaration import archive_of, is_archive
-from streaming_jobs.archives.table_archive import TableArchive
 from streaming_jobs.positions import Archived, OffsetBounds
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.archived_ranges import readable_from
@@ -40,6 +39,8 @@ class Archives:
         declared = archive_of(topic, Topology.load(self.settings.flows).streams.values())
         if declared is None:
             return None
+        from streaming_jobs.archives.table_archive import TableArchive  # it needs Arrow, and a start does without
+
         table = self.settings.tables / declared.primary.name
         return TableArchive(declared.name, topic, topic_id, table, StreamFolder.of(self.settings, declared.name).record)
 
