@@ -136,7 +136,9 @@ def _preview(
     if failure is None:
         prepare(folders, stream, record, start)
         clock.done("preparation")
-        failure = asked.replay(folders, stream, record, end, lambda batch: tell(f"  replayed to batch {batch}"))
+        failure = asked.replay(
+            folders, stream, record, end, lambda batch: tell(f"  batch {batch} of the replay is written")
+        )
         clock.done("session and replay")
     if failure is None:
         tables = compare_tables(folders, stream)

@@ -27,6 +27,7 @@ from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_record import StreamRecord
@@ -135,6 +136,20 @@ def test_what_the_stream_writes_meanwhile_is_no_difference(life: Life) -> None:
     made = run(life, then=runs_on)
     assert made.verdict is Verdict.equal and made.end.txn == Txn(1, BATCHES - 1)
     assert life.at() == Txn(1, BATCHES + 1)
+
+
+def test_a_batch_that_comes_while_the_tables_are_looked_at_is_no_difference(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_and_write(*given: Any) -> Any:
+        found = newest(*given)
+        life.batch(BATCHES, wrong=True)
+        return found
+
+    monkeypatch.setattr("reprocessing.preview.published.newest", find_and_write)
+    made = run(life)
+    assert made.verdict is Verdict.equal and made.end.txn == Txn(1, BATCHES - 1)
+    assert life.at() == Txn(1, BATCHES)
 
 
 def test_a_change_by_another_program_is_named_as_such(tmp_path: Path) -> None:
