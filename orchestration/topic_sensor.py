@@ -1,8 +1,8 @@
 """Figures of topics as events of their assets in Dagster, each minute; the only sensor that asks the broker.
 
-The event is a materialisation if records came since the last look, because an asset's overview shows the figures of
-the newest materialisation and nothing else; otherwise an observation. Topics are external assets, whose events make no
-table stale.
+The event is a materialisation if records came or were read since the last look, because an asset's overview shows the
+figures of the newest materialisation and nothing else; otherwise an observation. Topics are external assets, whose
+events make no table stale.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def topic_sensor(topology: Topology, settings: Settings) -> dg.SensorDefinition:
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Asks the broker for the figures of each topic, and reports them: each minute while records "
-        "come, every 15 minutes otherwise.",
+        "come or are read, every 15 minutes otherwise.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         before: dict[str, dict[str, Any]] = json.loads(context.cursor or "{}")
@@ -50,28 +50,27 @@ def topic_sensor(topology: Topology, settings: Settings) -> dg.SensorDefinition:
         cursor = {}
         for name, each in figures.items():
             readers = [topology[stream] for stream in topology.readers(name)]
-            seen = before.get(name)
-            due = is_due(seen, each)
+            seen, lag = before.get(name), lags(settings, readers, each)
+            due = is_due(seen, each, lag)
             if due:
-                metadata = topic_metadata(each, seen, lags(settings, readers, each))
-                event = dg.AssetMaterialization if has_changed(seen, each) else dg.AssetObservation
-                events.append(event(topic_key(name), metadata=metadata))
+                event = dg.AssetMaterialization if has_changed(seen, each, lag) else dg.AssetObservation
+                events.append(event(topic_key(name), metadata=topic_metadata(each, seen, lag)))
             told = each.at if due or seen is None else seen["told"]
-            cursor[name] = {"id": each.id, "at": each.at, "end": each.end, "told": told}
+            cursor[name] = {"id": each.id, "at": each.at, "end": each.end, "lag": lag, "told": told}
         skipped = None if events else dg.SkipReason("no topic has new records")
         return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=skipped)
 
     return tick
 
 
-def has_changed(seen: Mapping[str, Any] | None, now: TopicFigures) -> bool:
-    """True if records came since the last look, or if the topic was made anew."""
-    return seen is None or seen["id"] != now.id or seen["end"] != now.end
+def has_changed(seen: Mapping[str, Any] | None, now: TopicFigures, lag: Mapping[str, int]) -> bool:
+    """True if records came or were read since the last look, or if the topic was made anew."""
+    return seen is None or (seen["id"], seen["end"], seen.get("lag")) != (now.id, now.end, lag)
 
 
-def is_due(seen: Mapping[str, Any] | None, now: TopicFigures) -> bool:
+def is_due(seen: Mapping[str, Any] | None, now: TopicFigures, lag: Mapping[str, int]) -> bool:
     """True if a topic is to be reported: it has changed since the last look, or was not reported for long."""
-    if seen is None or has_changed(seen, now):
+    if seen is None or has_changed(seen, now, lag):
         return True
     return not 0 <= now.at - float(seen["told"]) < AT_LEAST_EVERY
 

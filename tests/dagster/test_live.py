@@ -133,6 +133,16 @@ def test_keepalive_starts_the_session_and_its_figures_can_be_seen(live: Live) ->
         live.wait_for(figures, "a materialisation with figures")
         log = [entry.user_message for entry in stored.all_logs(run_id) if "its log:" in (entry.user_message or "")]
         assert str(live.settings.logs / "session-flights.log") in log[0]
+        shown_as = stored.compute_log_manager.build_log_key_for_run(run_id, "of any step")
+        captured = stored.compute_log_manager.get_log_data(shown_as)
+        assert captured.stderr is not None and b"event=batch stream=carrier_totals" in captured.stderr
+
+        def topic() -> bool:
+            event = stored.get_latest_materialization_event(dg.AssetKey(["kafka", "flights"]))
+            found = event.asset_materialization.metadata if event and event.asset_materialization else {}
+            return "lag_of_carrier_totals" in found and found["lag_of_carrier_totals"].value == 0
+
+        live.wait_for(topic, "the figures of the topic")
     live.wait_for(lambda: shown(live) == ("SUCCEEDED", False), "a green check, and a table that is not being made")
 
 

@@ -69,6 +69,19 @@ def test_rates_are_between_two_looks_and_nothing_is_reported_while_nothing_comes
     assert "records_per_s" not in anew.asset_events[0].metadata
 
 
+def test_a_stream_that_catches_up_with_a_topic_that_does_not_grow_is_reported(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(settings).open().run(0)
+    first = tick(settings, monkeypatch, FIGURES)
+    disk.run(1)
+    second = tick(settings, monkeypatch, replace(FIGURES, at=1_060.0), first.cursor)
+    assert isinstance(second.asset_events[0], dg.AssetMaterialization)
+    lag = [each.asset_events[0].metadata["lag_of_parity"].value for each in (first, second)]
+    assert lag == [90 + 45, 80 + 40]
+    assert not tick(settings, monkeypatch, replace(FIGURES, at=1_120.0), second.cursor).asset_events
+
+
 def test_without_a_broker_the_cursor_stays(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tick(settings, monkeypatch, FIGURES)
 
