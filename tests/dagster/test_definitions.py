@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -349,7 +350,25 @@ def test_keepalive_does_not_wait_for_a_stream_that_a_recovery_holds(ticks: Ticks
     stop_request.ask_for(ticks.settings, "customers", "customers-0001")
     lease = acquire(ticks.settings, "customers", purpose="recovery customers-0001")
     assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+    stop_request.ask_for(ticks.settings, "orders", "orders-0001")
+    reason = str(ticks.tick("keepalive_shop"))
+    assert "stream customers is being recovered by plan customers-0001" in reason
+    assert "nobody works on it now: recourse recover resume orders-0001" in reason
     lease.release()
+
+
+def test_the_watchdog_fails_a_recovery_whose_process_is_gone(ticks: Ticks) -> None:
+    """Also where nothing else would: the code server, which starts a run's process, died with it."""
+    job = definitions(ticks.settings).resolve_job_def("recover")
+    run = ticks.instance.create_run_for_job(
+        job,
+        run_config=job.run_config,
+        status=dg.DagsterRunStatus.STARTED,
+        tags={**job.tags, WORKER_TAG: f"{socket.gethostname()}:999999999:gone"},
+    )
+    assert run.run_id[:8] in str(ticks.tick("watchdog"))
+    ended = ticks.instance.get_run_by_id(run.run_id)
+    assert ended is not None and ended.status is dg.DagsterRunStatus.FAILURE
 
 
 def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settings) -> None:

@@ -116,6 +116,15 @@ def test_streams_stopped_on_purpose_are_left_alone_when_it_is_all_of_them() -> N
     assert keepalive(one, NOW) == Start("after-r")
 
 
+def test_a_recovery_is_named_by_every_tick_that_starts_nothing() -> None:
+    recovering = {"a": "is being recovered by plan a-0001"}
+    beside = seen(run("STARTED"), stopped_on_purpose=frozenset({"a"}), recovering=recovering)
+    assert "; stream a is being recovered by plan a-0001" in waits(keepalive(beside, NOW))
+    all_of_them = seen(run("SUCCESS"), stopped_on_purpose=frozenset(STREAMS), recovering=recovering)
+    words = waits(keepalive(all_of_them, NOW))
+    assert words == "stream a is being recovered by plan a-0001; the session starts when that is over"
+
+
 def test_nothing_is_started_beside_a_driver_that_somebody_else_runs() -> None:
     assert "a by process 7" in waits(keepalive(seen(run("FAILURE"), held_by={"a": "process 7"}), NOW))
 
