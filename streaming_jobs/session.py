@@ -301,7 +301,7 @@ class Session:
     def _end_spark(self) -> None:
         if self.in_batch:  # an orderly stop would wait for the batch
             self.runtime.kill()
-        else:
+        elif self.spark is not None or not any(running.detached for running in self.running):  # else it has ended
             self.runtime.stop()
 
 

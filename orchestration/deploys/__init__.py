@@ -1,1 +1,1 @@
-"""Starts of streams and deploys of code, seen from outside their sessions: what is asked for, how far it has come."""
+"""Starts of streams and deploys of code, from outside their sessions: plan, request, wait. Read `plan.py` first."""

@@ -144,6 +144,8 @@ class FreshStarts:
                 self.streams.detach(by_name[name])
         if all(by_name[name].detached for name in here):
             self.split.start(names)
+            for name in here:  # whatever it failed with is over; from now on the other process answers for it
+                by_name[name].status.state, by_name[name].status.error = "stopped", None
             self._done(names)
 
     def _take_back(self, name: str) -> None:
@@ -211,7 +213,7 @@ class FreshStarts:
             for running in self.streams.runners
             if running.stream.name not in self.elsewhere
             and running.stream.name not in away
-            and (running.status.state == "failed" or running.gave_up)
+            and (running.status.state == "failed" or (running.gave_up and not running.ended))
         ]
         here = [name for name in failed if self.handover.other_code([name])]
         return [*here, *(name for name in away if self.handover.changed_since_failure(name))]

@@ -225,7 +225,11 @@ def test_a_stream_that_is_tried_again_every_ten_minutes_is_an_alert_and_one_that
 def test_a_start_that_somebody_asked_for_ends_a_stop_a_rest_and_a_failure_for_good() -> None:
     """If it is newer than the end of the session, and no driver runs the stream already."""
     ended = RunSeen("r1", "CANCELED", NOW - 100, NOW - 90, NOW - 50)
-    for run in (ended, replace(ended, status="FAILURE", tags={FAILURE_TAG: "permanent"}), replace(ended, ended=NOW)):
+    for run in (
+        ended,
+        replace(ended, status="FAILURE", tags={FAILURE_TAG: "permanent", FINGERPRINT_TAG: ""}),
+        replace(ended, ended=NOW),
+    ):
         before = JobSeen([run], STREAMS)
         assert isinstance(keepalive(before, NOW), Wait)
         asked = NOW + 0.5 if run.ended == NOW else NOW - 10

@@ -6,13 +6,16 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
 from streaming_jobs.runtime import session_options
 from streaming_jobs.runtime.code_watch import DiskCode
 from streaming_jobs.runtime.handover import Handover
+from streaming_jobs.runtime.split_sessions import SplitSessions
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stop_request
@@ -75,11 +78,6 @@ def look(session: Session) -> None:
     """One look of the session at the streams that may have to start again."""
     if session.fresh is not None:
         session.fresh.look()
-
-
-def as_if_running(session: Session) -> None:
-    """The session after its end, as if it had not ended: with Spark, and its streams to be started once more."""
-    session.spark = session.runtime.start("again")
 
 
 def test_a_recovered_stream_starts_again_in_a_session_that_has_the_code_on_disk(home: Settings) -> None:
@@ -235,3 +233,37 @@ def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to
     path.unlink()
     look(session)
     assert session.superseded
+
+
+def test_a_stream_that_has_moved_to_its_own_process_is_no_failure_of_this_session(home: Settings) -> None:
+    """Its earlier failure is over, and no reason to start it once more when the other process has ended."""
+    commands: list[ChildCommand] = []
+
+    def begin(command: ChildCommand) -> ChildProcess:
+        commands.append(command)
+        return cast("ChildProcess", SimpleNamespace(pid=7, exit_code=None, end=lambda *_: 0))
+
+    split = SplitSessions(["session", "--streams", "plain,parity"], 1.0, start=begin)
+    session = session_of(home, [plain, parity], handover=Handover(home, watch=Watch({"plain"})), split=split)
+    session.run()
+    moved, other = session.running
+    for running in (moved, other):
+        running.lease = acquire(home, running.stream.name, purpose="session")
+    moved.status.state, other.status.state = "failed", "running"
+    moved.status.error = {"permanent": True}
+    assert session.fresh is not None
+    now = 0.0
+    session.fresh.clock = lambda: now
+    look(session)
+    assert not commands, "perhaps further streams come at once"
+    now = 1.0
+    look(session)
+    assert [command.arguments[-2:] for command in commands] == [["plain", "--again"]] and moved.detached
+    assert session.fresh.elsewhere == {"plain"} and not session.superseded
+    acquire(home, "plain", purpose="session", wait=0).release()
+    split._splits[0].process.exit_code = 0  # type: ignore[union-attr,misc]
+    look(session)
+    other.status.state = "stopped"
+    assert session._exit_code() == 0 and len(commands) == 1 and not session.fresh.busy
+    other.lease.release()
+    moved.lease.release()
