@@ -1,1 +1,1 @@
-"""Slices from the command line and from Dagster: one runner, one partitioned job, one schedule."""
+"""Slices from the command line and from Dagster. Read `job.py` first."""

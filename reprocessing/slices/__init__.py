@@ -1,1 +1,1 @@
-"""Slices: a range of an output table, such as a day, rebuilt by a batch read while its stream goes on."""
+"""Slices: a range of a table, such as a day, rebuilt while its stream goes on. Read `rebuild.py` first."""
