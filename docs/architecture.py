@@ -194,7 +194,7 @@ _COLUMNS = {
     "orchestration.quality": 0,
     "orchestration.recoveries": 1,
     "orchestration.sessions": 0,
-    "orchestration.deploys": 7,
+    "orchestration.deploys": 0,
     "orchestration.slices": 2,
     "orchestration.bundle": 0,
     "quality": 5,
@@ -206,7 +206,7 @@ _COLUMNS = {
     "reprocessing.stages": 1,
     "reprocessing.preview": 2,
     "reprocessing.report": 1,
-    "reprocessing.timeline": 2,
+    "reprocessing.timeline": 3,
     "reprocessing.slices": 0,
     "reprocessing.rebuild": 1,
     "reprocessing.planning": 1,
@@ -244,7 +244,7 @@ def picture() -> str:
     }
     if len(set(place.values())) < len(place):
         raise ValueError("two rooms stand in one place: give one of them another column")
-    width, height = 5 * (_WIDE + _GAP) + _GAP, (top + 1) * _ROW
+    width, height = (max(_COLUMNS.values()) + 1) * (_WIDE + _GAP) + _GAP, (top + 1) * _ROW
     lines = [
         '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11"',
         f'viewBox="0 0 {width} {height}">',
