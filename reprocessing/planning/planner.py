@@ -24,6 +24,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.slice_requests import SliceRequests
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,21 @@ def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base) -> l
             f"version {a.version} of table {a.table} was accepted ({a.why}): the replay does not repeat it"
             for a in snapshot.record.accepted
         ),
+        *_replaced_slices(snapshot, start),
+    ]
+
+
+def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:
+    """Notes about rebuilt slices that the base does not have: rows from before the base are as they were then."""
+    base = next((each for each in snapshot.savepoints if each.id == start.savepoint), None)
+    if base is None:  # every row is made anew
+        return []
+    versions = {table.name: table.version for table in base.tables}
+    return [
+        f"slice {each.summary.get('slice', each.id)} of table {each.table} was rebuilt after the replay's start: rows "
+        "from before that start will be as they were then; rebuild it again afterwards"
+        for each in SliceRequests.of(snapshot.settings, snapshot.stream.name).history()
+        if each.version is not None and each.version > versions.get(each.table, -1)
     ]
 
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from reprocessing.planning.history import in_lineage
 from reprocessing.slices.eligible import Sliceable
+from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry
 from streaming_jobs.positions import OffsetRange
@@ -49,6 +50,7 @@ class Base:
 def take_base(settings: Settings, made: Sliceable, chosen: SliceRange, topics: TopicReader) -> Base:
     """The base as it is now; raises PreflightRefused, OffsetsLost or SliceOpen for a slice that cannot be made."""
     stream = made.stream
+    topics = Archives(settings).added_to(topics, stream)
     record = stream_record.load(settings, stream.name)
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to rebuild")
@@ -164,7 +166,7 @@ def _offsets(
         if begun < earliest and start[partition] <= earliest and start[partition] < end:
             raise OffsetsLost(
                 f"the slice needs records from offset {start[partition]} of topic {name}, partition {partition}, on, "
-                f"or from before: offsets {begun} to {earliest - 1} are gone from Kafka",
+                f"or from before: offsets {begun} to {earliest - 1} are gone",
                 "bring them back from a copy of the topic; the table's rows stay as they are",
             )
     _refuse_void(record, name, start, read.end)

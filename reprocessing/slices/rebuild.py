@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.slices.base import Base, SliceOpen, column_kind, entry_of, late_records, take_base
 from reprocessing.slices.eligible import Sliceable, check_plan
+from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import CommitRefused, LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.failures import classify, function_raised
 from streaming_jobs.runtime.code_version import loaded_code
@@ -191,7 +192,8 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
     spark = at.tools.spark()
     client = client_file(at.tools.settings, at.tools.bootstrap)
     try:
-        source = KafkaSource(made.parameter, made.topic, client, made.topic.delay)
+        archive = Archives(at.tools.settings).of(stream, offsets.topic, offsets.topic_id)
+        source = KafkaSource(made.parameter, made.topic, client, made.topic.delay, archive)
         frame = source.batch(spark, offsets.start, offsets.end)
         if made.required:
             moment = F.col(f"`{made.event_time}`").cast("timestamp")

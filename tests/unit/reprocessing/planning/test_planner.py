@@ -25,6 +25,7 @@ from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
 from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
@@ -255,6 +256,22 @@ def test_a_column_that_newer_code_added_is_null_in_what_is_older(life: Life) -> 
     assert any("have no column grade" in note and "up to g0001-b000000006" in note for note in resolved.notes)
     _, resolved = before_first_bad(snapshot_of(life), "grade IS NULL", exact=True)
     assert resolved.batch is None, "older rows are bad too, as every reader of the table sees them"
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_slice_that_was_rebuilt_after_the_base_is_named_since_the_replay_does_not_have_it(
+    life: Life, after: bool
+) -> None:
+    savepoints.take(life.settings, STREAM, life.record, 2, "time")
+    base = savepoints.savepoints(life.settings, STREAM.name)[0]
+    table = next(each for each in base.tables if each.name == "things")
+    entry = life.entry(2).encode()
+    rebuilt = SliceRequest("s-1", STREAM.name, "things", entry, {}, 0.0, {"slice": "2013-03-01"})
+    version = table.version + 1 if after else table.version
+    SliceRequests.of(life.settings, STREAM.name).end(rebuilt.ended("committed", version=version))
+    notes = plan_one(snapshot_of(life), Target("batch", "2")).notes
+    assert any("slice 2013-03-01 of table things" in note for note in notes) == after
+    assert not any("slice" in note for note in plan_one(snapshot_of(life), Target("batch", "-1")).notes)
 
 
 def test_a_rule_on_a_column_that_the_fix_adds_is_asked_of_the_rebuilt_rows(life: Life) -> None:
