@@ -51,12 +51,14 @@ def rebuild(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.kafka import broker_for_command
     from orchestration.slices.runner import rebuild_slice
+    from reprocessing.slices.eligible import sliceable
     from reprocessing.slices.rebuild import Waits
     from streaming_jobs.durations import parse_duration
 
     log_to_stderr()
     call = invocation(context)
     declared = call.topology.select([stream])[0]
+    sliceable(declared, table)  # before a broker is started
     waits = replace(
         Waits(),
         closed=parse_duration(wait_closed).total_seconds(),
