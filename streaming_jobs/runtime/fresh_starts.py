@@ -180,12 +180,8 @@ class FreshStarts:
 
     def _due(self) -> list[str]:
         names = {running.stream.name for running in self.streams.runners} | set(self.handover.left_out)
-        due = set()
-        for name in list(self.handover.recovered(names)):
-            if name not in self.elsewhere:
-                due.add(name)
-            elif self.streams.held_elsewhere(name):  # its own process has started it again
-                self.handover.forget(name)
+        # Those of streams in other processes too: a process that a recovery has stopped may end only after it.
+        due = set(self.handover.recovered(names)) - self.elsewhere
         names -= self.elsewhere
         due |= self._asked(names)
         due |= {name for name in self._failed() if not stop_request.asked(self.settings, name)}

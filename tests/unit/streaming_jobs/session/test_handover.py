@@ -260,10 +260,20 @@ def test_a_stream_that_has_moved_to_its_own_process_is_no_failure_of_this_sessio
     look(session)
     assert [command.arguments[-2:] for command in commands] == [["plain", "--again"]] and moved.detached
     assert session.fresh.elsewhere == {"plain"} and not session.superseded
-    acquire(home, "plain", purpose="session", wait=0).release()
+
+    with take(home, "plain", purpose="session"):  # by the other process, which a recovery stops
+        stop_request.ask_for(home, "plain", "plain-0001")
+        look(session)
+        stop_request.clear_for(home, "plain", "plain-0001")
+        look(session)
+        assert len(commands) == 1, "it has not ended yet"
+    split._splits[0].process.exit_code = 0  # type: ignore[union-attr,misc]
+    look(session)
+    assert len(commands) == 2, "the recovery was over when it ended"
+
     split._splits[0].process.exit_code = 0  # type: ignore[union-attr,misc]
     look(session)
     other.status.state = "stopped"
-    assert session._exit_code() == 0 and len(commands) == 1 and not session.fresh.busy
+    assert session._exit_code() == 0 and len(commands) == 2 and not session.fresh.busy
     other.lease.release()
     moved.lease.release()
