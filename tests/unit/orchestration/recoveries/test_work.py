@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -19,6 +19,7 @@ from orchestration.recoveries.process import RecoveryProcess, recovery_command
 from orchestration.recoveries.work import Work
 from orchestration.sessions.bounded_log import BoundedLog
 from reprocessing.executor import journal_of
+from reprocessing.plans.plan_file import load
 from reprocessing.rebuild.context import StageBegun
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
@@ -118,6 +119,14 @@ def test_two_recoveries_of_one_stream_are_refused_with_the_words_of_the_command_
     with pytest.raises(UsageError, match=f"plan {first} of stream {STREAM.name} is under way"):
         work(life, Launch("apply", second))
     assert journal_of(life.settings, second).outcome == "planned"
+
+
+def test_suites_do_not_stand_in_the_way_of_a_plan_that_skips(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on by default, and there will be no rebuilt rows that they could judge."""
+    suite = SimpleNamespace(name="things_rows", table="things")
+    monkeypatch.setattr("orchestration.recoveries.suite_gate.suites_of", lambda *_: [suite])
+    (stream,) = load(life.settings, planned(life)).streams
+    assert stream.skips and not stream.checks.suites
 
 
 def test_what_names_one_stream_is_refused_for_two(life: Life) -> None:
