@@ -172,7 +172,7 @@ class ForeignWrite(PermanentError):
 class FunctionFailed(PermanentError):
     """The stream's own function raised the same exception twice in the same place.
 
-    Correct the function; the message has its file and line. A supervised session restarts with the new code.
+    Correct the function; the message has its file and line. A supervised session then starts the stream again.
     """
 
     code = "REC-027"
