@@ -55,7 +55,11 @@ class Audit:
             context = recovery.of(plan.stream)
             refuse_foreign(context.settings, context.stream, context.record)
             rebuilt = Rebuilt(context, context.published(), context.staged())
-            refusals += [words for check in checks_of(plan, recovery.run_suite) for words in check.refusals(rebuilt)]
+            for check in checks_of(plan, recovery.run_suite):
+                refused = list(check.refusals(rebuilt))
+                refusals += refused
+                if check.words() and not refused:
+                    recovery.events.tell(f"  passed: {check.words()}")
             recovery.events.tell(_as_of(context))
             recovery.differences += rebuilt.differences
         _check_skips(recovery, self.skipping)

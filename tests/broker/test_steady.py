@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 BATCHES, RECORDS = 110, 6
 LOOK = 50
-MINUTES = 1.5
+MINUTES = 1.0
 TIGHT = {
     "stream.max_offsets_per_trigger": RECORDS,
     "stream.min_commit_interval": "1 ms",

@@ -258,15 +258,18 @@ def test_a_suite_judges_the_rebuilt_rows_and_what_fails_there_is_not_published(l
         judged.append((suite, Life(context.own, context.stream).ids()))
         return failing
 
+    said: list[str] = []
     whole = executor.recovery_of(
-        life.settings, [life.stream], topics(), made, RecoveryEvents(), replay=replay, run_suite=run_suite
+        life.settings, [life.stream], topics(), made, RecoveryEvents(said.append), replay=replay, run_suite=run_suite
     )
     with pytest.raises(AuditRefused, match="suite plausible: id_between fails, 3 rows of 60"):
         run(whole)
+    assert not any("passed" in line for line in said)
     assert life.ids() == WRONG and judged == [("plausible", list(range(LAST_READ)))]
     failing.clear()
     run(whole)
     assert life.ids() == list(range(LAST_READ)) and len(judged) == 2
+    assert "  passed: suite plausible" in said
 
 
 def test_a_recovery_with_a_quarantine_that_is_new_can_be_given_up_or_published(life: Life) -> None:
