@@ -119,12 +119,10 @@ class Session:
         """Run to the end and return the exit code. Raises LeaseBusy before anything is changed."""
         self.held = leases = take_all(self.leases, self.streams, self.patience.lease)
         with ExitStack() as at_end:  # in reverse order, and each one even if another one fails
+            if self.fresh is not None:
+                at_end.callback(self.fresh.close)
             at_end.callback(let_go_all, self.held, self.running, self.runtime)
             at_end.callback(self._end_spark)
-            if self.fresh is not None and self.fresh.split is not None:
-                at_end.callback(self.fresh.split.close)
-            if self.handover is not None:
-                at_end.callback(self.handover.close)
             at_end.callback(self.queries.close)
             at_end.callback(self.status_files.refresh, self.running)
             try:
@@ -174,6 +172,8 @@ class Session:
                 running.fail(classify(error))
             if not running.ended:
                 self._answer(running)
+            elif self.fresh is not None:  # a start that is refused answers a request for it too
+                self.fresh.started(running.stream.name)
         for running in self.running:
             if self.stop_all.is_set() and not running.ended:
                 running.leave_stopped()

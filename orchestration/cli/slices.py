@@ -35,6 +35,9 @@ def rebuild(
     ] = None,
     table: Annotated[str | None, typer.Option(metavar="TABLE", help="One of its tables, if several can be.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the difference; nothing is changed.")] = False,
+    despite_accepted: Annotated[
+        bool, typer.Option("--despite-accepted", help="Also where a change by somebody else was accepted.")
+    ] = False,
     wait_closed: Annotated[
         str, typer.Option(metavar="DURATION", help="Wait for the stream to close the slice, at most so long.")
     ] = "0 s",
@@ -69,7 +72,16 @@ def rebuild(
         broker_for_command(call.settings, "a slice is rebuilt from its topic, and needs a broker for that") as address,
     ):
         report = rebuild_slice(
-            call.settings, address, declared, table, begin, end, dry_run=dry_run, waits=waits, tell=say
+            call.settings,
+            address,
+            declared,
+            table,
+            begin,
+            end,
+            dry_run=dry_run,
+            despite_accepted=despite_accepted,
+            waits=waits,
+            tell=say,
         )
     show(output, as_json(report), lambda: _print(report))
 

@@ -17,6 +17,7 @@ from orchestration.deploys.starting import AT_WORK, code_of, progress, who_start
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoints, start_request
 from streaming_jobs.state.health import Seen, look
+from streaming_jobs.state.status import Status, read_status
 
 Result = Literal["deployed", "failed", "not yet", "stopped"]
 
@@ -49,11 +50,12 @@ class _Watched:
 def request(settings: Settings, plan: StreamPlan, by: str, newest: float) -> float:
     """Record the deploy of a stream and ask for its start; the time from which it counts.
 
-    A request that was made after the newest change on disk (`newest`, seconds since 1970) is not repeated.
+    A request that was made after the newest change on disk (`newest`, seconds since 1970) is not repeated, unless a
+    session has begun since: one that has begun and failed does not look at it again.
     """
     history.record(settings, plan.stream, plan.before, plan.after, by)
     pending = start_request.request(settings, plan.stream)
-    if pending is not None and pending.since > newest:
+    if pending is not None and pending.since > max(newest, _began(read_status(settings, plan.stream))):
         return pending.since
     return start_request.ask(settings, plan.stream, f"recourse deploy ({by})").since
 
@@ -100,7 +102,7 @@ def _outcome(settings: Settings, watched: _Watched, now: Seen) -> Deployed | Non
     )
     if not working and watched.still_since is None:
         watched.still_since = time.time()
-    if status is None or (status.begun_at or 0.0) < watched.asked:
+    if status is None or _began(status) < watched.asked:
         return None
     if working and code_of(status) == plan.after:
         committed = status.committed_at is not None and status.committed_at >= (status.begun_at or 0.0)
@@ -123,6 +125,11 @@ def _outcome(settings: Settings, watched: _Watched, now: Seen) -> Deployed | Non
         text = f"runs {code_of(status)}: the code on disk has changed again; deploy once more"
         return _result(watched, "not yet", text)
     return None
+
+
+def _began(status: Status | None) -> float:
+    """The time from which a stream's code was read last, seconds since 1970; also of a start that was refused."""
+    return 0.0 if status is None else max(status.started_at, status.begun_at or 0.0)
 
 
 def _savepoint(settings: Settings, plan: StreamPlan) -> str | None:

@@ -76,7 +76,7 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
     if seen.streams and seen.stopped_on_purpose.issuperset(seen.streams):
         return Wait("every stream was stopped on purpose; launch the job to start them again")
     asked = seen.asked_to_start
-    if asked is not None and not seen.held_by and (newest is None or asked > (newest.ended or newest.updated)):
+    if asked is not None and not seen.held_by and (newest is None or asked > _heard_until(newest)):
         return Start(f"asked-{asked:.3f}")
     if newest and newest.status == "CANCELED" and newest.tags.get(STOPPED_BY_TAG) != "shutdown":
         stopped = f"run {newest.run_id[:8]}" if newest.started else f"run {newest.run_id[:8]} before it began"
@@ -95,6 +95,13 @@ def keepalive(seen: JobSeen, now: float) -> Start | Wait:
     if rest > 0:
         return Wait(f"run {newest.run_id[:8]} ended; the next try is in {rest:.0f} s")
     return Start(f"after-{newest.run_id}")
+
+
+def _heard_until(run: RunSeen) -> float:
+    """The time until which a session could obey a request: one that fails does not any more while it still ends."""
+    if run.status == "FAILURE" and run.started is not None:
+        return run.started
+    return run.ended or run.updated
 
 
 def _recovering(seen: JobSeen) -> list[str]:

@@ -25,6 +25,7 @@ def rebuild_slice(
     end: str | None,
     *,
     dry_run: bool = False,
+    despite_accepted: bool = False,
     waits: Waits | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> SliceReport:
@@ -39,7 +40,9 @@ def rebuild_slice(
             started.append(runtime.start(f"slice-{stream.name}"))
         return started[0]
 
-    tools = Tools(settings, Topics.of(settings.kafka, bootstrap), bootstrap, spark, tell, waits or Waits())
+    tools = Tools(
+        settings, Topics.of(settings.kafka, bootstrap), bootstrap, spark, tell, waits or Waits(), despite_accepted
+    )
     try:
         report = rebuild(tools, made, begin, end, dry_run=dry_run)
     except BaseException:  # an orderly end would wait for a query that runs

@@ -33,6 +33,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.spelling import counted
 from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 
@@ -164,7 +165,7 @@ def _preview(
         after=_counts(_rebuilt_entries(folders)) if failure is None else Counts(),
         suites=suites,
         failure=failure,
-        notes=tuple(_notes(start, end, written)),
+        notes=tuple(_notes(start, end, written, SliceRequests.of(folders.settings, stream.name).history())),
         seconds=clock.seconds(),
     )
 
@@ -223,7 +224,7 @@ def _counts(entries: Sequence[LedgerEntry]) -> Counts:
     return Counts(len(entries), named)
 
 
-def _notes(start: Start, end: Published, written: Sequence[LedgerEntry]) -> list[str]:
+def _notes(start: Start, end: Published, written: Sequence[LedgerEntry], rebuilt: Sequence[SliceRequest]) -> list[str]:
     notes = []
     if len(written) == READ:
         notes.append(f"only the newest {READ:,} published batches are counted")
@@ -234,4 +235,12 @@ def _notes(start: Start, end: Published, written: Sequence[LedgerEntry]) -> list
                 f"version {', '.join(map(str, others))} of table {saved.name} was written by another program: its "
                 "change shows as a difference"
             )
+        notes += [
+            f"slice {each.summary.get('slice', each.id)} of table {saved.name} was rebuilt in version {each.version}: "
+            "its rows show as a difference"
+            for each in rebuilt
+            if each.table == saved.name
+            and each.version is not None
+            and saved.version < each.version <= end.versions[saved.name]
+        ]
     return notes

@@ -47,8 +47,13 @@ class Base:
         return self.table.version
 
 
-def take_base(settings: Settings, made: Sliceable, chosen: SliceRange, topics: TopicReader) -> Base:
-    """The base as it is now; raises PreflightRefused, OffsetsLost or SliceOpen for a slice that cannot be made."""
+def take_base(
+    settings: Settings, made: Sliceable, chosen: SliceRange, topics: TopicReader, *, despite_accepted: bool = False
+) -> Base:
+    """The base as it is now; raises PreflightRefused, OffsetsLost or SliceOpen for a slice that cannot be made.
+
+    `despite_accepted`: a slice may bring back what somebody else has changed, if that was accepted.
+    """
     stream = made.stream
     topics = Archives(settings).added_to(topics, stream)
     record = stream_record.load(settings, stream.name)
@@ -57,6 +62,12 @@ def take_base(settings: Settings, made: Sliceable, chosen: SliceRange, topics: T
     primary = _newest(existing_table(settings, stream.primary, stream.name), record)
     table = existing_table(settings, made.table, stream.name)  # opened after the primary: it has all of its batches
     own = _newest(table, record)
+    if (accepted := record.accepts(table.name)) and not despite_accepted:
+        raise PreflightRefused(
+            f"version {', '.join(map(str, sorted(accepted)))} of table {table.name} was changed by somebody else and "
+            "accepted: a slice is made from the topic, and brings rows back that were deleted or corrected there",
+            "if that is right, say --despite-accepted",
+        )
     table.check_one_commit()
     table.check_removable()
     reached = [each for each in (primary, own) if each is not None and each.batch >= 0 and each.offsets]
@@ -96,8 +107,11 @@ def late_records(settings: Settings, record: StreamRecord, offsets: OffsetRange)
 
 
 def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
-    """The stream's newest entry on a table; refuses one that a recovery or somebody else is changing."""
-    commit, foreign = newest(table.commits(), record.stream)
+    """The stream's newest entry on a table as it was opened; refuses one that a recovery or another is changing.
+
+    The stream may commit meanwhile: what the opened version does not have is not the slice's to make.
+    """
+    commit, foreign = newest((c for c in table.commits() if c.version <= table.version), record.stream)
     for other in foreign:
         if other.version not in record.accepts(table.name):
             raise PreflightRefused(

@@ -94,6 +94,12 @@ def sliceable(stream: Stream, table: str | None = None) -> Sliceable:
         raise UsageError(
             f"'{event_time}' is not a field of dates or times of topic {topic.name}", "correct the slices' event_time"
         )
+    if fields[event_time].dataType.typeName() != "timestamp" and slices.zone != "UTC":
+        raise UsageError(
+            f"'{event_time}' of topic {topic.name} is a {fields[event_time].dataType.typeName()}, which has no time "
+            f"zone: it is not known which of its records belong to a day of {slices.zone}",
+            "slice by days of UTC, or give the records a timestamp",
+        )
     if unique := [r for r in stream.rules_of(declared.name).unique if r[1].on_fail in ("drop", "quarantine")]:
         raise UsageError(
             f"rule {unique[0][1].name} of table {declared.name} takes rows out by the batch that they came in, and a "

@@ -24,6 +24,7 @@ from reprocessing.slices.eligible import Sliceable, check_plan
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import CommitRefused, LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.failures import classify, function_raised
+from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.slice_commits import carry_out
@@ -35,6 +36,7 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.client_file import client_file
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -66,6 +68,7 @@ class Tools:
     spark: Callable[[], SparkSession]
     tell: Tell = lambda _: None
     waits: Waits = Waits()
+    despite_accepted: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ def rebuild(tools: Tools, made: Sliceable, begin: str, end: str | None, *, dry_r
     requests = SliceRequests.of(tools.settings, made.stream.name)
     with requests.running(tools.waits.other):
         began, reason = time.monotonic(), ""
+        _mend(tools.settings, made.stream)
         for attempt in range(1, _TRIES + 1):
             base = _closed_base(tools, made, chosen)
             name = _name(made, attempt)
@@ -107,7 +111,7 @@ def rebuild(tools: Tools, made: Sliceable, begin: str, end: str | None, *, dry_r
             try:
                 done = _attempt(_Attempt(tools, made, chosen, base, name, requests, began, attempt), staged, dry_run)
             finally:
-                if name not in {request.id for request in requests.waiting()}:
+                if requests.outcome(name) is not None or name not in {each.id for each in requests.waiting()}:
                     staged.remove()
             if isinstance(done, SliceReport):
                 return done
@@ -152,8 +156,11 @@ class _Attempt:
 
 def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | str:
     """One attempt: the report, or the reason why the slice has to be rebuilt on a newer version."""
+    try:
+        staged.split(at.chosen)  # first: links keep the version's files while the function runs
+    except PreflightRefused as error:
+        return f"version {at.base.version} is gone: {error.found}"
     rebuilt = _compute(at, staged)
-    staged.split(at.chosen)
     difference = compare(at.made.table.name, staged.before(), staged.after(), ())
     if dry_run or not (difference.only_old or difference.only_new):
         return at.report("dry run" if dry_run else "unchanged", None, rebuilt, difference)
@@ -178,6 +185,15 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     if ended.state != "committed":
         raise PreflightRefused(f"the slice {at.chosen.words} was not committed: {ended.reason}", "rebuild it again")
     return at.report("committed", ended.version, rebuilt, difference)
+
+
+def _mend(settings: Settings, stream: Stream) -> None:
+    """Remove what a power cut has torn, as a start of the stream would, if no driver runs: it looks itself."""
+    try:
+        with take(settings, stream.name, purpose="slice", wait=0.0):
+            mend(settings, stream)
+    except LeaseBusy:
+        return
 
 
 def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
@@ -252,7 +268,7 @@ def _closed_base(tools: Tools, made: Sliceable, chosen: SliceRange) -> Base:
     deadline, told = time.monotonic() + tools.waits.closed, False
     while True:
         try:
-            return take_base(tools.settings, made, chosen, tools.topics)
+            return take_base(tools.settings, made, chosen, tools.topics, despite_accepted=tools.despite_accepted)
         except SliceOpen as still_open:
             if time.monotonic() > deadline:
                 raise

@@ -64,9 +64,9 @@ class TableArchive:
     def bounds(self) -> dict[int, Span]:
         """By partition the first offset that it covers and the one after the last; none that its ledger does not say.
 
-        Nothing is covered by the archive of another topic of this name, by one that a recovery is rebuilding, or by a
-        table in which somebody else has changed rows, even if that was accepted: what is left is not known. A range
-        that was skipped is a hole: what comes after the last hole is covered.
+        Nothing is covered by the archive of another topic of this name, or by a table in which somebody else has
+        changed rows, even if that was accepted: what is left is not known. A range that was skipped is a hole: what
+        comes after the last hole is covered. Raises TransientError between a recovery's publish and its end.
         """
         from streaming_jobs.sinks.delta.log import walk
         from streaming_jobs.state import stream_record
@@ -82,7 +82,9 @@ class TableArchive:
             if entry is None or not commit.moves(self.stream) or entry.kind == "fence":
                 continue
             if entry.generation != record.generation and entry.kind == "publish":
-                return {}
+                raise TransientError(
+                    f"archive {self.stream} is being recovered by plan {entry.plan}", "wait for its end, or finish it"
+                )
             ends = next((r.end for r in entry.offsets if r.topic == self.topic), {})
             return _covered(bound.start, ends, record.void_ranges, self.topic)
         return {}

@@ -99,6 +99,7 @@ class FreshStarts:
         if self.split is not None:
             if stopping or self.superseded:
                 self.split.ask_to_stop()
+            self._hurry(self.split)
             self.split.look()
         if stopping or self.superseded:
             self.pending = frozenset()
@@ -124,6 +125,14 @@ class FreshStarts:
         if ready and not waiting:
             self._start(ready, by_name)
 
+    def close(self) -> None:
+        """End the processes of streams that run elsewhere, and stop watching the code."""
+        try:
+            if self.split is not None:
+                self.split.close()
+        finally:
+            self.handover.close()
+
     def _start(self, names: Sequence[str], by_name: Mapping[str, StreamRunner]) -> None:
         now = time.time()
         here = [name for name in names if name in by_name]
@@ -144,9 +153,18 @@ class FreshStarts:
                 self.streams.detach(by_name[name])
         if all(by_name[name].detached for name in here):
             self.split.start(names)
+            for name in names:  # this start answers their requests, also if it fails before its process can say so
+                self._as_of[name] = now
             for name in here:  # whatever it failed with is over; from now on the other process answers for it
                 by_name[name].status.state, by_name[name].status.error = "stopped", None
             self._done(names)
+
+    def _hurry(self, split: SplitSessions) -> None:
+        """Start what waits for its next try at once, if somebody asks for it."""
+        if asked := self._asked(split.waiting):
+            split.hurry(asked)
+            now = time.time()
+            self._as_of.update(dict.fromkeys(asked, now))
 
     def _take_back(self, name: str) -> None:
         try:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+PUT_OFF = 5.0
+"""Seconds until the next try, after requests could not be read or written."""
+
+
+class Batch(Protocol):
+    """The function of a batch; while `in_batch` is true, the stream does not count as ended."""
+
+    in_batch: bool
+
+    def __call__(self, frame: DataFrame, number: int, /) -> None:
+        """Run the batch."""
+
 
 @dataclass
 class SliceCommits:
@@ -34,14 +46,22 @@ class SliceCommits:
 
     requests: SliceRequests
     tables: Mapping[str, StoredTable]
+    clock: Callable[[], float] = time.monotonic
     _batch: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _put_off: tuple[float, str] = field(default=(0.0, ""), init=False)
+    """Until when nothing is tried, and why."""
 
-    def around(self, batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        """The function of a batch, with waiting slices committed before it."""
+    def around(self, batch: Batch) -> Callable[[DataFrame, int], None]:
+        """The function of a batch, with waiting slices committed before it; that counts as a part of the batch."""
 
         def run(frame: DataFrame, number: int) -> None:
             with self._batch:
-                self._commit()
+                if self.requests.any_waiting():
+                    batch.in_batch = True
+                    try:
+                        self._commit()
+                    finally:
+                        batch.in_batch = False
                 batch(frame, number)
 
         return run
@@ -55,12 +75,15 @@ class SliceCommits:
                 self._batch.release()
 
     def _commit(self) -> None:
-        if not self.requests.any_waiting():
+        if self.clock() < self._put_off[0] or not self.requests.any_waiting():
             return
         try:
             carry_out(self.requests, self.tables)
-        except (RecourseError, OSError) as error:  # tried again at the next border, until the request expires
-            log.warning("slices put off", reason=str(error)[:300])
+        except (RecourseError, OSError) as error:  # tried again later, until the request expires
+            reason = str(error)[:300]
+            if reason != self._put_off[1]:
+                log.warning("slices put off", reason=reason)
+            self._put_off = self.clock() + PUT_OFF, reason
 
 
 def carry_out(requests: SliceRequests, tables: Mapping[str, StoredTable]) -> None:
@@ -85,5 +108,16 @@ def _carried_out(request: SliceRequest, tables: Mapping[str, StoredTable]) -> Sl
         return request.ended("committed", version=table.replace(request.change, request.ledger, at))
     except SliceOutdated as outdated:
         return request.ended("outdated", reason=outdated.found)
-    except (RecourseError, ValueError, OSError) as error:
-        return request.ended("failed", reason=str(error)[:500])
+    except Exception as error:  # noqa: BLE001 - no change, of whatever version, may end the stream
+        if (version := _there(stored, request)) is not None:  # it came after the commit
+            return request.ended("committed", version=version)
+        return request.ended("failed", reason=f"{type(error).__name__}: {error}"[:500])
+
+
+def _there(stored: StoredTable, request: SliceRequest) -> int | None:
+    """The version that has the slice, by the table's log; None if there is none, or it cannot be read."""
+    try:
+        found = (c for c in stored.commits() if c.entry is not None and c.entry.kind == "slice")
+        return next((c.version for c in found if c.entry is not None and c.entry.plan == request.id), None)
+    except (RecourseError, OSError):
+        return None

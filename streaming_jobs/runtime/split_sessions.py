@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -75,6 +75,11 @@ class SplitSessions:
         return frozenset(n for s in self._splits if s.process is not None or s.again_at is not None for n in s.streams)
 
     @property
+    def waiting(self) -> frozenset[str]:
+        """The streams of children that have failed, and will be started again after a time."""
+        return frozenset(n for s in self._splits if s.process is None and s.again_at is not None for n in s.streams)
+
+    @property
     def failed(self) -> dict[str, int]:
         """The streams of children that have failed for good: name -> exit code of the child."""
         return {n: s.failed_for_good for s in self._splits if s.failed_for_good is not None for n in s.streams}
@@ -85,6 +90,12 @@ class SplitSessions:
         split = _Split(tuple(streams), None, 0.0)
         self._splits.append(split)
         self._begin(split)
+
+    def hurry(self, streams: Collection[str]) -> None:
+        """Let the next look start the children of these streams that wait."""
+        for split in self._splits:
+            if split.again_at is not None and set(split.streams).intersection(streams):
+                split.again_at, split.delay = self._clock(), FIRST_DELAY
 
     def look(self) -> None:
         """Take note of children that have ended, start those whose time has come, kill those that do not stop."""
@@ -115,7 +126,8 @@ class SplitSessions:
         self.ask_to_stop()
         for split in self._splits:
             if split.process is not None:
-                split.process.end(self._patience, _JVM_GONE_WITHIN)
+                left = max(0.0, (self._kill_at or 0.0) - self._clock())  # one deadline for all of them
+                split.process.end(left, _JVM_GONE_WITHIN)
                 split.process = None
 
     def _begin(self, split: _Split) -> None:
@@ -138,8 +150,8 @@ class SplitSessions:
         else:
             if now - split.started >= HEALTHY_AFTER:
                 split.delay = FIRST_DELAY
-            self._wait(split, now)
             log.warning("streams will start again", streams=",".join(split.streams), code=code, seconds=split.delay)
+            self._wait(split, now)
 
     def _wait(self, split: _Split, now: float) -> None:
         split.again_at = now + split.delay

@@ -15,6 +15,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -108,14 +109,14 @@ def take(
     Raises UsageError or PreflightRefused when the checkpoint or a table no longer shows that moment.
     """
     txn = Txn(record.generation, batch)
+    with suppress(PreflightRefused, UsageError):  # where the log no longer reaches back, nothing shows a change
+        drop_outdated(settings, stream, record, batch)
     if (existing := find(settings, record.stream, name_of(txn))) is not None:
         return existing
     for attempt in range(_ATTEMPTS):
         try:
             return _take(settings, stream, record, txn, reason, note)
-        except (
-            FileNotFoundError
-        ):  # a running driver has just removed or rewritten a file; the next attempt lists it anew
+        except FileNotFoundError:  # a running driver has just removed or rewritten a file: it is listed anew
             if attempt + 1 == _ATTEMPTS:
                 raise
     raise AssertionError
@@ -150,7 +151,7 @@ def drop(settings: Settings, stream: Stream, name: str) -> None:
 
 
 def drop_outdated(settings: Settings, stream: Stream, record: StreamRecord, batch: int) -> None:
-    """Drop the savepoint of a batch if another writer has changed a table since: a commit that was accepted later."""
+    """Drop the savepoint of a batch if rows have changed since: by an accepted other writer, or a rebuilt slice."""
     txn = Txn(record.generation, batch)
     savepoint = find(settings, record.stream, name_of(txn))
     if savepoint is None:
@@ -159,7 +160,7 @@ def drop_outdated(settings: Settings, stream: Stream, record: StreamRecord, batc
         table = _open(settings, stream, saved.name)
         now = version_after(table, stream.name, txn)
         since = [c for c in table.commits() if saved.version < c.version <= now]
-        if any(c.foreign_to(stream.name) for c in since):
+        if any(c.changes_data for c in since):
             drop(settings, stream, savepoint.id)
             return
 

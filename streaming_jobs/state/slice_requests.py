@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -85,8 +85,12 @@ class SliceRequests:
             return False
 
     def waiting(self) -> list[SliceRequest]:
-        """The changes that wait, oldest first."""
-        return [_read(path) for path in sorted(self._waiting.glob("*.json"))]
+        """The changes that wait, oldest first; one that is carried out meanwhile is left out."""
+        found = []
+        for path in sorted(self._waiting.glob("*.json")):
+            with suppress(FileNotFoundError):
+                found.append(_read(path))
+        return found
 
     def history(self) -> list[SliceRequest]:
         """The slices with an outcome, oldest first."""

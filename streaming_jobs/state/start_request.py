@@ -54,15 +54,18 @@ def pending(settings: Settings, stream: str, since: float) -> bool:
 
 def ask(settings: Settings, stream: str, who: str) -> StartRequest:
     """Request a start from now on; the file is on disk when this returns."""
-    path = StreamFolder.of(settings, stream).make().start
-    write_atomic(path, f"{json.dumps({'who': who})}\n")
-    return StartRequest(who, path.stat().st_mtime)
+    folder = StreamFolder.of(settings, stream)
+    with folder.alone():
+        write_atomic(folder.start, f"{json.dumps({'who': who})}\n")
+        return StartRequest(who, folder.start.stat().st_mtime)
 
 
 def clear(settings: Settings, stream: str, until: float) -> None:
     """Remove a request that was made at `until` or before: the stream has started since. A newer one stays."""
-    path = StreamFolder.of(settings, stream).start
-    with suppress(FileNotFoundError):
-        if path.stat().st_mtime <= until:
-            path.unlink()
-            sync(path.parent)
+    folder = StreamFolder.of(settings, stream)
+    if not folder.start.exists():
+        return
+    with folder.alone(), suppress(FileNotFoundError):
+        if folder.start.stat().st_mtime <= until:
+            folder.start.unlink()
+            sync(folder.path)

@@ -10,7 +10,6 @@ an earlier version, the text is `who`.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from streaming_jobs.files import private_folder, sync, write_atomic
+from streaming_jobs.files import sync, write_atomic
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
 
@@ -106,13 +105,8 @@ def clear_for(settings: Settings, stream: str, plan: str) -> None:
 @contextmanager
 def _alone(settings: Settings, stream: str) -> Iterator[Path]:
     """The path of the file, locked: no other process writes or removes the file within the block."""
-    path = marker(settings, stream)
-    descriptor = os.open(private_folder(path.parent), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield path
-    finally:
-        os.close(descriptor)
+    with StreamFolder.of(settings, stream).alone():
+        yield marker(settings, stream)
 
 
 def _parsed(text: str) -> tuple[str, str | None]:

@@ -69,7 +69,7 @@ def _table(judged: Judged, table: Table, version: int | None) -> int:
     rows = table_rows.rows(judged.tables / table.name, version, columns or [handle.schema().fields[0].name])
     _foreign(judged, table)
     if not table.keys:
-        _counts(judged, table, rows.num_rows)
+        _counts(judged, table, rows.num_rows, version)
     if table.keys:
         _keys(judged, table, rows)
     if output is not None:
@@ -101,9 +101,9 @@ def _foreign(judged: Judged, table: Table) -> None:
             judged.tell(table.name, "rows", "wrong", text)
 
 
-def _counts(judged: Judged, table: Table, rows: int) -> None:
+def _counts(judged: Judged, table: Table, rows: int, version: int) -> None:
     written = judged.coverage.written
-    slices = judged.slices(table.name)
+    slices = [one for one in judged.slices(table.name) if one.is_in(version)]
     if judged.accepted(table.name):
         judged.tell(table.name, "row counts", "not compared", ACCEPTED)
     elif reason := uncounted(slices, judged.position[0] if judged.position else None):

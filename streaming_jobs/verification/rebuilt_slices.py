@@ -14,7 +14,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RebuiltSlice:
-    """One slice: the numbers of its rows before and after, and the code that made them; `waits`: not committed yet."""
+    """One slice: the numbers of its rows before and after, and the code that made them.
+
+    `version` is that of the table with it; `waits`: not committed yet.
+    """
 
     table: str
     generation: int
@@ -22,6 +25,11 @@ class RebuiltSlice:
     before: int
     after: int
     waits: bool = False
+    version: int | None = None
+
+    def is_in(self, version: int) -> bool:
+        """False if it came after this version of the table."""
+        return self.version is None or self.version <= version
 
 
 def rebuilt_slices(folder: Path) -> Iterator[RebuiltSlice]:
@@ -38,6 +46,7 @@ def rebuilt_slices(folder: Path) -> Iterator[RebuiltSlice]:
                     int(entry["rows"]["before"]),
                     int(entry["rows"]["after"]),
                     value["state"] == "waiting",
+                    value.get("version"),
                 )
         except FileNotFoundError:  # it was committed since the folder was listed
             continue

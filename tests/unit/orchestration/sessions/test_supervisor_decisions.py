@@ -234,7 +234,9 @@ def test_a_start_that_somebody_asked_for_ends_a_stop_a_rest_and_a_failure_for_go
         assert isinstance(keepalive(before, NOW), Wait)
         asked = NOW + 0.5 if run.ended == NOW else NOW - 10
         assert keepalive(replace(before, asked_to_start=asked), NOW) == Start(f"asked-{asked:.3f}")
-        assert isinstance(keepalive(replace(before, asked_to_start=NOW - 60), NOW), Wait), "an earlier session had it"
+        assert isinstance(keepalive(replace(before, asked_to_start=NOW - 95), NOW), Wait), "that session had it"
+        while_it_ended = replace(before, asked_to_start=NOW - 51)
+        assert isinstance(keepalive(while_it_ended, NOW), Start) == (run.status == "FAILURE")
     held = JobSeen([ended], STREAMS, held_by={STREAMS[0]: "process 7"}, asked_to_start=NOW - 10)
     assert isinstance(keepalive(held, NOW), Wait)
     all_stopped = JobSeen([ended], STREAMS, stopped_on_purpose=frozenset(STREAMS), asked_to_start=NOW - 10)

@@ -13,8 +13,9 @@ from reprocessing.slices.base import SliceOpen, late_records, take_base
 from reprocessing.slices.eligible import sliceable
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.sinks.tables import existing_table
 from streaming_jobs.slices import Slices
-from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.state.stream_record import Accepted, Generation
 from tests.support.days import HOURS, Days, Topics, declared, range_of, rows_of
 from tests.support.stream_on_disk import lay_offsets
 
@@ -122,3 +123,29 @@ def test_late_records_are_those_of_the_batches_that_read_these_offsets(life: Day
     assert late_records(life.settings, life.record, offsets) == 7
     later = replace(offsets, start={0: 6 * HOURS})
     assert late_records(life.settings, life.record, later) == 0
+
+
+def test_a_batch_that_comes_while_the_table_is_looked_at_is_the_stream_s_own(
+    life: Days, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are not in the version that was opened, and stay beside the slice: they must not be in it too."""
+    opened: list[Any] = []
+
+    def opened_before_a_batch(*arguments: Any) -> Any:
+        opened.append(existing_table(*arguments))
+        if len(opened) == 2:  # the primary table, then the one to slice
+            life.batch(5)
+        return opened[-1]
+
+    monkeypatch.setattr("reprocessing.slices.base.existing_table", opened_before_a_batch)
+    made = base(life)
+    assert (made.entry.batch, dict(made.offsets.end)) == (4, {0: 5 * HOURS})
+    assert made.version == life.stored().version - 1
+
+
+def test_what_was_accepted_is_not_taken_back_unless_somebody_says_so(life: Days) -> None:
+    life.save(replace(life.record, accepted=(Accepted("days", 3, "an erasure", 1.0),)))
+    with pytest.raises(PreflightRefused, match="version 3 of table days was changed by somebody else"):
+        base(life)
+    made = take_base(life.settings, sliceable(life.stream), range_of(DAY), Topics(), despite_accepted=True)
+    assert made.entry.batch == 4

@@ -7,10 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pyspark.sql.types import DateType, StructField, StructType, TimestampNTZType
 
 from reprocessing.slices.eligible import check_plan, sliceable, tables_with_slices
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.flights.streams import airport_hours, carrier_totals, flights_clean
+from streaming_jobs.formats import Json
 from streaming_jobs.rules import Unique
 from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
@@ -130,3 +132,18 @@ def test_a_join_and_a_choice_of_tables_are_refused() -> None:
         sliceable(one)
     assert sliceable(one, "u").table.name == "u"
     assert RECORD.fieldNames() == ["at", "n"]
+
+
+@pytest.mark.parametrize("kind", [DateType(), TimestampNTZType()])
+def test_times_without_a_zone_belong_to_no_day_of_another_zone(kind: Any) -> None:
+    """A date is midnight of UTC to Spark: in New York that is the day before, and the slice would lose its rows."""
+    record = StructType([StructField("at", kind, False)])
+    for zone in ("America/New_York", "UTC"):
+        topic = KafkaTopic("days", Json(record), event_time="at", lateness="1 hour")
+        sink = DeltaTable("days", slices=Slices("at", zone=zone))
+        stream = Stream("days", lambda value: value, {"value": topic}, {"days": sink})
+        if zone == "UTC":
+            assert sliceable(stream).event_time == "at"
+        else:
+            with pytest.raises(UsageError, match="has no time zone"):
+                sliceable(stream)

@@ -76,6 +76,19 @@ def test_a_child_is_started_again_after_a_failure_that_may_pass_with_growing_del
     assert not family.split.alive and not family.split.streams and not family.split.failed
 
 
+def test_a_child_that_waits_for_its_next_try_is_started_at_once_if_somebody_asks() -> None:
+    family = Family()
+    family.split.start(["b"])
+    family.ends(1)
+    assert family.split.waiting == {"b"} and len(family.children) == 1
+    family.split.hurry({"a"})
+    family.split.look()
+    assert len(family.children) == 1
+    family.split.hurry({"b"})
+    family.split.look()
+    assert len(family.children) == 2 and not family.split.waiting
+
+
 def test_a_child_that_failed_for_good_waits_for_a_start() -> None:
     family = Family()
     family.split.start(["b"])

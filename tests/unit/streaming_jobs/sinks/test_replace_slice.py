@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.runtime import slice_commits
 from streaming_jobs.runtime.crash_points import SLICE_POINTS
 from streaming_jobs.runtime.slice_commits import SliceCommits, carry_out
 from streaming_jobs.sinks.delta.log import walk
@@ -170,3 +171,59 @@ def test_a_failure_is_the_outcome_of_the_slice_and_ends_nothing(life: Days) -> N
     SliceCommits(life.requests, open_tables(life.settings, life.stream)).look()
     ended = life.requests.outcome("a")
     assert ended is not None and ended.state == "outdated" and "is gone" in ended.reason
+
+
+def test_a_savepoint_from_before_a_slice_is_taken_anew(life: Days) -> None:
+    """A slice moves no batch; what an abort goes back to must have its rows all the same."""
+    before = savepoints.take(life.settings, life.stream, life.record, 4, "code")
+    life.requests.ask(life.rebuilt("a", 2, 77))
+    carry_out(life.requests, open_tables(life.settings, life.stream))
+    again = savepoints.take(life.settings, life.stream, life.record, 4, "recovery")
+    assert again.id == before.id and again.tables[0].version == before.tables[0].version + 1
+
+
+def test_a_failure_after_the_commit_is_no_failure_of_the_slice(life: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(point: str, **_: object) -> None:
+        if point == "slice_committed":
+            raise OSError("no space left on device")
+
+    monkeypatch.setattr(slice_commits, "crash_point", full_disk)
+    life.requests.ask(life.rebuilt("a", 2, 77))
+    table = open_tables(life.settings, life.stream)["days"]
+    ended = slice_commits._carried_out(life.requests.waiting()[0], {"days": table})
+    assert (ended.state, ended.version) == ("committed", life.sink().handle.version())
+
+
+def test_a_commit_before_a_batch_counts_as_a_part_of_it(life: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is to stop has not ended while its thread commits a slice."""
+    commits = SliceCommits(life.requests, open_tables(life.settings, life.stream))
+    seen: list[bool] = []
+
+    def batch(*_: object) -> None:
+        seen.append(batch.in_batch)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(slice_commits, "carry_out", lambda *_: batch())
+    life.requests.ask(life.rebuilt("a", 2, 77))
+    commits.around(batch)(None, 5)  # type: ignore[arg-type]
+    assert seen == [True, False]
+
+
+def test_requests_that_cannot_be_carried_out_are_looked_at_again_after_a_while(
+    life: Days, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, tries = 0.0, 0
+
+    def refused(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise PermissionError("of another user")
+
+    monkeypatch.setattr(slice_commits, "carry_out", refused)
+    commits = SliceCommits(life.requests, open_tables(life.settings, life.stream), clock=lambda: now)
+    life.requests.ask(life.rebuilt("a", 2, 77))
+    for _ in range(9):
+        commits.look()
+    assert tries == 1
+    now = slice_commits.PUT_OFF + 1
+    commits.look()
+    assert tries == 2

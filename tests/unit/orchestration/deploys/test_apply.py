@@ -1,0 +1,37 @@
+"""What a deploy asks for, and what it makes of the answer."""
+
+from __future__ import annotations
+
+import time
+
+from orchestration.deploys.apply import request, wait
+from orchestration.deploys.plan import StreamPlan
+from streaming_jobs.state import start_request
+from streaming_jobs.state.status import Status, write_status
+from tests.conftest import SettingsFactory
+
+PLAN = StreamPlan("orders", "deploy", "old", "new")
+
+
+def test_a_request_that_waits_is_not_repeated_and_one_that_a_failed_start_has_seen_is(
+    settings: SettingsFactory,
+) -> None:
+    home = settings()
+    first = request(home, PLAN, "anna", newest=0.0)
+    assert request(home, PLAN, "anna", newest=0.0) == first
+    write_status(home, Status("orders", state="failed", started_at=first + 0.001))
+    time.sleep(0.02)
+    again = request(home, PLAN, "anna", newest=0.0)
+    pending = start_request.request(home, "orders")
+    assert again > first and pending is not None and pending.since == again
+
+
+def test_a_start_that_preflight_refuses_is_the_answer(settings: SettingsFactory) -> None:
+    home = settings()
+    asked = request(home, PLAN, "anna", newest=0.0)
+    error = {"code": "REC-021", "found": "another writer", "next": "accept it", "permanent": True}
+    write_status(home, Status("orders", state="failed", started_at=asked + 1, error=error))  # type: ignore[arg-type]
+    began = time.monotonic()
+    (done,) = wait(home, [PLAN], {"orders": asked}, 20.0, lambda _: None)
+    assert done.result == "failed" and "another writer" in done.text and "accept it" in done.text
+    assert time.monotonic() - began < 10
