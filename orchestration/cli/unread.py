@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestration.cli.output import ago, number, print_table, say
+from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
     from orchestration.cli.invocation import Invocation
@@ -18,13 +19,17 @@ _COLUMNS = ["topic", "partition", "next offset", "end", "lag", "oldest unread", 
 
 
 def unread_now(call: Invocation, observed: Sequence[Observed]) -> dict[str, Unread]:
-    """What the streams have not read; nothing where the lag shows that no broker answers."""
+    """What the streams have not read; nothing where no broker answers, or the code on disk cannot be loaded."""
     seen = [o.stream for o in observed if o.status is not None and o.lag_is_fresh]
     if not seen:
         return {}
+    try:
+        streams = [call.topology[name] for name in seen]
+    except UsageError:  # without its code, the topics of a stream are not known
+        return {}
     from streaming_jobs.runtime.unread import unread_now as look  # it loads the Kafka client
 
-    return look(call.settings, [call.topology[name] for name in seen])
+    return look(call.settings, streams)
 
 
 def print_unread(observed: Observed, unread: Unread | None) -> None:

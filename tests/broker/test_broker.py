@@ -80,8 +80,8 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_the_shared_broker_answers_creates_no_topic_by_itself_and_is_small(broker: Broker) -> None:
-    address = broker.start()
+def test_it_answers_creates_no_topic_by_itself_and_is_small(mine: Broker) -> None:
+    address = mine.start()
     settings = Settings()
     name = f"small-{uuid.uuid4().hex}"
     topics(settings, address).create(name, 4)
@@ -93,8 +93,8 @@ def test_the_shared_broker_answers_creates_no_topic_by_itself_and_is_small(broke
     producer.produce(f"never-{name}", b"x", on_delivery=lambda error, _: refused.append(error))
     producer.flush(10)
     assert refused and refused[0] is not None
-    assert broker.pid is not None
-    assert psutil.Process(broker.pid).memory_info().rss < 200 * 2**20
+    assert mine.pid is not None
+    assert psutil.Process(mine.pid).memory_info().rss < 200 * 2**20
 
 
 def test_it_listens_on_the_loopback_alone(broker: Broker) -> None:

@@ -89,6 +89,19 @@ def test_json_has_it_for_every_stream(
     assert by_name[STREAM]["partitions"][0]["position"] == 20
 
 
+def test_code_that_cannot_be_loaded_costs_the_detail_and_no_status(
+    home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torn_flows.py").write_text("def (")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RECOURSE_FLOWS", '["torn_flows"]')
+    assert cli.main(["streams", "status", "-o", "json"]) == 0
+    printed = capsys.readouterr()
+    (value,) = json.loads(printed.out)
+    assert (value["stream"], value["unread"]) == (STREAM, None)
+    assert "the code on disk cannot be loaded" in printed.err
+
+
 def test_without_a_broker_the_last_known_lag_is_shown_with_its_age(
     home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
