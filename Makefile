@@ -37,10 +37,10 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 
-# What is quick goes first; each kind has a process of its own, since they share nothing. Unit tests use all cores.
+# What is quick goes first; each kind has a process of its own, since they share nothing. Unit tests use all cores, and two of Spark run at once.
 tests: setup
 	$(BIN)/pytest -m unit --numprocesses auto
-	$(BIN)/pytest -m spark
+	$(BIN)/pytest -m spark --numprocesses 2
 	$(BIN)/pytest -m "broker and not long"
 	$(BIN)/pytest -m "dagster and not long"
 
