@@ -37,7 +37,8 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 
-# What is quick goes first; each kind has a process of its own, since they share nothing. Unit tests use all cores, and two of Spark run at once.
+# What is quick goes first; each kind has a process of its own, since they share nothing. Unit tests use all cores, those
+# of Spark two sessions; the others measure times, and run alone.
 tests: setup
 	$(BIN)/pytest -m unit --numprocesses auto
 	$(BIN)/pytest -m spark --numprocesses 2
