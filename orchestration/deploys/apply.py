@@ -17,7 +17,7 @@ from orchestration.deploys.starting import AT_WORK, code_of, progress, who_start
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoints, start_request
 from streaming_jobs.state.health import Seen, look
-from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.state.status import read_status
 
 Result = Literal["deployed", "failed", "not yet", "stopped"]
 
@@ -54,8 +54,8 @@ def request(settings: Settings, plan: StreamPlan, by: str, newest: float) -> flo
     session has begun since: one that has begun and failed does not look at it again.
     """
     history.record(settings, plan.stream, plan.before, plan.after, by)
-    pending = start_request.request(settings, plan.stream)
-    if pending is not None and pending.since > max(newest, _began(read_status(settings, plan.stream))):
+    pending, status = start_request.request(settings, plan.stream), read_status(settings, plan.stream)
+    if pending is not None and pending.since > max(newest, 0.0 if status is None else status.last_start):
         return pending.since
     return start_request.ask(settings, plan.stream, f"recourse deploy ({by})").since
 
@@ -102,7 +102,7 @@ def _outcome(settings: Settings, watched: _Watched, now: Seen) -> Deployed | Non
     )
     if not working and watched.still_since is None:
         watched.still_since = time.time()
-    if status is None or _began(status) < watched.asked:
+    if status is None or status.last_start < watched.asked:
         return None
     if working and code_of(status) == plan.after:
         committed = status.committed_at is not None and status.committed_at >= (status.begun_at or 0.0)
@@ -125,11 +125,6 @@ def _outcome(settings: Settings, watched: _Watched, now: Seen) -> Deployed | Non
         text = f"runs {code_of(status)}: the code on disk has changed again; deploy once more"
         return _result(watched, "not yet", text)
     return None
-
-
-def _began(status: Status | None) -> float:
-    """The time from which a stream's code was read last, seconds since 1970; also of a start that was refused."""
-    return 0.0 if status is None else max(status.started_at, status.begun_at or 0.0)
 
 
 def _savepoint(settings: Settings, plan: StreamPlan) -> str | None:

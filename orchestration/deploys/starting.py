@@ -121,7 +121,7 @@ def _without_request(begin: Begin) -> Started:
 def _failed_since(begin: Begin, status: Status | None) -> Started | None:
     if status is None or status.state not in ("failed", "failing") or status.last_error is None or begin.asked is None:
         return None
-    if max(status.started_at, status.begun_at or 0.0) < begin.asked:
+    if status.last_start < begin.asked:
         return None
     error = status.error or status.last_error
     text = f"{'failed' if status.state == 'failed' else 'fails, and is tried again'}: {error.get('found', '')}"

@@ -84,6 +84,6 @@ def parts(
         asset_checks=[*suites.definitions(), *row_rules.definitions()],
         sensors=[*row_rules.sensors(), alerts.sensor(), *([when.on_write(keys, RUN_TAGS)] if keys else [])],
         jobs=[suites.job()] if keys else [],
-        schedules=[when.schedule(JOB, keys, settings.quality.every)] if keys else [],
+        schedules=[when.schedule(JOB, keys, settings.quality.every, settings.tables)] if keys else [],
         resources=suites.resources(),
     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -64,8 +65,8 @@ def on_write(keys: Sequence[dg.AssetCheckKey], tags: dict[str, str]) -> dg.Autom
     )
 
 
-def schedule(job: str, keys: Sequence[dg.AssetCheckKey], every: timedelta) -> dg.ScheduleDefinition:
-    """The schedule that runs what nothing else has run for `every`."""
+def schedule(job: str, keys: Sequence[dg.AssetCheckKey], every: timedelta, tables: Path) -> dg.ScheduleDefinition:
+    """The schedule that runs what nothing else has run for `every`; `tables` is the folder of the tables."""
 
     @dg.schedule(
         name=f"schedule_{job}",
@@ -75,18 +76,21 @@ def schedule(job: str, keys: Sequence[dg.AssetCheckKey], every: timedelta) -> dg
         description="Runs the suites that have not been run for quality.every; skips those that wait or run.",
     )
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        due = due_checks(context.instance, keys, every, time.time())
+        due = due_checks(context.instance, keys, every, tables, time.time())
         if not due:
-            return dg.SkipReason("every suite has been run lately, or waits, or runs")
+            return dg.SkipReason("every suite has been run lately, or waits, or runs, or has no table yet")
         return dg.RunRequest(asset_check_keys=due)
 
     return tick
 
 
 def due_checks(
-    instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], every: timedelta, now: float
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], every: timedelta, tables: Path, now: float
 ) -> list[dg.AssetCheckKey]:
-    """The checks that have not been executed for `every` and are not waiting or running; `now` is since 1970."""
+    """The checks that have not been executed for `every` and are not waiting or running; `now` is since 1970.
+
+    One that was never executed waits until its stream has made the table: the first minutes of a home are no failure.
+    """
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
     unfinished = _unfinished(instance, known.values())
     seconds = every.total_seconds()
@@ -94,7 +98,7 @@ def due_checks(
 
     def is_due(key: dg.AssetCheckKey) -> bool:
         if (record := known.get(key)) is None:
-            return True
+            return (tables / key.asset_key.to_user_string() / "_delta_log").is_dir()
         patience = seconds * (LATE if key.asset_key in written else EARLY)
         return record.run_id not in unfinished and now - record.create_timestamp >= patience
 

@@ -34,10 +34,7 @@ class Archives:
 
         An archive itself reads from Kafka alone. Raises UsageError for a topic with several.
         """
-        if is_archive(stream):
-            return None
-        declared = archive_of(topic, Topology.load(self.settings.flows).streams.values())
-        if declared is None:
+        if (declared := self._declared(stream, topic)) is None:
             return None
         from streaming_jobs.archives.table_archive import TableArchive  # it needs Arrow, and a start does without
 
@@ -45,8 +42,15 @@ class Archives:
         return TableArchive(declared.name, topic, topic_id, table, StreamFolder.of(self.settings, declared.name).record)
 
     def added_to(self, topics: TopicReader, stream: Stream) -> TopicReader:
-        """The topics, as this stream can read them."""
+        """The topics, as this stream can read them; the same ones, without a further request, if it has no archive."""
+        if all(self._declared(stream, topic.name) is None for topic in stream.sources.values()):
+            return topics
         return ReadableTopics(topics, self, stream)
+
+    def _declared(self, stream: Stream, topic: str) -> Stream | None:
+        if is_archive(stream):
+            return None
+        return archive_of(topic, Topology.load(self.settings.flows).streams.values())
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,6 @@ class ReadableTopics:
         return self.topics.mean_size(name, starts)
 
     def _archive(self, name: str) -> Archive | None:
-        if is_archive(self.stream) or (info := self.topics.describe(name)) is None:
+        if (info := self.topics.describe(name)) is None:
             return None
         return self.archives.of(self.stream, name, info.id)

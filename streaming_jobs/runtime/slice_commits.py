@@ -102,7 +102,7 @@ def _carried_out(request: SliceRequest, tables: Mapping[str, StoredTable]) -> Sl
         return request.ended("failed", reason=f"stream {request.stream} has no table {request.table}")
     try:
         table = sliced(stored)
-        if time.time() > request.expires and not table.has(request.change, request.id):
+        if time.time() > request.expires and _there(stored, request) is None:
             return request.ended("expired", reason="nobody committed it in time")
         at = partial(crash_point, stream=request.stream, batch=0)
         return request.ended("committed", version=table.replace(request.change, request.ledger, at))
@@ -115,9 +115,6 @@ def _carried_out(request: SliceRequest, tables: Mapping[str, StoredTable]) -> Sl
 
 
 def _there(stored: StoredTable, request: SliceRequest) -> int | None:
-    """The version that has the slice, by the table's log; None if there is none, or it cannot be read."""
-    try:
-        found = (c for c in stored.commits() if c.entry is not None and c.entry.kind == "slice")
-        return next((c.version for c in found if c.entry is not None and c.entry.plan == request.id), None)
-    except (RecourseError, OSError):
-        return None
+    """The version that has the slice, by the table's log; None if there is none."""
+    noted = ((commit.version, commit.entry) for commit in stored.commits())
+    return next((v for v, entry in noted if entry and (entry.kind, entry.plan) == ("slice", request.id)), None)

@@ -68,9 +68,6 @@ class SlicedTable(Protocol):
     def replace(self, change: Mapping[str, Any], entry: LedgerEntry, at: Callable[[str], None]) -> int:
         """Commit a change once; returns the table's version. Raises SliceOutdated, with nothing changed."""
 
-    def has(self, change: Mapping[str, Any], name: str) -> bool:
-        """True if the slice of that name was committed."""
-
 
 def sliced(table: StoredTable) -> SlicedTable:
     """The table as one whose slices can be replaced; raises UsageError if its store has none."""

@@ -202,7 +202,7 @@ def _at_work(now: float, status: Status, limits: Limits) -> Iterator[Reason]:
     elif status.failures > 1:
         yield Reason("failing", f"it failed {status.failures} times in a row and was started again each time")
     patience = max(limits.stuck_after, 2 * status.batch_every_s)
-    begun = min(max(status.started_at, status.begun_at or 0.0), now)
+    begun = min(status.last_start, now)
     hangs = bool(limits.stuck_after and begun and status.state == "starting" and now - begun > patience)
     if hangs:
         yield Reason("stuck", f"it has been starting for {_span(now - begun)} and has not read anything yet")

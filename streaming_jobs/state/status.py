@@ -102,6 +102,11 @@ class Status:
     last_error: ErrorReport | None = None
     """The newest error, with the time `at`; it stays after the stream has recovered and after a restart."""
 
+    @property
+    def last_start(self) -> float:
+        """The time of the last start, seconds since 1970: of the query, or of the session that could not start it."""
+        return max(self.started_at, self.begun_at or 0.0)
+
     def not_ahead(self, now: float) -> None:
         """Replace times in the future, from before the clock was set back, by now."""
         self.started_at = min(self.started_at, now)

@@ -139,7 +139,7 @@ def test_a_session_launched_from_a_table_s_page_does_not_keep_suites_from_being_
         instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, asset_selection=frozenset(tables))
         planned = instance.event_log_storage.get_latest_asset_check_execution_by_key([CHECK])
         assert planned[CHECK].status.value == "PLANNED", "Dagster means to run the check when the session has ended"
-        assert due_checks(instance, [CHECK], timedelta(minutes=5), time.time() + 600) == [CHECK]
+        assert due_checks(instance, [CHECK], timedelta(minutes=5), shop.tables, time.time() + 600) == [CHECK]
 
 
 def test_a_table_turns_red_and_after_it_was_put_right_green_and_both_are_told(

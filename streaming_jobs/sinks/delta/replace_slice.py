@@ -91,16 +91,6 @@ def replace_slice(
     raise CommitRefused(f"table {sink.name} was committed to by others {_ATTEMPTS} times during one commit")
 
 
-def has_slice(sink: DeltaSink, change: SliceChange, name: str) -> bool:
-    """True if the table's log shows the slice's commit."""
-    for commit in walk(sink.path):
-        if commit.version <= change.version:
-            break
-        if commit.entry is not None and (commit.entry.kind, commit.entry.plan) == ("slice", name):
-            return True
-    return False
-
-
 def _committed(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> int | None:
     """The version that has the slice already; raises SliceOutdated if other commits than batches came between."""
     if sink.table_id != change.table_id:

@@ -34,7 +34,7 @@ from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.quarantine import Judge
-from streaming_jobs.sinks.delta.replace_slice import STAGED, SliceChange, StagedFile, has_slice, replace_slice
+from streaming_jobs.sinks.delta.replace_slice import STAGED, SliceChange, StagedFile, replace_slice
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.delta.writers import prepare_write
@@ -73,10 +73,6 @@ class DeltaSlices:
             return replace_slice(self.sink, SliceChange.decode(change), entry, at)
         except DeltaError as error:
             raise classify(error) from error
-
-    def has(self, change: Mapping[str, Any], name: str) -> bool:
-        """True if the table's log shows the commit."""
-        return has_slice(self.sink, SliceChange.decode(change), name)
 
 
 class DeltaStagedSlice:

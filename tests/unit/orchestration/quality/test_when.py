@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -60,29 +61,48 @@ def plan(instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> None:
     assert instance.event_log_storage.get_latest_asset_check_execution_by_key([KEY])[KEY].run_id == run.run_id
 
 
-def test_a_suite_that_has_never_been_run_is_due(instance: dg.DagsterInstance) -> None:
-    assert due_checks(instance, [KEY], EVERY, time.time()) == [KEY]
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """A folder with the table, as a stream makes it."""
+    (tmp_path / "orders" / "_delta_log").mkdir(parents=True)
+    return tmp_path
 
 
-@pytest.mark.parametrize(("ago", "due"), [(60, False), (269, False), (271, True), (900, True)])
-def test_a_suite_is_due_about_every_after_its_last_execution(
-    instance: dg.DagsterInstance, ago: float, due: bool
+def test_a_suite_that_has_never_been_run_is_due_as_soon_as_its_table_is_there(
+    instance: dg.DagsterInstance, tables: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert due_checks(instance, [KEY], EVERY, tmp_path_factory.mktemp("empty"), time.time()) == []
+    assert due_checks(instance, [KEY], EVERY, tables, time.time()) == [KEY]
+
+
+def test_a_suite_whose_table_has_gone_since_its_last_execution_is_due(
+    instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     instance.report_runless_asset_event(
         dg.AssetCheckEvaluation(asset_key=KEY.asset_key, check_name=KEY.name, passed=True)
     )
-    assert bool(due_checks(instance, [KEY], EVERY, time.time() + ago)) is due
+    assert due_checks(instance, [KEY], EVERY, tmp_path, time.time() + 900) == [KEY]
+
+
+@pytest.mark.parametrize(("ago", "due"), [(60, False), (269, False), (271, True), (900, True)])
+def test_a_suite_is_due_about_every_after_its_last_execution(
+    instance: dg.DagsterInstance, tables: Path, ago: float, due: bool
+) -> None:
+    instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(asset_key=KEY.asset_key, check_name=KEY.name, passed=True)
+    )
+    assert bool(due_checks(instance, [KEY], EVERY, tables, time.time() + ago)) is due
 
 
 @pytest.mark.parametrize(("ago", "due"), [(299, False), (449, False), (451, True)])
 def test_a_table_that_is_being_written_is_left_to_its_condition_unless_that_is_late(
-    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, ago: float, due: bool
+    instance: dg.DagsterInstance, tables: Path, monkeypatch: pytest.MonkeyPatch, ago: float, due: bool
 ) -> None:
     instance.report_runless_asset_event(
         dg.AssetCheckEvaluation(asset_key=KEY.asset_key, check_name=KEY.name, passed=True)
     )
     monkeypatch.setattr(when, "_written_since", lambda _, keys, moment: {key.asset_key for key in keys})
-    assert bool(due_checks(instance, [KEY], EVERY, time.time() + ago)) is due
+    assert bool(due_checks(instance, [KEY], EVERY, tables, time.time() + ago)) is due
 
 
 def test_a_table_counts_as_written_while_it_is_materialised(instance: dg.DagsterInstance) -> None:
@@ -103,10 +123,10 @@ def test_a_table_counts_as_written_while_it_is_materialised(instance: dg.Dagster
     ],
 )
 def test_a_suite_that_waits_or_runs_is_not_doubled_however_long_it_takes(
-    instance: dg.DagsterInstance, status: dg.DagsterRunStatus, due: bool
+    instance: dg.DagsterInstance, tables: Path, status: dg.DagsterRunStatus, due: bool
 ) -> None:
     plan(instance, status)
-    assert bool(due_checks(instance, [KEY], EVERY, time.time() + 86_400)) is due
+    assert bool(due_checks(instance, [KEY], EVERY, tables, time.time() + 86_400)) is due
 
 
 class Ticks:

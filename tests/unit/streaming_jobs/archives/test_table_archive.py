@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from streaming_jobs import Raw, Stream, Topology, UsageError, archive
+from streaming_jobs import Raw, Topology, UsageError, archive
 from streaming_jobs.archives.declaration import COLUMNS, archive_of, columns, is_archive
 from streaming_jobs.archives.readable_topics import Archives, ReadableTopics
 from streaming_jobs.archives.table_archive import TableArchive
@@ -181,8 +181,8 @@ class Kafka:
         return 100.0
 
 
-def readable(keeper: Keeper, first: Mapping[int, int], of: Stream = reader) -> ReadableTopics:
-    topics = Archives(keeper.settings).added_to(Kafka(first), of)
+def readable(keeper: Keeper, first: Mapping[int, int]) -> ReadableTopics:
+    topics = Archives(keeper.settings).added_to(Kafka(first), reader)
     assert isinstance(topics, ReadableTopics)
     return topics
 
@@ -193,9 +193,11 @@ def test_a_topic_begins_where_its_archive_does(keeper: Keeper) -> None:
     assert offsets.archived is not None and offsets.archived.first == {0: 35, 1: 25}
 
 
-def test_an_archive_itself_reads_kafka_alone(keeper: Keeper) -> None:
-    offsets = readable(keeper, {0: 35, 1: 25}, of=KEEPER).offsets(TOPIC)
-    assert offsets.earliest == {0: 35, 1: 25} and offsets.archived is None
+def test_an_archive_itself_and_a_stream_without_one_read_kafka_alone(keeper: Keeper) -> None:
+    kafka = Kafka({0: 35, 1: 25})
+    without = replace(reader, sources={"records": KafkaTopic("others", value=Raw())})
+    for alone in (KEEPER, without):
+        assert Archives(keeper.settings).added_to(kafka, alone) is kafka, "no further request to the broker"
     assert Archives(keeper.settings).of(KEEPER, TOPIC, TOPIC_ID) is None
     assert Archives(keeper.settings).of(reader, TOPIC, TOPIC_ID) is not None
     assert Archives(keeper.settings).of(reader, "another", TOPIC_ID) is None

@@ -1,0 +1,311 @@
+"""Sensors, ticked on an instance in memory: keepalive, watchdog, retention, alerts, and the checks they report."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from orchestration.assets import sessions
+from orchestration.bundle import job_yaml
+from orchestration.definitions import definitions
+from orchestration.local_dagster.dagster_home import prepare
+from orchestration.sessions.decisions import IN_PROGRESS, RunSeen
+from orchestration.sessions.fingerprint import fingerprint
+from orchestration.sessions.reporting import table_key
+from orchestration.sessions.runs import NEWEST, session_runs
+from orchestration.sessions.supervisor import SessionSpec
+from orchestration.sessions.tags import FAILURE_TAG, FINGERPRINT_TAG, STOPPED_BY_TAG, WORKER_TAG
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stop_request
+from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.status import Status, write_status
+from streaming_jobs.topology import Topology
+from tests.dagster.fakes.command import fake_command
+from tests.dagster.ticks import Ticks
+
+DEAD_WORKER = "nowhere:1:1.00"
+
+
+@pytest.fixture
+def ticks(shop: Settings) -> Ticks:
+    return Ticks(shop, dg.DagsterInstance.ephemeral())
+
+
+def test_keepalive_asks_for_the_first_session_and_not_for_a_second(ticks: Ticks) -> None:
+    first = ticks.tick("keepalive_shop")
+    assert isinstance(first, dg.RunRequest)
+    ticks.run(dg.DagsterRunStatus.STARTING)
+    assert isinstance(ticks.tick("keepalive_shop"), dg.SkipReason)
+
+
+def test_keepalive_sees_markers_leases_and_what_recourse_up_stopped(ticks: Ticks) -> None:
+    for name in ("orders", "customers"):
+        folder = ticks.settings.state / name
+        folder.mkdir(parents=True)
+        (folder / "stop").touch()
+    assert "on purpose" in str(ticks.tick("keepalive_shop"))
+    for name in ("orders", "customers"):
+        (ticks.settings.state / name / "stop").unlink()
+    lease = acquire(ticks.settings, "orders", purpose="by hand")
+    assert "outside this job runs: orders" in str(ticks.tick("keepalive_shop"))
+    lease.release()
+    ticks.run(dg.DagsterRunStatus.CANCELED)
+    assert "operator" in str(ticks.tick("keepalive_shop"))
+    ticks.instance.add_run_tags(ticks.instance.get_runs(limit=1)[0].run_id, {STOPPED_BY_TAG: "shutdown"})
+    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+
+
+def test_keepalive_gives_up_until_code_settings_or_decisions_change(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = own_session(ticks.settings)
+    mark = fingerprint(session.job, session.streams, ticks.settings, session.job.arguments())
+    run_id = ticks.run(dg.DagsterRunStatus.FAILURE, **{FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark})
+    assert "gave up" in str(ticks.tick("keepalive_shop"))
+    monkeypatch.setenv("RECOURSE_STREAM__MAX_RESTARTS", "9")
+    verdict = ticks.tick("keepalive_shop")
+    assert isinstance(verdict, dg.RunRequest) or f"run {run_id[:8]} ended" in str(verdict)
+
+
+def failed_beside_a_cancelled_duplicate(ticks: Ticks, **tags: str) -> tuple[str, str]:
+    """A session that failed after a second launch of its job was cancelled in the queue."""
+    failed = ticks.run(dg.DagsterRunStatus.STARTING, **tags)
+    ticks.happened(failed, dg.DagsterEventType.RUN_START)
+    duplicate = ticks.run(dg.DagsterRunStatus.QUEUED)
+    ticks.instance.report_run_canceled(ticks.instance.get_run_by_id(duplicate))
+    ticks.instance.report_run_failed(ticks.instance.get_run_by_id(failed))
+    return failed, duplicate
+
+
+def test_a_cancelled_duplicate_does_not_start_again_what_was_given_up(ticks: Ticks) -> None:
+    session = own_session(ticks.settings)
+    mark = fingerprint(session.job, session.streams, ticks.settings, session.job.arguments())
+    tags = {FAILURE_TAG: "permanent", FINGERPRINT_TAG: mark}
+    failed, _ = failed_beside_a_cancelled_duplicate(ticks, **tags)
+    assert f"gave up: run {failed[:8]}" in str(ticks.tick("keepalive_shop"))
+
+
+def test_cancelling_queued_duplicates_does_not_switch_keepalive_off(ticks: Ticks) -> None:
+    session = ticks.run(dg.DagsterRunStatus.STARTING)
+    ticks.happened(session, dg.DagsterEventType.RUN_START)
+    duplicates = [ticks.run(dg.DagsterRunStatus.QUEUED) for _ in range(NEWEST + 1)]
+    assert f"run {session[:8]} is started" in str(ticks.tick("keepalive_shop"))
+    ticks.tick("watchdog")
+    ticks.tick("watchdog")
+    log = [entry.message for entry in ticks.instance.all_logs(duplicates[-1])]
+    (line,) = [message for message in log if "waits in the queue" in message]
+    assert f"run {session[:8]} is the session of orders, customers" in line
+    for run_id in duplicates:
+        ticks.instance.report_run_canceled(ticks.instance.get_run_by_id(run_id))
+    verdict = str(ticks.tick("keepalive_shop"))
+    assert f"queued run {duplicates[-1][:8]} was cancelled; session {session[:8]} runs" in verdict
+    ticks.instance.report_run_failed(ticks.instance.get_run_by_id(session))
+    assert f"run {session[:8]} ended; the next try is in" in str(ticks.tick("keepalive_shop"))
+
+
+def own_session(settings: Settings) -> SessionSpec:
+    (session,) = sessions(job_yaml.load(job_yaml.find(settings)), Topology.load(settings.flows), settings)
+    return session
+
+
+def test_the_watchdog_fails_a_run_of_which_nothing_lives(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+    run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
+    ticks.tick("watchdog")
+    run = ticks.instance.get_run_by_id(run_id)
+    assert run is not None
+    assert run.status is dg.DagsterRunStatus.FAILURE
+
+
+def test_the_watchdog_leaves_a_run_alone_whose_driver_holds_a_lease(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
+    lease = acquire(ticks.settings, "customers", purpose="session")
+    monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+    ticks.tick("watchdog")
+    lease.release()
+    run = ticks.instance.get_run_by_id(run_id)
+    assert run is not None
+    assert run.status is dg.DagsterRunStatus.STARTED
+
+
+@pytest.mark.parametrize("purpose", ["recovery customers-0001", "session"])
+def test_the_watchdog_takes_nobody_elses_lease_for_the_runs_driver(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch, purpose: str
+) -> None:
+    """A recovery of a stream that has left the session, or a session of its own that somebody has started by hand."""
+    run_id = ticks.run(dg.DagsterRunStatus.STARTED, **{WORKER_TAG: DEAD_WORKER})
+    lease = acquire(ticks.settings, "customers", purpose=purpose)
+    by_hand = Status(stream="customers", pid=os.getpid(), run_id=None, started_at=1.0, heartbeat=1.0)
+    write_status(ticks.settings, by_hand)
+    monkeypatch.setattr("orchestration.sensors.time.time", lambda: 4e9)
+    ticks.tick("watchdog")
+    lease.release()
+    run = ticks.instance.get_run_by_id(run_id)
+    assert run is not None and run.status is dg.DagsterRunStatus.FAILURE
+
+
+def test_keepalive_does_not_wait_for_a_stream_that_a_recovery_holds(ticks: Ticks) -> None:
+    """Its session has ended meanwhile: the others are started, that one is left out."""
+    stop_request.ask_for(ticks.settings, "customers", "customers-0001")
+    lease = acquire(ticks.settings, "customers", purpose="recovery customers-0001")
+    assert isinstance(ticks.tick("keepalive_shop"), dg.RunRequest)
+    stop_request.ask_for(ticks.settings, "orders", "orders-0001")
+    reason = str(ticks.tick("keepalive_shop"))
+    assert "stream customers is being recovered by plan customers-0001" in reason
+    assert "nobody works on it now: recourse recover resume orders-0001" in reason
+    lease.release()
+
+
+def test_the_watchdog_fails_a_recovery_whose_process_is_gone(ticks: Ticks) -> None:
+    """Also where nothing else would: the code server, which starts a run's process, died with it."""
+    job = definitions(ticks.settings).resolve_job_def("recover")
+    run = ticks.instance.create_run_for_job(
+        job,
+        run_config=job.run_config,
+        status=dg.DagsterRunStatus.STARTED,
+        tags={**job.tags, WORKER_TAG: f"{socket.gethostname()}:999999999:gone"},
+    )
+    assert run.run_id[:8] in str(ticks.tick("watchdog"))
+    ended = ticks.instance.get_run_by_id(run.run_id)
+    assert ended is not None and ended.status is dg.DagsterRunStatus.FAILURE
+
+
+def test_old_runs_are_deleted_with_their_files_and_the_newest_stays(shop: Settings) -> None:
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
+        ticks = Ticks(short, instance)
+        old, newest = (ticks.run(dg.DagsterRunStatus.FAILURE) for _ in range(2))
+        instance.report_engine_event("so that the run has a file", instance.get_run_by_id(old))
+        file = Path(instance.root_directory) / "history" / "runs" / f"{old}.db"
+        assert file.exists()
+        alert = dg.AssetObservation(table_key("orders"), metadata={"alert": "trouble"})
+        for _ in range(3):
+            instance.report_runless_asset_event(alert)
+        assert "1 old runs deleted, and 2 old events without a run" in str(ticks.tick("retention"))
+        assert len(instance.fetch_observations(table_key("orders"), limit=9).records) == 1
+        assert [run.run_id for run in instance.get_runs()] == [newest]
+        assert not file.exists()
+
+
+def test_the_run_that_decides_stays_and_not_a_cancelled_duplicate_of_it(shop: Settings) -> None:
+    short = shop.model_copy(update={"dagster": shop.dagster.model_copy(update={"keep_runs": timedelta(0)})})
+    with dg.DagsterInstance.from_config(str(prepare(short))) as instance:
+        ticks = Ticks(short, instance)
+        failed, _ = failed_beside_a_cancelled_duplicate(ticks)
+        assert "1 old runs deleted" in str(ticks.tick("retention"))
+        assert [run.run_id for run in instance.get_runs()] == [failed]
+
+
+def test_a_session_launched_from_an_asset_s_page_is_seen_too(ticks: Ticks) -> None:
+    session = own_session(ticks.settings)
+    tables = ("orders", "orders_dead_letters", "customers", "customers_dead_letters")
+    ticks.instance.create_run_for_job(
+        ticks.defs.resolve_implicit_global_asset_job_def(),
+        status=dg.DagsterRunStatus.STARTED,
+        asset_selection=frozenset(table_key(table) for table in tables),
+    )
+    (seen,) = session_runs(ticks.instance, session)
+    assert seen.status in IN_PROGRESS
+
+
+def test_a_failed_session_is_alerted_on_every_table(ticks: Ticks) -> None:
+    (ticks.settings.home / "exit").write_text("78")
+    job = definitions(ticks.settings, fake_command).resolve_job_def("shop")
+    done = job.execute_in_process(instance=ticks.instance, raise_on_error=False)
+    event = next(e for e in done.all_events if e.event_type is dg.DagsterEventType.RUN_FAILURE)
+    context = dg.build_run_status_sensor_context("session_failure", event, ticks.instance, done.dagster_run)
+    sensor = next(s for s in ticks.defs.sensors or [] if s.name == "session_failure")
+    sensor(context.for_run_failure())
+    for table in ("orders", "customers"):
+        newest = ticks.instance.fetch_observations(table_key(table), limit=1).records[0].asset_observation
+        assert newest is not None
+        assert str(newest.metadata["alert"].value).startswith("stream orders failed: REC-021 wrong table")
+
+
+def test_a_dead_stream_is_red_on_its_table_and_green_when_a_driver_is_at_work_again(ticks: Ticks) -> None:
+    assert ticks.look() == {}
+    now = time.time()
+    write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
+    ticks.run(dg.DagsterRunStatus.QUEUED)  # the next session plans to materialise the table: that must not hide it
+    assert ticks.look() == {"orders": (False, "red: dead")}
+    planned = ticks.instance.get_latest_planned_materialization_info(table_key("orders"))
+    assert planned is not None and planned.run_id == ""
+    assert ticks.look() == {}
+    lease = acquire(ticks.settings, "orders", purpose="session")
+    assert ticks.look() == {"orders": (True, "well")}
+    lease.release()
+    stop_request.ask(ticks.settings, "orders", "asked by an operator")
+    assert ticks.look() == {"orders": (False, "stopped")}
+
+
+def test_a_stream_that_ended_while_its_session_goes_on_is_red(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
+    long_ago = time.time() - 2000
+    session = RunSeen("r", "STARTED", created=long_ago, started=long_ago)
+    monkeypatch.setattr("orchestration.checks.session_runs", lambda *_: [session])
+    write_status(ticks.settings, Status("orders", "stopped", 7, heartbeat=long_ago, trigger="continuous"))
+    assert ticks.look() == {"orders": (False, "red: not_running")}
+    stop_request.ask(ticks.settings, "orders", "asked by an operator")
+    assert ticks.look() == {"orders": (False, "stopped")}
+
+
+def test_a_check_can_be_executed_by_hand_and_a_session_does_not_wait_for_it(ticks: Ticks) -> None:
+    checks = ticks.defs.resolve_asset_graph().asset_check_keys
+    assert {key.asset_key.to_user_string() for key in checks} == {"orders", "customers", "idle"}
+    now = time.time()
+    write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=now, heartbeat=now))
+    job = dg.define_asset_job("look", selection=dg.AssetSelection.checks_for_assets(table_key("orders")))
+    resolved = dg.Definitions.merge(ticks.defs, dg.Definitions(jobs=[job])).resolve_job_def("look")
+    (done,) = resolved.execute_in_process(instance=ticks.instance).get_asset_check_evaluations()
+    assert (done.passed, done.metadata["verdict"].value) == (False, "red: dead")
+    assert not ticks.defs.resolve_job_def("shop").asset_layer.asset_graph.asset_check_keys
+
+
+def test_a_stream_that_fails_in_a_session_is_alerted_once(ticks: Ticks) -> None:
+    error = {"code": "REC-021", "found": "wrong table"}
+    status = Status("orders", state="failed", started_at=5.0, heartbeat=5.0, error=error)
+    write_status(ticks.settings, status)
+    first = ticks.tick("stream_failure")
+    assert isinstance(first, dg.SensorResult)
+    (event,) = first.asset_events
+    assert event.asset_key == table_key("orders")
+    assert "REC-021 wrong table" in str(event.metadata["alert"].value)
+    second = ticks.tick("stream_failure", first.cursor)
+    assert isinstance(second, dg.SensorResult)
+    assert not second.asset_events
+
+
+SILENT = 300
+"""Seconds since the heartbeat; longer than `dagster.stale_after`."""
+
+
+@pytest.mark.parametrize(
+    ("purpose", "alerted"), [("session", True), ("recovery orders-0001", False), ("savepoint", False)]
+)
+def test_only_a_session_that_says_nothing_is_silent_not_who_recovers_a_killed_one(
+    ticks: Ticks, purpose: str, alerted: bool
+) -> None:
+    long_ago = time.time() - SILENT
+    write_status(ticks.settings, Status("orders", "running", os.getpid(), started_at=long_ago, heartbeat=long_ago))
+    lease = acquire(ticks.settings, "orders", purpose=purpose)
+    result = ticks.tick("stream_failure")
+    lease.release()
+    assert isinstance(result, dg.SensorResult)
+    assert bool(result.asset_events) is alerted
+
+
+def test_a_session_that_has_just_begun_is_not_silent_because_of_the_one_before(ticks: Ticks) -> None:
+    long_ago = time.time() - SILENT
+    write_status(ticks.settings, Status("orders", "running", 1, started_at=long_ago, heartbeat=long_ago))
+    lease = acquire(ticks.settings, "orders", purpose="session")
+    result = ticks.tick("stream_failure")
+    lease.release()
+    assert isinstance(result, dg.SensorResult)
+    assert not result.asset_events
