@@ -21,11 +21,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import structlog
+
 from streaming_jobs.errors import LeaseBusy, PreflightRefused
 from streaming_jobs.files import private_folder, sync, write_json
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
+
+log = structlog.get_logger()
 
 State = Literal["waiting", "committed", "outdated", "failed", "expired"]
 
@@ -85,11 +89,20 @@ class SliceRequests:
             return False
 
     def waiting(self) -> list[SliceRequest]:
-        """The changes that wait, oldest first; one that is carried out meanwhile is left out."""
+        """The changes that wait, oldest first; one that is carried out meanwhile is left out.
+
+        A damaged one is set aside as `<id>.unreadable`, so that it does not keep the others waiting.
+        """
         found = []
         for path in sorted(self._waiting.glob("*.json")):
-            with suppress(FileNotFoundError):
+            try:
                 found.append(_read(path))
+            except FileNotFoundError:
+                continue
+            except PreflightRefused as error:
+                with suppress(FileNotFoundError):
+                    path.rename(path.with_suffix(".unreadable"))
+                log.warning("waiting slice set aside", reason=error.found)
         return found
 
     def history(self) -> list[SliceRequest]:

@@ -134,6 +134,15 @@ def test_a_kill_at_any_point_of_the_commit_leaves_the_slice_once(life: Days, poi
     assert not life.requests.waiting()
 
 
+def test_a_damaged_request_is_set_aside_and_the_others_are_carried_out(life: Days) -> None:
+    life.requests.ask(life.rebuilt("b", 2, 77))
+    waiting = life.requests.folder / "waiting"
+    (waiting / "a.json").write_text('{"id": "a"}')
+    carry_out(life.requests, open_tables(life.settings, life.stream))
+    assert slices_in(life) == ["b"] and life.numbers()[2] == {77}
+    assert not life.requests.any_waiting() and (waiting / "a.unreadable").exists()
+
+
 def test_the_driver_commits_between_batches_and_never_within_one(life: Days) -> None:
     commits = SliceCommits(life.requests, open_tables(life.settings, life.stream))
     during: list[object] = []
