@@ -223,6 +223,7 @@ _COLUMNS = {
     "streaming_jobs.sources": 3,
     "streaming_jobs.archives": 3,
     "streaming_jobs.formats": 4,
+    "streaming_jobs.graph": 5,
     "streaming_jobs.verification.chaos": 3,
     "streaming_jobs.verification": 3,
     "streaming_jobs.examples.flights": 4,

@@ -90,29 +90,6 @@ class Topology:
         """Names of the streams that read the topic."""
         return [s.name for s in self.streams.values() if any(t.name == topic for t in s.sources.values())]
 
-    def describe(self, names: Iterable[str] = ()) -> str:
-        """The topology as text: sources, stream, sinks, one block per stream."""
-        return "\n".join(_block(stream) for stream in self.select(names))
-
-
-def _block(stream: Stream) -> str:
-    lines = [f"stream {stream.name}"]
-    if stream.description:
-        lines.append(f"    {stream.description.splitlines()[0]}")
-    for parameter, topic in stream.sources.items():
-        watermark = f", watermark {topic.event_time} - {topic.lateness}" if topic.event_time else ""
-        lines.append(f"  <- topic {topic.name} as {parameter}{watermark}")
-    for position, sink in enumerate(stream.sinks.values()):
-        keys = f" by {', '.join(sink.keys)}" if sink.keys else ""
-        partitions = f", partitioned by {', '.join(sink.partition_by)}" if sink.partition_by else ""
-        role = "primary" if position == 0 else "secondary"
-        lines.append(f"  -> table {sink.name} ({role}, {sink.mode}{keys}{partitions})")
-        lines += [f"       {rule.on_fail}: {rule.words}" for rule in stream.rules_of(sink.name).rules]
-    lines += [f"  -> table {table.name} (remembered deletes)" for table in stream.deletes]
-    lines += [f"  -> table {name} (rows of {table} that rules set aside)" for table, name in stream.quarantines.items()]
-    lines.append(f"  -> table {stream.dead_letters} (dead letters)")
-    return "\n".join(lines) + "\n"
-
 
 def modules_of(name: str) -> Iterator[ModuleType]:
     """A module or package of the setting `flows`, and its direct submodules, imported."""

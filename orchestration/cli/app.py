@@ -12,6 +12,7 @@ from orchestration.cli import (
     config,
     demo,
     deploy,
+    describe,
     doctor,
     feed,
     history,
@@ -77,6 +78,7 @@ app.command("topics", short_help="Print the topics that streams read, with their
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset came once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
 app.command("preview", short_help="What the code on disk would change in a stream's newest rows.")(preview.preview)
+streams.app.command("describe", short_help="Print the topology: sources, stream, sinks.")(describe.describe)
 streams.app.command("history", short_help="Print what happened to a stream, in the order of time.")(history.history)
 streams.app.command("sample", short_help="Print rows of a table, the newest first.")(sample.sample)
 app.command("deploy", short_help="Bring the code on disk to the streams that run.")(deploy.deploy)

@@ -26,8 +26,6 @@ from orchestration.cli.output import (
 from orchestration.cli.unread import print_unread, unread_now
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
     from orchestration.cli.observed import Observed
     from streaming_jobs.settings import Settings
     from streaming_jobs.stream import Stream
@@ -57,14 +55,6 @@ def list_streams(context: typer.Context, output: OutputOption = Output.text) -> 
         for f in summaries
     ]
     show(output, summaries, lambda: print_table(columns, rows))
-
-
-@app.command(short_help="Print the topology: sources, stream, sinks.")
-def describe(context: typer.Context, names: AnyNames = None, output: OutputOption = Output.text) -> None:
-    """Print the topology: sources, stream, sinks."""
-    topology = invocation(context).topology
-    selected = topology.select(names or [])
-    show(output, [_description(stream) for stream in selected], lambda: print(topology.describe(names or []), end=""))
 
 
 @app.command(short_help="Run streams in one session in the foreground.")
@@ -296,47 +286,3 @@ def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
         "owners": list(stream.owners),
         "description": stream.description,
     }
-
-
-def _description(stream: Stream) -> dict[str, Any]:
-    return {
-        "stream": stream.name,
-        "description": stream.description,
-        "owners": list(stream.owners),
-        "sources": [
-            {
-                "topic": topic.name,
-                "parameter": parameter,
-                "event_time": topic.event_time,
-                "lateness": topic.lateness,
-                "max_ahead": topic.max_ahead if topic.event_time else None,
-                "tombstones": topic.tombstones,
-                "columns": _columns(topic.value.schema),
-            }
-            for parameter, topic in stream.sources.items()
-        ],
-        "sinks": [
-            {
-                "table": table.name,
-                "role": "primary" if table is stream.primary else "secondary",
-                "mode": table.mode,
-                "keys": list(table.keys),
-                "order_by": list(table.order_by),
-                "delete_when": table.delete_when,
-                "deletes": table.deletes.name if table.deletes is not None else None,
-                "partition_by": list(table.partition_by),
-                "columns": _columns(table.schema) if table.schema is not None else None,
-                "rules": [
-                    {"name": rule.name, "on_fail": rule.on_fail, "broken_if": rule.words}
-                    for rule in stream.rules_of(table.name).rules
-                ],
-                "quarantine": stream.quarantines.get(table.name),
-            }
-            for table in stream.sinks.values()
-        ],
-        "dead_letters": stream.dead_letters,
-    }
-
-
-def _columns(schema: StructType) -> list[dict[str, Any]]:
-    return [{"name": f.name, "type": f.dataType.simpleString(), "nullable": f.nullable} for f in schema.fields]

@@ -115,20 +115,6 @@ def test_topics_know_their_readers() -> None:
     assert topology.readers("nothing") == []
 
 
-def test_the_topology_reads_as_text() -> None:
-    timed = KafkaTopic("prices", value=NoBytes(), event_time="n", lateness="6 hours")
-    totals = DeltaTable("totals", keys=["k"], partition_by=["k"])
-    made = Stream("sums", lambda p: p, {"p": timed}, {"x": totals, "y": DeltaTable("y")}, "Sums.\n\nMore.")
-    assert Topology.of([made]).describe() == (
-        "stream sums\n"
-        "    Sums.\n"
-        "  <- topic prices as p, watermark n - 6 hours\n"
-        "  -> table totals (primary, upsert by k, partitioned by k)\n"
-        "  -> table y (secondary, append)\n"
-        "  -> table sums_dead_letters (dead letters)\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("line", "advice"),
     [

@@ -1,0 +1,92 @@
+"""`recourse streams describe`: the topology as text, JSON, Mermaid flowchart or picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestration.cli.invocation import invocation
+from orchestration.cli.output import Output, OutputOption, say, show
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from streaming_jobs.stream import Stream
+
+AnyNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME...]", help="Streams; none: all.", show_default=False)
+]
+
+
+def describe(
+    context: typer.Context,
+    names: AnyNames = None,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print it as a Mermaid flowchart.")] = False,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it as an SVG file.", show_default=False)
+    ] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Print the topology: sources, stream, sinks; who writes what a stream reads, and who reads what it writes."""
+    from streaming_jobs.files import write_atomic
+    from streaming_jobs.graph.description import describe as text
+    from streaming_jobs.graph.graph import Graph
+    from streaming_jobs.graph.mermaid import mermaid as flowchart
+    from streaming_jobs.graph.picture import draw
+
+    topology = invocation(context).topology
+    selected = topology.select(names or [])
+    graph = Graph.of(selected)
+    if svg is not None:
+        write_atomic(svg.absolute(), draw(graph))
+        say(f"the topology is in {svg}")
+    elif mermaid:
+        print(flowchart(graph), end="")
+    else:
+        show(output, [_description(stream) for stream in selected], lambda: print(text(topology, names or []), end=""))
+
+
+def _description(stream: Stream) -> dict[str, Any]:
+    return {
+        "stream": stream.name,
+        "description": stream.description,
+        "owners": list(stream.owners),
+        "sources": [
+            {
+                "topic": topic.name,
+                "parameter": parameter,
+                "event_time": topic.event_time,
+                "lateness": topic.lateness,
+                "max_ahead": topic.max_ahead if topic.event_time else None,
+                "tombstones": topic.tombstones,
+                "columns": _columns(topic.value.schema),
+            }
+            for parameter, topic in stream.sources.items()
+        ],
+        "sinks": [
+            {
+                "table": table.name,
+                "role": "primary" if table is stream.primary else "secondary",
+                "mode": table.mode,
+                "keys": list(table.keys),
+                "order_by": list(table.order_by),
+                "delete_when": table.delete_when,
+                "deletes": table.deletes.name if table.deletes is not None else None,
+                "partition_by": list(table.partition_by),
+                "columns": _columns(table.schema) if table.schema is not None else None,
+                "rules": [
+                    {"name": rule.name, "on_fail": rule.on_fail, "broken_if": rule.words}
+                    for rule in stream.rules_of(table.name).rules
+                ],
+                "quarantine": stream.quarantines.get(table.name),
+            }
+            for table in stream.sinks.values()
+        ],
+        "dead_letters": stream.dead_letters,
+    }
+
+
+def _columns(schema: StructType) -> list[dict[str, Any]]:
+    return [{"name": f.name, "type": f.dataType.simpleString(), "nullable": f.nullable} for f in schema.fields]
