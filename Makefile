@@ -37,12 +37,12 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 
-# What is quick goes first; each kind has a process of its own, since they share nothing. Unit tests use all cores, those
-# of Spark two sessions; the others measure times, and run alone.
+# What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, those of
+# Spark and of the broker two sessions, a file's tests in the same one; Dagster's run alone.
 tests: setup
 	$(BIN)/pytest -m unit --numprocesses auto
 	$(BIN)/pytest -m spark --numprocesses 2
-	$(BIN)/pytest -m "broker and not long"
+	$(BIN)/pytest -m "broker and not long" --numprocesses 2 --dist loadfile
 	$(BIN)/pytest -m "dagster and not long"
 
 long: setup

@@ -1,6 +1,6 @@
 """What a preview costs: its own time, and that of the batches of the stream beside which it runs.
 
-    python -m benchmarks.preview --rounds 3 --out benchmarks/results/preview.json
+    python -m benchmarks.preview --rounds 2 --out benchmarks/results/preview.json
 
 A stream reads 100,000 records, and then 2,000 records a second. In each round it is left alone for 20 s, then
 `recourse preview` replays everything since its start with the same code, at its own priority, and finds no difference.
@@ -27,7 +27,7 @@ _HELD = 100_000
 def main() -> int:
     """Measure, and print two tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.preview", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     quiet()

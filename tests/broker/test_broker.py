@@ -24,7 +24,7 @@ from streaming_jobs.platform import ports
 from streaming_jobs.platform.broker import Broker, bootstrap_servers, running
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics, client_config
-from streaming_jobs.warm_up import archives, warm_up
+from streaming_jobs.warm_up import archives
 from tests.support import ROOT
 
 START_AND_WAIT = """
@@ -152,7 +152,8 @@ def test_after_kill_9_it_is_back_within_five_seconds_and_nothing_acknowledged_is
 
 def test_its_classes_come_from_the_archive_that_a_warm_up_made(settings: Callable[..., Settings]) -> None:
     made = settings()
-    warm_up(made)  # of this machine's user: `make setup` has done it already
+    # Of this machine's user: `make setup` has done it already. A process of its own, since a process has one Spark.
+    subprocess.run([sys.executable, "-m", "streaming_jobs.warm_up"], cwd=ROOT, check=True, timeout=170)
     _, archive = archives(made)
     with Broker(made) as broker:
         assert broker.pid is not None
