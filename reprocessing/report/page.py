@@ -19,6 +19,7 @@ from reprocessing.rebuild.audit import Difference, paired
 from reprocessing.report import difference_plots, plots
 from reprocessing.report.batches import READ, BatchSeries
 from reprocessing.report.facts import ReportFacts, Span, StreamFacts, facts_of
+from reprocessing.report.sample_rows import sample_table
 from reprocessing.report.style import STYLE
 from streaming_jobs.durations import format_duration
 from streaming_jobs.files import write_atomic
@@ -176,7 +177,8 @@ def _per_thousand(series: BatchSeries) -> str:
 def difference_section(d: Difference) -> str:
     """One table's difference: numbers, plots by time and by key, sums, and some rows."""
     parts = [f"<h3>{escape(d.table)}</h3>", html_table(["published", "rebuilt", *_KINDS], [_counts(d)], numbers=True)]
-    totals = [[column, str(old), str(new)] for column, (old, new) in list(d.totals.items())[:_COLUMNS]]
+    sums = [(column, sides) for column, sides in d.totals.items() if any(side is not None for side in sides)]
+    totals = [[column, str(old), str(new)] for column, (old, new) in sums[:_COLUMNS]]
     legend = _legend([(kind, f"{kind} rows") for kind in _KINDS])
     if d.timeline.periods:
         parts.append(f"<h4>By time: {escape(d.time_column)}</h4>")
@@ -192,7 +194,8 @@ def difference_section(d: Difference) -> str:
     if totals:
         parts += ["<h4>Sums</h4>", html_table(["sum of", "published", "rebuilt"], totals, numbers=True)]
     if d.sample:
-        parts.append(html_table(["some rows that differ"], [[_short(row)] for row in d.sample]))
+        head, rows = sample_table(d.sample)
+        parts += ["<h4>Some rows that differ</h4>", html_table(head, rows, numbers=True)]
     return "\n".join(parts)
 
 
