@@ -16,11 +16,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from streaming_jobs.checked_names import checked_name, checked_names, checked_parts
 from streaming_jobs.column_types import checked_types
 from streaming_jobs.columns import (
     DELETED_AT_COLUMN,
@@ -30,6 +31,7 @@ from streaming_jobs.columns import (
     checked_order,
 )
 from streaming_jobs.declared_table import DeclaredTable, Mode, is_declared_table
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.rules import NO_RULES, RowRules, Rule, rules_by_sink
@@ -46,7 +48,6 @@ MAX_AHEAD = "1 day"
 """The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""
 
 _DELETES, _QUARANTINE = "_deletes", "_quarantine"
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -104,6 +105,10 @@ class KafkaTopic:
     def ahead(self) -> timedelta | None:
         """The longest time by which an event time may be after its record's timestamp; None: no bound."""
         return parse_duration(self.max_ahead) if self.event_time and self.max_ahead else None
+
+
+StreamSource = KafkaTopic | DeltaSource
+"""A declared source of a stream."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,7 @@ class Stream:
 
     name: str
     function: Callable[..., Any]
-    sources: Mapping[str, KafkaTopic]
+    sources: Mapping[str, StreamSource]
     sinks: Mapping[str, DeclaredTable]
     description: str = ""
     owners: Sequence[str] = field(default=())
@@ -206,7 +211,9 @@ class Stream:
         object.__setattr__(self, "owners", checked_names(f"stream {self.name}", "owners", self.owners))
         if not self.sources or not self.sinks:
             raise UsageError(f"stream {self.name} needs a source and a sink")
-        checked_parts(self.name, "source", self.sources.values(), "KafkaTopic", lambda p: isinstance(p, KafkaTopic))
+        checked_parts(
+            self.name, "source", self.sources.values(), "KafkaTopic", lambda p: isinstance(p, (KafkaTopic, DeltaSource))
+        )
         checked_parts(self.name, "sink", self.sinks.values(), "DeltaTable", is_declared_table)
         parameters = list(inspect.signature(self.function).parameters)
         if sorted(parameters) != sorted(self.sources):
@@ -214,9 +221,9 @@ class Stream:
                 f"stream {self.name}: the function takes {parameters}, its sources are {list(self.sources)}",
                 "name the parameters like the sources",
             )
-        topics = [topic.name for topic in self.sources.values()]
-        if len(set(topics)) < len(topics):
-            raise UsageError(f"stream {self.name} reads a topic twice: {topics}", "declare it once")
+        names = [source.name for source in self.sources.values()]
+        if len(set(names)) < len(names):
+            raise UsageError(f"stream {self.name} reads a topic or table twice: {names}", "declare it once")
         object.__setattr__(self, "rules", rules_by_sink(self.name, self.rules, self.sinks))
         for name in self.quarantines.values():
             checked_name("table", name)
@@ -241,6 +248,16 @@ class Stream:
                 instead(str(unknown[0]), self.sinks) if unknown else "return a frame for every sink",
             )
         return cast("dict[str, DataFrame]", by_sink)
+
+    @property
+    def topics(self) -> tuple[KafkaTopic, ...]:
+        """Its sources that are Kafka topics."""
+        return tuple(source for source in self.sources.values() if isinstance(source, KafkaTopic))
+
+    @property
+    def tables_read(self) -> tuple[DeltaSource, ...]:
+        """Its sources that are Delta tables."""
+        return tuple(source for source in self.sources.values() if isinstance(source, DeltaSource))
 
     @property
     def primary(self) -> DeclaredTable:
@@ -286,7 +303,7 @@ class Stream:
 
 def stream(
     *,
-    source: KafkaTopic | Mapping[str, KafkaTopic],
+    source: StreamSource | Mapping[str, StreamSource],
     sink: DeclaredTable | Mapping[str, DeclaredTable],
     name: str | None = None,
     owners: Sequence[str] = (),
@@ -321,30 +338,3 @@ def stream(
         )
 
     return declare
-
-
-def checked_name(kind: str, name: str) -> str:
-    """Return `name` if it can be a folder and an identifier; raises UsageError otherwise."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
-        )
-    return name
-
-
-def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
-    """The names as a tuple; raises UsageError for a single text, which Python would read as a list of letters."""
-    if isinstance(names, str):
-        raise UsageError(f"{what}: {option} is the text '{names}', not a list", f"write {option}=['{names}']")
-    items = tuple(names) if isinstance(names, Iterable) else (names,)
-    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
-        raise UsageError(f"{what}: {option} is {names!r}, not a list of names", f"write {option}=['first', 'second']")
-    return items
-
-
-def checked_parts(stream: str, option: str, parts: Iterable[object], kind: str, fits: Callable[[object], bool]) -> None:
-    """Raise UsageError for a source or a sink of another type, such as a bare name; `kind` names the right type."""
-    for part in parts:
-        if not fits(part):
-            example = f"{kind}({part!r}, ...)" if isinstance(part, str) else f"a {kind}"
-            raise UsageError(f"stream {stream}: {option} is {part!r}, not a {kind}", f"write {example}")

@@ -32,7 +32,8 @@ from streaming_jobs.spelling import instead
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.ledger_history import Entry, newest_entries
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.stream import Stream, checked_name
+from streaming_jobs.checked_names import checked_name
+from streaming_jobs.stream import Stream
 
 MOST_BATCHES = 20_000
 """Ledger entries that a check reads, at most."""

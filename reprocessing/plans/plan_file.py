@@ -20,7 +20,7 @@ from streaming_jobs.files import private_folder, sync, write_json
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.positions import decode, decode_partitions
 from streaming_jobs.settings import Settings
-from streaming_jobs.stream import checked_name
+from streaming_jobs.checked_names import checked_name
 
 _FORMAT = 2
 _ONE_STREAM = 1
