@@ -20,7 +20,7 @@ from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
-from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
 from streaming_jobs.topology import Topology
 
 TOPIC_GROUP = "kafka"
@@ -69,6 +69,11 @@ def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
     ]
 
 
+def source_key(source: StreamSource) -> dg.AssetKey:
+    """The asset that a stream reads: a topic, or the table of another stream."""
+    return topic_key(source.name) if isinstance(source, KafkaTopic) else table_key(source.name)
+
+
 def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[SessionSpec]) -> list[dg.AssetSpec]:
     """Tables of streams that no job runs: shown, but not started from here."""
     assigned = {stream.name for session in known for stream in session.streams}
@@ -86,7 +91,7 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
     return [
         dg.AssetSpec(
             table_key(table.name),
-            deps=[topic_key(topic.name) for topic in stream.sources.values()],
+            deps=[source_key(source) for source in stream.sources.values()],
             group_name=f"{group}_dead_letters" if table in beside else group,
             kinds={"spark", store_of(table).kind},
             description=shown.get(table.name)

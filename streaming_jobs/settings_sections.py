@@ -149,6 +149,9 @@ class StreamSettings(_Section):
     direct_merge_max_mb: int = Field(2048, gt=0, description="upserts into a larger table go through Spark's MERGE, MB")
     stop_deadline: Duration = Field(timedelta(seconds=30), description="for a batch to reach its border on stop")
     max_restarts: int = Field(5, ge=0, description="transient failures in a row before the session gives a stream up")
+    await_table: Duration = Field(
+        timedelta(minutes=10), description="for a table that the stream reads and that does not exist yet"
+    )
     stuck_after: Duration = Field(timedelta(minutes=5), description="red: unread records and no batch done; 0: never")
     late_after: Duration = Field(timedelta(minutes=10), description="red: records unread for longer; 0: never")
 
@@ -185,6 +188,7 @@ class StreamOverrides(_Section):
     direct_merge_max_mb: int | None = Field(None, gt=0)
     stop_deadline: Duration | None = None
     max_restarts: int | None = Field(None, ge=0)
+    await_table: Duration | None = None
     stuck_after: Duration | None = None
     late_after: Duration | None = None
 

@@ -1,4 +1,4 @@
-"""All declared streams, with the topics that they read and the tables that they write."""
+"""All declared streams, with the topics and tables that they read and the tables that they write."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.main_module import seen_with_a_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.spelling import instead, nearest
 from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.stream_graph import refuse_cycles, with_columns
 
 _UNKNOWN_ARGUMENT = re.compile(
     r"(?P<declaration>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<argument>\w+)'"
@@ -26,13 +28,19 @@ _UNKNOWN_ARGUMENT = re.compile(
 
 @dataclass(frozen=True)
 class Topology:
-    """The streams by name, checked against each other: one name, and one writer per table."""
+    """The streams by name, checked against each other: one name, one writer per table, and no cycle.
+
+    A source without columns of its own has those that the table's writer declares.
+    """
 
     streams: dict[str, Stream]
 
     @classmethod
     def of(cls, streams: Iterable[Stream]) -> Topology:
-        """Check and index the streams; raises UsageError for a doubled name or a table with two writers."""
+        """Check and index the streams.
+
+        Raises UsageError for a doubled name, a table with two writers, one that cannot be read, and a cycle.
+        """
         by_name: dict[str, Stream] = {}
         writers: dict[str, str] = {}
         for stream in streams:
@@ -43,7 +51,8 @@ class Topology:
                     raise UsageError(
                         f"table {table} is written by {writers[table]} and {stream.name}", "give each its own table"
                     )
-        return cls(dict(sorted(by_name.items())))
+        refuse_cycles(by_name.values())
+        return cls({name: with_columns(stream, by_name, writers) for name, stream in sorted(by_name.items())})
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Topology:
@@ -84,11 +93,24 @@ class Topology:
     @property
     def topics(self) -> dict[str, KafkaTopic]:
         """Every source topic by name."""
-        return {topic.name: topic for s in self.streams.values() for topic in s.sources.values()}
+        return {topic.name: topic for s in self.streams.values() for topic in s.topics}
+
+    @property
+    def tables_read(self) -> dict[str, DeltaSource]:
+        """Every table that a stream reads, by name."""
+        return {table.name: table for s in self.streams.values() for table in s.tables_read}
+
+    def writer(self, table: str) -> Stream | None:
+        """The stream that writes a table; None if none does."""
+        return next((stream for stream in self.streams.values() if table in stream.table_names), None)
 
     def readers(self, topic: str) -> list[str]:
         """Names of the streams that read the topic."""
-        return [s.name for s in self.streams.values() if any(t.name == topic for t in s.sources.values())]
+        return [s.name for s in self.streams.values() if any(t.name == topic for t in s.topics)]
+
+    def table_readers(self, table: str) -> list[str]:
+        """Names of the streams that read the table."""
+        return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
 
     def describe(self, names: Iterable[str] = ()) -> str:
         """The topology as text: sources, stream, sinks, one block per stream."""
@@ -99,9 +121,10 @@ def _block(stream: Stream) -> str:
     lines = [f"stream {stream.name}"]
     if stream.description:
         lines.append(f"    {stream.description.splitlines()[0]}")
-    for parameter, topic in stream.sources.items():
-        watermark = f", watermark {topic.event_time} - {topic.lateness}" if topic.event_time else ""
-        lines.append(f"  <- topic {topic.name} as {parameter}{watermark}")
+    for parameter, source in stream.sources.items():
+        watermark = f", watermark {source.event_time} - {source.lateness}" if source.event_time else ""
+        kind = "topic" if isinstance(source, KafkaTopic) else "table"
+        lines.append(f"  <- {kind} {source.name} as {parameter}{watermark}")
     for position, sink in enumerate(stream.sinks.values()):
         keys = f" by {', '.join(sink.keys)}" if sink.keys else ""
         partitions = f", partitioned by {', '.join(sink.partition_by)}" if sink.partition_by else ""
@@ -164,5 +187,7 @@ def _instead_of_argument(message: str) -> str:
     if (match := _UNKNOWN_ARGUMENT.search(message)) is None:
         return ""
     name = match["declaration"]
-    declared = getattr(streaming_jobs, name) if name in ("stream", "KafkaTopic", "DeltaTable", "Json") else None
+    declared = (
+        getattr(streaming_jobs, name) if name in ("stream", "KafkaTopic", "DeltaSource", "DeltaTable", "Json") else None
+    )
     return instead(match["argument"], inspect.signature(declared).parameters) if declared else ""

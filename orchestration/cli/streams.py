@@ -289,7 +289,8 @@ def _print_status(observed: list[Observed], home: str = "") -> None:
 def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
     return {
         "stream": stream.name,
-        "topics": [topic.name for topic in stream.sources.values()],
+        "topics": [topic.name for topic in stream.topics],
+        "tables_read": [table.name for table in stream.tables_read],
         "tables": [table.name for table in stream.sinks.values()],
         "dead_letters": stream.dead_letters,
         "trigger": settings.for_stream(stream.name).trigger,
@@ -299,21 +300,23 @@ def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
 
 
 def _description(stream: Stream) -> dict[str, Any]:
+    from streaming_jobs.stream import KafkaTopic
+
     return {
         "stream": stream.name,
         "description": stream.description,
         "owners": list(stream.owners),
         "sources": [
             {
-                "topic": topic.name,
+                "topic" if isinstance(source, KafkaTopic) else "table": source.name,
                 "parameter": parameter,
-                "event_time": topic.event_time,
-                "lateness": topic.lateness,
-                "max_ahead": topic.max_ahead if topic.event_time else None,
-                "tombstones": topic.tombstones,
-                "columns": _columns(topic.value.schema),
+                "event_time": source.event_time,
+                "lateness": source.lateness,
+                "max_ahead": source.max_ahead if source.event_time else None,
+                **({"tombstones": source.tombstones} if isinstance(source, KafkaTopic) else {}),
+                "columns": _columns(source.value.schema if isinstance(source, KafkaTopic) else source.columns),
             }
-            for parameter, topic in stream.sources.items()
+            for parameter, source in stream.sources.items()
         ],
         "sinks": [
             {

@@ -136,6 +136,6 @@ def _batch(entry: LedgerEntry) -> Batch:
         ends=ends_of(entry.offsets),
         code=entry.code,
         versions={},
-        records=sum(r.records for r in entry.offsets),
+        records=entry.records,
         rows=entry.rows.get("written", 0),
     )

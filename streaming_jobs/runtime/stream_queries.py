@@ -21,7 +21,8 @@ from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import OffsetsLost, TransientError
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.rules import check_start, enforce
+from streaming_jobs.preflight.findings import enforce
+from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
 from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
 from streaming_jobs.preflight.torn_files import mend

@@ -40,7 +40,7 @@ from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sources.client_file import client_file
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.spelling import counted
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.verification.beside_tables import ACCEPTED, Beside, Output
 from streaming_jobs.verification.lineage import Coverage, path
 from streaming_jobs.verification.multiset import compare
@@ -90,6 +90,7 @@ def recompute(
     client = client_file(settings, bootstrap)
     try:
         for parameter, topic in stream.sources.items():
+            assert isinstance(topic, KafkaTopic)  # `verify` leaves the others out
             source = KafkaSource(parameter, topic, client, topic.delay)
             frames[parameter] = _read(source, spark, [s for s in spans if s.topic == topic.name], readers[topic.name])
         outputs = stream.outputs(**frames)

@@ -201,7 +201,7 @@ def _readers(
 ) -> dict[str, TopicReader]:
     """A reader of each topic that exists; the verifier reports a missing topic for each of its streams."""
     readers = {}
-    for name in dict.fromkeys(topic.name for stream in streams for topic in stream.sources.values()):
+    for name in dict.fromkeys(topic.name for stream in streams for topic in stream.topics):
         try:
             readers[name] = TopicReader.at(settings.kafka, bootstrap, name, until=until)
         except UsageError:
@@ -214,7 +214,7 @@ def _read(reader: TopicReader, streams: Sequence[Stream], refusals: dict[str, Re
     judges: list[tuple[KafkaTopic, Refusals]] = []
     for stream in streams:
         mine = refusals.get(stream.name)
-        source = next((topic for topic in stream.sources.values() if topic.name == reader.name), None)
+        source = next((topic for topic in stream.topics if topic.name == reader.name), None)
         if mine is None or source is None:
             continue
         alike = next(
