@@ -45,7 +45,12 @@ class TableTopics:
 
     def latest(self, name: str) -> dict[int, int]:
         """The version after the newest one; raises UsageError if there is no table."""
-        return {0: _end(self.tables[name])} if name in self.tables else self.topics.latest(name)
+        return self.end_of(self.tables[name]) if name in self.tables else self.topics.latest(name)
+
+    @staticmethod
+    def end_of(versions: TableVersions) -> dict[int, int]:
+        """The version after the newest one, of partition 0."""
+        return {0: _end(versions)}
 
     def offsets(self, name: str) -> OffsetBounds:
         """All versions can be read from 0 on, and from the first one that the log and its files still have."""

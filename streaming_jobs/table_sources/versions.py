@@ -156,6 +156,14 @@ class TableVersions:
         info: Mapping[str, Any] = next((a["commitInfo"] for a in commit if a.get("commitInfo")), {})
         return _time(info, [a["add"] for a in commit if a.get("add")])
 
+    def time_of_next(self, start: int) -> int | None:
+        """The time of the first commit from a version on that the log still has; None without any."""
+        newest = self.newest()
+        for number in range(start, -1 if newest is None else newest + 1):
+            if self.has(number):
+                return self.time_of(number)
+        return None
+
     def on_disk(self, path: str) -> Path | None:
         """A file of the log on disk; None if it is gone."""
         from streaming_jobs.sinks.delta.table_files import on_disk
