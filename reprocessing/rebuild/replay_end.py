@@ -24,7 +24,7 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
 from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
@@ -160,3 +160,20 @@ def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None
     if not any(since.values()):
         return 0
     return sum(since.values()) if kept_table(context, context.stream.primary) is not None else None
+
+
+def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dict[str, Content]:
+    """By table, the pieces of the staging tables that came after the border; without tables where that is not known."""
+    past = at_the_border(context, reached)
+    if past is None:
+        return {}
+    staged = context.staged()
+    if past == 0:
+        return {name: table.no_rows() for name, table in staged.items()}
+    found = {}
+    for declared, _ in all_tables(context.stream):
+        kept = kept_table(context, declared)
+        if declared.mode == "append" and declared.name in staged:
+            content = staged[declared.name].content()
+            found[declared.name] = content if kept is None else content.without(kept.content())
+    return found

@@ -100,6 +100,11 @@ class QueryBuilder:
         return self.own.commit_interval(upsert=self.stream.primary.mode == "upsert")
 
     @property
+    def _is_replay(self) -> bool:
+        """True if the stream writes staging tables: what it reads lies elsewhere."""
+        return self.archives is not None and self.archives.settings.tables != self.settings.tables
+
+    @property
     def limits(self) -> Limits:
         """The bounds on a batch of each source."""
         return batch_limits(self.own, len(self.stream.sources), self.trigger, self._commit_interval)
@@ -290,7 +295,7 @@ class QueryBuilder:
             code=loaded_code(self.stream, self.settings.flows),
             settings=self.own,
             traits=plan_traits,
-            upkeep=upkeep_of(self.stream, tables, self.settings.table, record.generation),
+            upkeep=upkeep_of(self.stream, tables, self.settings, record.generation, replay=self._is_replay),
             query=handle,
             pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
         )

@@ -21,11 +21,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.delta_log import actions
-from streaming_jobs.positions import ends_of
+from streaming_jobs.positions import Place, by_place, ends_of
 
 _NO_ROWS = ("upkeep", "fence", "schema", "slice")
 
@@ -194,26 +195,32 @@ class TableVersions:
 
     def _published(self, number: int, entry: LedgerEntry, adds: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The files of a publish whose rows are those of records that no batch had read before."""
-        if entry.new is not None:
-            wanted = frozenset(entry.new)
-            return [add for add in adds if add["path"] in wanted]
-        if self._read_further(number, entry):
+        before, now = self._read_before(number, entry.stream), by_place(ends_of(entry.offsets))
+        rebuild = "rebuild this stream's tables from the table's present rows: recourse recover plan NAME --to-batch -1"
+        if before is not None and any(now.get(place, 0) < end for place, end in before.items()):
+            raise PreflightRefused(
+                f"version {number} of table {self.name}, by plan {entry.plan}, took rows back that this stream may "
+                f"have read, and stream {entry.stream} writes them again",
+                rebuild,
+            )
+        if entry.new is None and before != now:
             raise PreflightRefused(
                 f"version {number} of table {self.name}, published by recovery {entry.plan}, also has rows of records "
                 "that came during the recovery, and does not say which",
-                "rebuild this stream's tables from the table's present rows: recourse recover plan NAME --to-batch -1",
+                rebuild,
             )
-        return []
+        wanted = {_on_disk_name(path) for path in entry.new or ()}
+        return [add for add in adds if _on_disk_name(add["path"]) in wanted]
 
-    def _read_further(self, number: int, entry: LedgerEntry) -> bool:
-        """True unless the last batch before the publish had read as far."""
+    def _read_before(self, number: int, stream: str) -> dict[Place, int] | None:
+        """The offsets up to which the writer had read before a publish; None if the log does not show it any more."""
         from streaming_jobs.sinks.delta.log import walk
 
         for commit in walk(self.table, number - 1):
-            before = commit.entry
-            if before is not None and before.stream == entry.stream and before.kind in ("batch", "publish"):
-                return ends_of(before.offsets) != ends_of(entry.offsets)
-        return True
+            entry = commit.entry
+            if entry is not None and entry.stream == stream and entry.kind in ("batch", "publish"):
+                return by_place(ends_of(entry.offsets))
+        return None
 
     def _of_others(
         self, number: int, operation: str, adds: list[dict[str, Any]], *, rewrites: bool
@@ -268,6 +275,11 @@ class TableVersions:
 
     def _commit_file(self, number: int) -> Path:
         return self.table / "_delta_log" / f"{number:020d}.json"
+
+
+def _on_disk_name(path: str) -> str:
+    """A path of the log as a name on disk; writers differ in how often they percent-encode it."""
+    return unquote(unquote(path))
 
 
 def gone_words(table: str, start: int, end: int) -> str:
