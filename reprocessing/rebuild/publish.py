@@ -140,7 +140,9 @@ def misfit(table: StoredTable, staged: StoredTable) -> list[str]:
     return reasons
 
 
-def _publish(table: StoredTable, content: Content, entry: LedgerEntry, place: str, new: Content | None) -> Published:
+def _publish(
+    table: StoredTable, content: Content, entry: LedgerEntry, place: str, new: Content | None = None
+) -> Published:
     if table.holds(entry):  # a kill may have come between the commit and the check of its content
         version = _published_in(table, entry)
         _refuse_other_content(table, content, version)

@@ -53,7 +53,7 @@ class Replay(OfOneStream):
     def explain(self) -> str:
         """One line of the plan's text."""
         seconds = "" if self.plan.seconds is None else f", about {self.plan.seconds:,.0f} s at the stream's own pace"
-        records = counted(self.plan.records, "record")
+        records = counted(self.plan.records, self.plan.unit)
         return f"replay {records} with code {self.plan.saw.code.hash} into staging tables{seconds}"
 
     def run(self, recovery: Recovery) -> Findings:

@@ -20,13 +20,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.positions import Place, by_place, ends_of
+
+if TYPE_CHECKING:
+    from streaming_jobs.sinks.stored import Commit
 
 _NO_ROWS = ("upkeep", "fence", "schema", "slice")
 
@@ -156,6 +159,24 @@ class TableVersions:
         commit = list(actions(self._commit_file(number)))
         info: Mapping[str, Any] = next((a["commitInfo"] for a in commit if a.get("commitInfo")), {})
         return _time(info, [a["add"] for a in commit if a.get("add")])
+
+    def commits_of_others(self) -> Iterator[Commit]:
+        """The commits without a ledger entry, newest first."""
+        from streaming_jobs.sinks.delta.log import walk
+
+        return (commit for commit in walk(self.table) if commit.entry is None)
+
+    def published_since(self, start: int) -> list[tuple[int, str]]:
+        """The recoveries that have replaced rows from a version on: (version, plan), the newest first."""
+        from streaming_jobs.sinks.delta.log import walk
+
+        found = []
+        for commit in walk(self.table):
+            if commit.version < start:
+                break
+            if commit.entry is not None and commit.entry.kind == "publish" and commit.changes_data:
+                found.append((commit.version, commit.entry.plan or ""))
+        return found
 
     def time_of_next(self, start: int) -> int | None:
         """The time of the first commit from a version on that the log still has; None without any."""
