@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
+import pytest
+
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.topology import Topology
 from tests.broker.conftest import BenchFactory
-from tests.support.driver import Bench, assert_chained, ledger, produce, rows
-from tests.support.things import thing
+from tests.support import ROOT
+from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows
+from tests.support.things import expected_totals, thing
 
 FLOWS = ["tests.support.two_steps"]
 
@@ -47,3 +58,117 @@ def test_rows_pass_through_a_table_into_a_second_stream_each_once(bench: BenchFa
         key: sum(row["n"] for row in rows(here.settings, "clean") if row["k"] == key)
         for key in {row["k"] for row in rows(here.settings, "clean")}
     }
+
+
+KILLS = (
+    "copied:batch_started:1",
+    "copied:staged:2",
+    "copied:primary_committed:3",
+    "copied:batch_committed:4",
+    "clean_windows:staged:1",
+    "clean_windows:primary_committed:2",
+    "sums:primary_committed:2",
+)
+
+
+@pytest.mark.timeout(900)
+def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(bench: BenchFactory) -> None:
+    here = made(bench, **{"stream.max_offsets_per_trigger": 100, "streams.copied.path": "executor"})
+    streams = Topology.load(FLOWS)
+    readers = ("copied", "clean_windows", "sums")
+    produce(here.bootstrap, "things", map(thing, range(100)))
+    for name in ("clean", *readers):
+        here.run(streams[name])
+    produce(here.bootstrap, "things", map(thing, range(100, 1000)))
+    here.run(streams["clean"])
+    arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=100")
+    arguments += ("--set", "streams.copied.path=executor", "--streams")
+
+    def run(names: str, environment: Mapping[str, str]) -> tuple[int, str]:
+        return finished(
+            driver(here.settings, here.bootstrap, *arguments, names, flows=FLOWS[0], environment=environment)
+        )
+
+    for kill in KILLS:
+        code, output = run(kill.partition(":")[0], {"RECOURSE_CRASH": kill})
+        assert code == -signal.SIGKILL, f"{kill}: {output[-3000:]}"
+    code, output = run(",".join(readers), {})
+    assert code == 0, output[-3000:]
+    assert numbers(here, "copied") == Counter(range(1000))
+    assert {(row["k"]): (row["c"], row["s"]) for row in rows(here.settings, "sums")} == expected_totals(range(1000))
+    windows = rows(here.settings, "clean_windows")
+    assert len({(row["start"], row["k"]) for row in windows}) == len(windows) > 0
+    for table in ("copied", "sums"):
+        assert_chained(entries := ledger(here.settings, table))
+        assert sum(entry.records for entry in entries) == 1000 and len(entries) > 5
+
+
+@pytest.mark.timeout(900)
+def test_a_recovery_of_the_table_changes_nothing_for_its_reader_but_new_records(bench: BenchFactory) -> None:
+    here = made(bench)
+    flags = ("--trigger", "available-now", "--streams")
+    wrong = {"TWO_STEPS_MARK": "1000"}
+
+    def run(stream: str, environment: Mapping[str, str] | None = None) -> None:
+        process = driver(here.settings, here.bootstrap, *flags, stream, flows=FLOWS[0], environment=environment or {})
+        code, output = finished(process)
+        assert code == 0, output[-3000:]
+
+    def recourse(*arguments: str) -> dict[str, Any]:
+        environment = {
+            **os.environ,
+            "RECOURSE_HOME": str(here.settings.home),
+            "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": here.bootstrap,
+            "RECOURSE_FLOWS": json.dumps(FLOWS),
+            "PYTHONPATH": str(ROOT),
+        }
+        done = command(here.settings.home, environment, *arguments)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return dict(json.loads(done.stdout)) if "json" in arguments else {}
+
+    def more(first: int, end: int) -> None:
+        produce(here.bootstrap, "things", map(thing, range(first, end)))
+
+    more(0, 300)
+    run("clean", wrong)
+    run("copied")
+    more(300, 400)
+    run("clean", wrong)
+    more(400, 450)
+    plan = recourse("recover", "plan", "clean", "--to-batch", "-1", "--output", "json")["id"]
+    recourse("recover", "apply", plan, "--yes")
+    assert numbers(here, "clean") == Counter(range(450))
+    more(450, 500)
+    run("clean")
+    compact(here.settings, "clean")
+    run("copied")
+    right = Counter([*range(1000, 1400), *range(400, 500)])
+    assert numbers(here, "copied") == right, "what it had read stays, and nothing is missing or doubled"
+    more(500, 520)
+    recourse("recover", "undo", plan, "--yes")
+    assert numbers(here, "clean") == Counter([*range(1000, 1400), *range(400, 520)])
+    run("copied")
+    right.update(range(500, 520))
+    assert numbers(here, "copied") == right
+    again = recourse("recover", "plan", "clean", "--to-batch", "-1", "--output", "json")["id"]
+    recourse("recover", "apply", again, "--yes")
+    more(520, 540)
+    run("clean")
+    run("copied")
+    right.update(range(520, 540))
+    assert numbers(here, "copied") == right and numbers(here, "clean") == Counter(range(540))
+    itself = recourse("recover", "plan", "copied", "--to-batch", "-1", "--output", "json")["id"]
+    recourse("recover", "apply", itself, "--yes")
+    assert numbers(here, "copied") == Counter(range(540)), "a reader that is rebuilt has the corrected rows"
+    more(540, 550)
+    run("clean")
+    run("copied")
+    assert numbers(here, "copied") == Counter(range(550))
+
+
+def compact(settings: Settings, table: str) -> None:
+    """Compaction, as the driver of the stream does it."""
+    declared = Topology.load(FLOWS)[table].primary
+    sink = open_sink(settings, declared, table)
+    assert sink is not None
+    assert TableMaintenance(sink, settings.table, 2).compact() > 1

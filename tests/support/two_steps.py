@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
@@ -19,8 +21,8 @@ CLEAN = StructType(
         StructField("off", LongType()),
     ]
 )
-MARK = 0
-"""Added to each number by the first step: its code."""
+MARK = int(os.environ.get("TWO_STEPS_MARK", "0"))
+"""Added to each number by the first step: stands for a bug."""
 
 
 @stream(source=THINGS, sink=DeltaTable("clean", schema=CLEAN, partition_by=["k"]))
