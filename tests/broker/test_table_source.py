@@ -18,7 +18,7 @@ from streaming_jobs.topology import Topology
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
 from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows
-from tests.support.things import expected_totals, thing
+from tests.support.things import KEYS, expected_totals, thing
 
 FLOWS = ["tests.support.two_steps"]
 
@@ -65,23 +65,23 @@ KILLS = (
     "copied:staged:2",
     "copied:primary_committed:3",
     "copied:batch_committed:4",
-    "clean_windows:staged:1",
-    "clean_windows:primary_committed:2",
+    "clean_windows:staged:3",
+    "clean_windows:primary_committed:5",
     "sums:primary_committed:2",
 )
 
 
 @pytest.mark.timeout(900)
 def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(bench: BenchFactory) -> None:
-    here = made(bench, **{"stream.max_offsets_per_trigger": 100, "streams.copied.path": "executor"})
+    here = made(bench, **{"stream.max_offsets_per_trigger": 300, "streams.copied.path": "executor"})
     streams = Topology.load(FLOWS)
     readers = ("copied", "clean_windows", "sums")
-    produce(here.bootstrap, "things", map(thing, range(100)))
+    produce(here.bootstrap, "things", map(thing, range(300)))
     for name in ("clean", *readers):
         here.run(streams[name])
-    produce(here.bootstrap, "things", map(thing, range(100, 1000)))
+    produce(here.bootstrap, "things", map(thing, range(300, 3600)))
     here.run(streams["clean"])
-    arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=100")
+    arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=300")
     arguments += ("--set", "streams.copied.path=executor", "--streams")
 
     def run(names: str, environment: Mapping[str, str]) -> tuple[int, str]:
@@ -94,13 +94,14 @@ def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothi
         assert code == -signal.SIGKILL, f"{kill}: {output[-3000:]}"
     code, output = run(",".join(readers), {})
     assert code == 0, output[-3000:]
-    assert numbers(here, "copied") == Counter(range(1000))
-    assert {(row["k"]): (row["c"], row["s"]) for row in rows(here.settings, "sums")} == expected_totals(range(1000))
+    assert numbers(here, "copied") == Counter(range(3600))
+    assert {(row["k"]): (row["c"], row["s"]) for row in rows(here.settings, "sums")} == expected_totals(range(3600))
     windows = rows(here.settings, "clean_windows")
-    assert len({(row["start"], row["k"]) for row in windows}) == len(windows) > 0
+    assert len({(row["start"], row["k"]) for row in windows}) == len(windows) == 2 * len(KEYS)
+    assert sum(row["c"] for row in windows) == 2000, "two windows of ten seconds are over"
     for table in ("copied", "sums"):
         assert_chained(entries := ledger(here.settings, table))
-        assert sum(entry.records for entry in entries) == 1000 and len(entries) > 5
+        assert sum(entry.records for entry in entries) == 3600 and len(entries) > 5
 
 
 @pytest.mark.timeout(900)
