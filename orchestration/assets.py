@@ -24,6 +24,7 @@ from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
 from streaming_jobs.topology import Topology
 
 TOPIC_GROUP = "kafka"
+TABLE_GROUP = "tables_of_others"
 VERSION = {"recourse": version("recourse-streams")}
 """The package's version, in the metadata of tables and jobs: Dagster shows none of a code location."""
 NO_JOB_GROUP = "without_a_job"
@@ -55,7 +56,7 @@ def sessions(
 
 
 def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
-    """Every source topic as an asset that somebody else writes."""
+    """Every source topic, and every table that no stream writes, as an asset that somebody else writes."""
     return [
         dg.AssetSpec(
             topic_key(topic.name),
@@ -66,6 +67,17 @@ def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
             metadata=_topic_metadata(topic),
         )
         for topic in topology.topics.values()
+    ] + [
+        dg.AssetSpec(
+            table_key(table.name),
+            group_name=TABLE_GROUP,
+            kinds={"deltalake"},
+            description=table.description or f"Delta table {table.name}, which no stream here writes",
+            owners=owners(table.owners),
+            metadata={"dagster/column_schema": column_schema(table.columns)},
+        )
+        for table in topology.tables_read.values()
+        if topology.writer(table.name) is None
     ]
 
 

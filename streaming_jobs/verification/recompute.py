@@ -76,6 +76,8 @@ def recompute(
     def each(verdict: Outcome, text: str) -> list[Comparison]:
         return [Comparison(sink.name, _WHAT, verdict, text) for sink in stream.sinks.values()]
 
+    if stream.tables_read:
+        return each("not compared", "the stream reads a table, and only records of topics are computed again")
     if verdict.version < 0 or not verdict.coverage.spans:
         return each("not compared", "the stream has not read anything yet")
     written = _Written.of(settings, stream, verdict.coverage)
