@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -29,9 +29,11 @@ from streaming_jobs.columns import (
     checked_columns,
     checked_order,
 )
-from streaming_jobs.declared_table import DeclaredTable, Mode, is_declared_table
+from streaming_jobs.declared_names import checked_name, checked_names, checked_parts
+from streaming_jobs.declared_table import DeclaredTable, Mode
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
+from streaming_jobs.kafka_sink import KafkaSink, checked_topic_sinks, is_sink
 from streaming_jobs.rules import NO_RULES, RowRules, Rule, rules_by_sink
 from streaming_jobs.slices import Slices, check_slices
 from streaming_jobs.spelling import instead
@@ -45,8 +47,7 @@ if TYPE_CHECKING:
 MAX_AHEAD = "1 day"
 """The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""
 
-_DELETES, _QUARANTINE = "_deletes", "_quarantine"
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_DELETES, _QUARANTINE, _BATCHES = "_deletes", "_quarantine", "_batches"
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -189,8 +190,9 @@ class DeltaTable:
 class Stream:
     """One named flow. Several sources bind to parameters by name; with several sinks the function returns a mapping.
 
-    The first sink is the primary one: its ledger decides which batches are done. The others are secondary. `rules` has
-    the row rules of a sink by its name in `sinks`.
+    Topics among `sinks` are moved to `topic_sinks`. The first table is the primary sink: its ledger decides which
+    batches are done. A stream of topics only has a primary table `<stream>_batches`: where each batch lies in them.
+    `rules` has the row rules of a table by its name in `sinks`.
     """
 
     name: str
@@ -200,6 +202,7 @@ class Stream:
     description: str = ""
     owners: Sequence[str] = field(default=())
     rules: Mapping[str, Sequence[Rule]] = field(default_factory=dict)
+    topic_sinks: Mapping[str, KafkaSink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked_name("stream", self.name)
@@ -207,21 +210,29 @@ class Stream:
         if not self.sources or not self.sinks:
             raise UsageError(f"stream {self.name} needs a source and a sink")
         checked_parts(self.name, "source", self.sources.values(), "KafkaTopic", lambda p: isinstance(p, KafkaTopic))
-        checked_parts(self.name, "sink", self.sinks.values(), "DeltaTable", is_declared_table)
+        checked_parts(self.name, "sink", self.sinks.values(), "DeltaTable", is_sink)
+        self._separate_sinks()
         parameters = list(inspect.signature(self.function).parameters)
         if sorted(parameters) != sorted(self.sources):
             raise UsageError(
                 f"stream {self.name}: the function takes {parameters}, its sources are {list(self.sources)}",
                 "name the parameters like the sources",
             )
-        topics = [topic.name for topic in self.sources.values()]
-        if len(set(topics)) < len(topics):
+        if len(set(topics := [topic.name for topic in self.sources.values()])) < len(topics):
             raise UsageError(f"stream {self.name} reads a topic twice: {topics}", "declare it once")
         object.__setattr__(self, "rules", rules_by_sink(self.name, self.rules, self.sinks))
         for name in self.quarantines.values():
             checked_name("table", name)
         if len(set(self.table_names)) < len(self.table_names):
             raise UsageError(f"stream {self.name} names a table twice: {list(self.table_names)}")
+
+    def _separate_sinks(self) -> None:
+        topics = {**self.topic_sinks, **{n: s for n, s in self.sinks.items() if isinstance(s, KafkaSink)}}
+        tables = {name: sink for name, sink in self.sinks.items() if not isinstance(sink, KafkaSink)}
+        checked_topic_sinks(self.name, topics, self.rules, [topic.name for topic in self.sources.values()])
+        own = DeltaTable(self.batches, description=f"The ranges of offsets that stream {self.name} wrote, by batch")
+        object.__setattr__(self, "topic_sinks", topics)
+        object.__setattr__(self, "sinks", tables or {self.batches: own})
 
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> Any:
         """Call the function itself, on batch or streaming frames."""
@@ -233,14 +244,30 @@ class Stream:
         if result is None:
             place = f"{self.function.__code__.co_filename}:{self.function.__code__.co_firstlineno}"
             raise UsageError(f"the function of stream {self.name} returned None ({place})", "return a DataFrame")
-        by_sink = dict(result) if isinstance(result, Mapping) else {next(iter(self.sinks)): result}
-        if by_sink.keys() != self.sinks.keys():
-            unknown = [name for name in by_sink if name not in self.sinks]
+        names = self.output_names
+        by_sink = dict(result) if isinstance(result, Mapping) else {names[0]: result}
+        if by_sink.keys() != set(names):
+            unknown = [name for name in by_sink if name not in names]
             raise UsageError(
-                f"stream {self.name} returned {sorted(by_sink)}, its sinks are {sorted(self.sinks)}",
-                instead(str(unknown[0]), self.sinks) if unknown else "return a frame for every sink",
+                f"stream {self.name} returned {sorted(by_sink)}, its sinks are {sorted(names)}",
+                instead(str(unknown[0]), names) if unknown else "return a frame for every sink",
             )
         return cast("dict[str, DataFrame]", by_sink)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The sinks for which the function returns a frame: tables, then topics."""
+        return tuple(self.topic_sinks) if self.topics_only else (*self.sinks, *self.topic_sinks)
+
+    @property
+    def topics_only(self) -> bool:
+        """True if it writes no table but the one of its batches."""
+        return bool(self.topic_sinks) and list(self.sinks) == [self.batches]
+
+    @property
+    def batches(self) -> str:
+        """Name of the primary table of a stream that writes topics only."""
+        return f"{self.name}{_BATCHES}"
 
     @property
     def primary(self) -> DeclaredTable:
@@ -287,7 +314,7 @@ class Stream:
 def stream(
     *,
     source: KafkaTopic | Mapping[str, KafkaTopic],
-    sink: DeclaredTable | Mapping[str, DeclaredTable],
+    sink: DeclaredTable | KafkaSink | Mapping[str, DeclaredTable | KafkaSink],
     name: str | None = None,
     owners: Sequence[str] = (),
     rules: Sequence[Rule] | Mapping[str, Sequence[Rule]] = (),
@@ -303,7 +330,7 @@ def stream(
         else:
             parameters = list(inspect.signature(function).parameters) or ["source"]
             sources = {parameters[0]: source}
-        sinks = dict(sink) if isinstance(sink, Mapping) else {sink.name: sink}
+        sinks: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else {sink.name: sink}
         if isinstance(rules, Mapping):
             by_sink = dict(rules)
         elif len(sinks) > 1 and rules:
@@ -321,30 +348,3 @@ def stream(
         )
 
     return declare
-
-
-def checked_name(kind: str, name: str) -> str:
-    """Return `name` if it can be a folder and an identifier; raises UsageError otherwise."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
-        )
-    return name
-
-
-def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
-    """The names as a tuple; raises UsageError for a single text, which Python would read as a list of letters."""
-    if isinstance(names, str):
-        raise UsageError(f"{what}: {option} is the text '{names}', not a list", f"write {option}=['{names}']")
-    items = tuple(names) if isinstance(names, Iterable) else (names,)
-    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
-        raise UsageError(f"{what}: {option} is {names!r}, not a list of names", f"write {option}=['first', 'second']")
-    return items
-
-
-def checked_parts(stream: str, option: str, parts: Iterable[object], kind: str, fits: Callable[[object], bool]) -> None:
-    """Raise UsageError for a source or a sink of another type, such as a bare name; `kind` names the right type."""
-    for part in parts:
-        if not fits(part):
-            example = f"{kind}({part!r}, ...)" if isinstance(part, str) else f"a {kind}"
-            raise UsageError(f"stream {stream}: {option} is {part!r}, not a {kind}", f"write {example}")

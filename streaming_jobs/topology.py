@@ -43,7 +43,15 @@ class Topology:
                     raise UsageError(
                         f"table {table} is written by {writers[table]} and {stream.name}", "give each its own table"
                     )
-        return cls(dict(sorted(by_name.items())))
+            for sink in stream.topic_sinks.values():
+                if writers.setdefault(sink.ledger_name, stream.name) != stream.name:
+                    raise UsageError(
+                        f"topic {sink.name} is written by {writers[sink.ledger_name]} and {stream.name}",
+                        "give each its own topic: a recovery of one stream has to know which records are its own",
+                    )
+        topology = cls(dict(sorted(by_name.items())))
+        topology.refuse_loops()
+        return topology
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Topology:
@@ -90,6 +98,30 @@ class Topology:
         """Names of the streams that read the topic."""
         return [s.name for s in self.streams.values() if any(t.name == topic for t in s.sources.values())]
 
+    @property
+    def writers(self) -> dict[str, str]:
+        """The stream that writes each topic, by the topic's name; topics that only rows name are not in it."""
+        return {sink.name: s.name for s in self.streams.values() for sink in s.topic_sinks.values()}
+
+    def upstream(self, name: str) -> list[str]:
+        """Names of the streams that write the topics which a stream reads."""
+        writers = self.writers
+        return [writers[t.name] for t in self[name].sources.values() if t.name in writers]
+
+    def refuse_loops(self) -> None:
+        """Raise UsageError if a stream reads what it has written, by way of others."""
+        for name in self.streams:
+            seen, waiting = set[str](), self.upstream(name)
+            while waiting:
+                if (each := waiting.pop()) == name:
+                    raise UsageError(
+                        f"stream {name} reads its own records again, by way of {', '.join(sorted({*seen, each}))}",
+                        "let one of them write another topic",
+                    )
+                if each not in seen:
+                    seen.add(each)
+                    waiting += self.upstream(each)
+
     def describe(self, names: Iterable[str] = ()) -> str:
         """The topology as text: sources, stream, sinks, one block per stream."""
         return "\n".join(_block(stream) for stream in self.select(names))
@@ -108,6 +140,11 @@ def _block(stream: Stream) -> str:
         role = "primary" if position == 0 else "secondary"
         lines.append(f"  -> table {sink.name} ({role}, {sink.mode}{keys}{partitions})")
         lines += [f"       {rule.on_fail}: {rule.words}" for rule in stream.rules_of(sink.name).rules]
+    for topic_sink in stream.topic_sinks.values():
+        key = f", key {topic_sink.key}" if topic_sink.key else ""
+        route = f", or that in {topic_sink.route}" if topic_sink.route else ""
+        delivery = topic_sink.delivery.replace("_", " ")
+        lines.append(f"  -> topic {topic_sink.name}{route} (secondary, {delivery}{key})")
     lines += [f"  -> table {table.name} (remembered deletes)" for table in stream.deletes]
     lines += [f"  -> table {name} (rows of {table} that rules set aside)" for table, name in stream.quarantines.items()]
     lines.append(f"  -> table {stream.dead_letters} (dead letters)")
@@ -164,5 +201,7 @@ def _instead_of_argument(message: str) -> str:
     if (match := _UNKNOWN_ARGUMENT.search(message)) is None:
         return ""
     name = match["declaration"]
-    declared = getattr(streaming_jobs, name) if name in ("stream", "KafkaTopic", "DeltaTable", "Json") else None
+    declared = (
+        getattr(streaming_jobs, name) if name in ("stream", "KafkaTopic", "KafkaSink", "DeltaTable", "Json") else None
+    )
     return instead(match["argument"], inspect.signature(declared).parameters) if declared else ""

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from streaming_jobs.declared_names import checked_name
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import private_folder, sync, write_json
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.positions import decode, decode_partitions
 from streaming_jobs.settings import Settings
-from streaming_jobs.stream import checked_name
 
 _FORMAT = 2
 _ONE_STREAM = 1

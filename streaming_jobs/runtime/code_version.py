@@ -90,7 +90,11 @@ def _declared(stream: Stream) -> list[object]:
         for name, s in stream.sinks.items()
     ]
     rules = {name: rules for name, rules in stream.rules.items() if rules}
-    return [sources, sinks, *([rules] if rules else [])]
+    topics = [
+        (name, s.name, *s.options.items(), type(s.topic.value).__name__, s.topic.value.schema.json())
+        for name, s in stream.topic_sinks.items()
+    ]
+    return [sources, sinks, *([rules] if rules else []), *([topics] if topics else [])]
 
 
 def _function_tree(stream: Stream, *, beside: bool = True) -> str:
