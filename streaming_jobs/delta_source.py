@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from streaming_jobs.checked_names import checked_name, checked_names
 from streaming_jobs.columns import SOURCE_COLUMN
+from streaming_jobs.declared_names import checked_name, checked_names
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import instead

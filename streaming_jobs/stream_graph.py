@@ -43,7 +43,7 @@ def refuse_cycles(streams: Iterable[Stream]) -> None:
 
 def _feeds(stream: Stream, others: Iterable[Stream]) -> Iterable[tuple[str, str]]:
     """Yields what the stream writes and another one reads: (table or topic, name of the reader)."""
-    topics = {topic for sink in stream.sinks.values() if isinstance(topic := getattr(sink, "topic", None), str)}
+    topics = {sink.name for sink in stream.topic_sinks.values()}
     for other in others:
         for table in other.tables_read:
             if table.name in stream.table_names:

@@ -51,6 +51,12 @@ class Topology:
                     raise UsageError(
                         f"table {table} is written by {writers[table]} and {stream.name}", "give each its own table"
                     )
+            for sink in stream.topic_sinks.values():
+                if writers.setdefault(sink.ledger_name, stream.name) != stream.name:
+                    raise UsageError(
+                        f"topic {sink.name} is written by {writers[sink.ledger_name]} and {stream.name}",
+                        "give each its own topic: a recovery of one stream has to know which records are its own",
+                    )
         refuse_cycles(by_name.values())
         return cls({name: with_columns(stream, by_name, writers) for name, stream in sorted(by_name.items())})
 
@@ -112,6 +118,16 @@ class Topology:
         """Names of the streams that read the table."""
         return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
 
+    @property
+    def writers(self) -> dict[str, str]:
+        """The stream that writes each topic, by the topic's name; topics that only rows name are not in it."""
+        return {sink.name: s.name for s in self.streams.values() for sink in s.topic_sinks.values()}
+
+    def upstream(self, name: str) -> list[str]:
+        """Names of the streams that write the topics which a stream reads."""
+        writers = self.writers
+        return [writers[t.name] for t in self[name].topics if t.name in writers]
+
     def describe(self, names: Iterable[str] = ()) -> str:
         """The topology as text: sources, stream, sinks, one block per stream."""
         return "\n".join(_block(stream) for stream in self.select(names))
@@ -131,6 +147,11 @@ def _block(stream: Stream) -> str:
         role = "primary" if position == 0 else "secondary"
         lines.append(f"  -> table {sink.name} ({role}, {sink.mode}{keys}{partitions})")
         lines += [f"       {rule.on_fail}: {rule.words}" for rule in stream.rules_of(sink.name).rules]
+    for topic_sink in stream.topic_sinks.values():
+        key = f", key {topic_sink.key}" if topic_sink.key else ""
+        route = f", or that in {topic_sink.route}" if topic_sink.route else ""
+        delivery = topic_sink.delivery.replace("_", " ")
+        lines.append(f"  -> topic {topic_sink.name}{route} (secondary, {delivery}{key})")
     lines += [f"  -> table {table.name} (remembered deletes)" for table in stream.deletes]
     lines += [f"  -> table {name} (rows of {table} that rules set aside)" for table, name in stream.quarantines.items()]
     lines.append(f"  -> table {stream.dead_letters} (dead letters)")
@@ -188,6 +209,8 @@ def _instead_of_argument(message: str) -> str:
         return ""
     name = match["declaration"]
     declared = (
-        getattr(streaming_jobs, name) if name in ("stream", "KafkaTopic", "DeltaSource", "DeltaTable", "Json") else None
+        getattr(streaming_jobs, name)
+        if name in ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable", "Json")
+        else None
     )
     return instead(match["argument"], inspect.signature(declared).parameters) if declared else ""

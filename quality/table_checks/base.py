@@ -20,7 +20,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from quality.validation import Outcome, Severity
-from streaming_jobs.checked_names import checked_name
+from streaming_jobs.declared_names import checked_name
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
-from streaming_jobs.checked_names import checked_name
+from streaming_jobs.declared_names import checked_name
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import private_folder, sync, write_json
 from streaming_jobs.ledger import CodeVersion

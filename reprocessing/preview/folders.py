@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from streaming_jobs.checked_names import checked_name
+from streaming_jobs.declared_names import checked_name
 from streaming_jobs.errors import LeaseBusy, TransientError, UsageError
 from streaming_jobs.files import private_folder
 from streaming_jobs.settings import Settings, StreamOverrides

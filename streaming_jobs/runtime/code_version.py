@@ -97,7 +97,11 @@ def _declared(stream: Stream) -> list[object]:
         for name, s in stream.sinks.items()
     ]
     rules = {name: rules for name, rules in stream.rules.items() if rules}
-    return [[*topics, *tables], sinks, *([rules] if rules else [])]
+    written = [
+        (name, s.name, *s.options.items(), type(s.topic.value).__name__, s.topic.value.schema.json())
+        for name, s in stream.topic_sinks.items()
+    ]
+    return [[*topics, *tables], sinks, *([rules] if rules else []), *([written] if written else [])]
 
 
 def _function_tree(stream: Stream, *, beside: bool = True) -> str:

@@ -95,6 +95,15 @@ def _declared(stream: Stream) -> Iterator[tuple[str, str]]:
             yield f"{place}: column {field.name}", field.dataType.simpleString()
         for rule in stream.rules_of(table.name).rules:
             yield f"rule {rule.name} of table {table.name}", f"{rule.on_fail} if {rule.words}"
+    yield from _topic_sinks(stream)
+
+
+def _topic_sinks(stream: Stream) -> Iterator[tuple[str, str]]:
+    for sink in stream.topic_sinks.values():
+        place = f"topic {sink.name}: written"
+        yield from ((f"{place} {name}", value) for name, value in sink.options.items())
+        for field in sink.topic.value.schema.fields:
+            yield f"{place} column {field.name}", field.dataType.simpleString()
 
 
 def _settings(stream: str, settings: Settings) -> Iterator[tuple[str, str]]:

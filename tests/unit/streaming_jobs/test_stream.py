@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from streaming_jobs.checked_names import checked_name
 from streaming_jobs.columns import SOURCE_COLUMN
+from streaming_jobs.declared_names import checked_name
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore

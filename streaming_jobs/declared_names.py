@@ -1,4 +1,4 @@
-"""Checks of the names and parts in declarations."""
+"""Checks of the names and parts in a declaration."""
 
 from __future__ import annotations
 
