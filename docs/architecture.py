@@ -222,6 +222,7 @@ _COLUMNS = {
     "streaming_jobs.platform.processes": 1,
     "streaming_jobs.sources": 3,
     "streaming_jobs.archives": 3,
+    "streaming_jobs.table_sources": 3,
     "streaming_jobs.formats": 4,
     "streaming_jobs.graph": 5,
     "streaming_jobs.verification.chaos": 3,

@@ -20,10 +20,11 @@ from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
-from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
 from streaming_jobs.topology import Topology
 
 TOPIC_GROUP = "kafka"
+TABLE_GROUP = "tables_of_others"
 VERSION = {"recourse": version("recourse-streams")}
 """The package's version, in the metadata of tables and jobs: Dagster shows none of a code location."""
 NO_JOB_GROUP = "without_a_job"
@@ -55,7 +56,7 @@ def sessions(
 
 
 def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
-    """Every source topic as an asset that somebody else writes."""
+    """Every source topic, and every table that no stream writes, as an asset that somebody else writes."""
     return [
         dg.AssetSpec(
             topic_key(topic.name),
@@ -66,7 +67,23 @@ def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
             metadata=_topic_metadata(topic),
         )
         for topic in topology.topics.values()
+    ] + [
+        dg.AssetSpec(
+            table_key(table.name),
+            group_name=TABLE_GROUP,
+            kinds={"deltalake"},
+            description=table.description or f"Delta table {table.name}, which no stream here writes",
+            owners=owners(table.owners),
+            metadata={"dagster/column_schema": column_schema(table.columns)},
+        )
+        for table in topology.tables_read.values()
+        if topology.writer(table.name) is None
     ]
+
+
+def source_key(source: StreamSource) -> dg.AssetKey:
+    """The asset that a stream reads: a topic, or the table of another stream."""
+    return topic_key(source.name) if isinstance(source, KafkaTopic) else table_key(source.name)
 
 
 def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[SessionSpec]) -> list[dg.AssetSpec]:
@@ -86,7 +103,7 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
     return [
         dg.AssetSpec(
             table_key(table.name),
-            deps=[topic_key(topic.name) for topic in stream.sources.values()],
+            deps=[source_key(source) for source in stream.sources.values()],
             group_name=f"{group}_dead_letters" if table in beside else group,
             kinds={"spark", store_of(table).kind},
             description=shown.get(table.name)

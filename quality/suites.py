@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from streaming_jobs.declared_names import checked_name, checked_names
 from streaming_jobs.errors import UsageError
-from streaming_jobs.stream import checked_name, checked_names
 
 if TYPE_CHECKING:
     from quality.validation import Outcome

@@ -77,7 +77,7 @@ def _replayed(plan: StreamPlan) -> Iterator[str]:
     size = "" if plan.size is None else f", about {_size(plan.size)}"
     time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
     time = time if plan.records else "for Spark's start"
-    records = counted(plan.records, "record")
+    records = counted(plan.records, plan.unit)
     yield f"  {records}{size} to replay; the stream stands still {time}, its tables stay readable"
 
 
@@ -101,7 +101,7 @@ def _skipped(plan: StreamPlan) -> Iterator[str]:
     for topic, partition, begin, end in plan.skipped():
         total += end - begin
         yield f"  {topic:<24} {partition:>9} {begin:>10,} {end:>10,} {end - begin:>10,}"
-    left = counted(total, "record", "is", "are")
+    left = counted(total, plan.unit, "is", "are")
     yield f"  {left} never read; the stream stands still for seconds, its tables stay readable"
 
 

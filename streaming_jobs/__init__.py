@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
+from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.rules import Between, Holds, InSet, Matches, NotNull, Unique
 from streaming_jobs.slices import Slices
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
@@ -42,6 +43,7 @@ __all__ = [
     "Holds",
     "InSet",
     "Json",
+    "KafkaSink",
     "KafkaTopic",
     "Matches",
     "NotNull",

@@ -4,6 +4,7 @@
     ├── UsageError            the request makes no sense; nothing was changed
     ├── TransientError        may pass; trying again is right
     │   ├── LeaseBusy         another driver holds the stream
+    │   ├── TableAwaited      a table that the stream reads does not exist yet
     │   └── FunctionRaised    the stream's own function raised an exception, the first time
     └── PermanentError        trying again is a bug; a person has to act
         ├── PreflightRefused  state, tables and topics do not agree; nothing was started
@@ -100,6 +101,15 @@ class LeaseBusy(TransientError):
 
     code = "REC-011"
     exit_code = 75
+
+
+class TableAwaited(TransientError):
+    """A table that the stream reads has not been made yet: the stream waits for it, for `stream.await_table`.
+
+    Start the stream that writes the table; the order does not matter. After that time it is REC-021.
+    """
+
+    code = "REC-015"
 
 
 class PermanentError(RecourseError):

@@ -68,6 +68,8 @@ NO_CODE = CodeVersion("", "")
 """The code version of an entry that no batch has written."""
 
 
+READ = "read"
+"""The name under which an entry counts the rows that it read from tables, records from topics included."""
 DROPPED, QUARANTINED = "dropped:", "quarantined:"
 """Begin the names, with that of a table, under which an entry counts the rows that row rules have taken out of it."""
 
@@ -82,8 +84,9 @@ class LedgerEntry:
     """One commit's entry. `rows`: name -> number of rows written; `txns`: other sink -> its transaction version.
 
     `rows` of a batch's primary table: `written` are its own, `dead_letters`, `late`, and by name those of other tables;
-    `quarantined:<table>` and `dropped:<table>` were taken out by row rules. `rules`: table -> rule -> rows that broke
-    it.
+    `quarantined:<table>` and `dropped:<table>` were taken out by row rules; `read` counts the rows that were read, if
+    offsets are the versions of a table. `rules`: table -> rule -> rows that broke it. `new`, of a publish: the files
+    that have only rows of records that no batch had read before; None if that is not known.
     """
 
     kind: Kind
@@ -98,6 +101,12 @@ class LedgerEntry:
     plan: str | None = None
     note: str | None = None
     rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    new: tuple[str, ...] | None = None
+
+    @property
+    def records(self) -> int:
+        """Records that it read: the offsets in its ranges, or the rows of the versions of a table."""
+        return self.rows.get(READ, sum(each.records for each in self.offsets))
 
     @property
     def txn(self) -> Txn:
@@ -127,6 +136,8 @@ class LedgerEntry:
         value.update({k: v for k, v in (("plan", self.plan), ("note", self.note)) if v is not None})
         if self.rules:
             value["rules"] = {table: dict(broken) for table, broken in self.rules.items()}
+        if self.new is not None:
+            value["new"] = list(self.new)
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
@@ -158,4 +169,5 @@ class LedgerEntry:
             plan=value.get("plan"),
             note=value.get("note"),
             rules=value.get("rules", {}),
+            new=tuple(value["new"]) if "new" in value else None,
         )

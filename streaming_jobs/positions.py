@@ -7,7 +7,7 @@ JSON has no other keys; only `decode` and `decode_partitions` make it a number a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PartitionOffsets = Mapping[int, int]
 """partition -> offset"""
@@ -51,12 +51,14 @@ class Archived:
 class OffsetBounds:
     """First and next offset of a topic by partition; `latest` is the last stable one, where read_committed ends.
 
-    With an archive, `earliest` is the first offset that can be read, there or in Kafka.
+    With an archive, `earliest` is the first offset that can be read, there or in Kafka. `continues`, of a table that
+    is read: from 0 its whole content can be read, and from this version on what each one added, but nothing between.
     """
 
     earliest: dict[int, int]
     latest: dict[int, int]
     archived: Archived | None = None
+    continues: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[int, int]:
@@ -67,6 +69,13 @@ class OffsetBounds:
     def total(self) -> int:
         """Offsets held in all partitions together."""
         return sum(self.counts.values())
+
+
+def first_after(begin: int, partition: int, earliest: PartitionOffsets, continues: PartitionOffsets) -> int | None:
+    """The first offset that can be read if one that begins a range cannot; None if it can."""
+    if begin < earliest.get(partition, 0):
+        return earliest[partition]
+    return continues[partition] if 0 < begin < continues.get(partition, 0) else None
 
 
 def starts_of(ranges: Iterable[OffsetRange]) -> TopicOffsets:

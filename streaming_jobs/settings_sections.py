@@ -149,6 +149,9 @@ class StreamSettings(_Section):
     direct_merge_max_mb: int = Field(2048, gt=0, description="upserts into a larger table go through Spark's MERGE, MB")
     stop_deadline: Duration = Field(timedelta(seconds=30), description="for a batch to reach its border on stop")
     max_restarts: int = Field(5, ge=0, description="transient failures in a row before the session gives a stream up")
+    await_table: Duration = Field(
+        timedelta(minutes=10), description="for a table that the stream reads and that does not exist yet"
+    )
     stuck_after: Duration = Field(timedelta(minutes=5), description="red: unread records and no batch done; 0: never")
     late_after: Duration = Field(timedelta(minutes=10), description="red: records unread for longer; 0: never")
 
@@ -185,6 +188,7 @@ class StreamOverrides(_Section):
     direct_merge_max_mb: int | None = Field(None, gt=0)
     stop_deadline: Duration | None = None
     max_restarts: int | None = Field(None, ge=0)
+    await_table: Duration | None = None
     stuck_after: Duration | None = None
     late_after: Duration | None = None
 
@@ -196,6 +200,10 @@ class TableSettings(_Section):
         timedelta(hours=1), description="of the table's own log (delta.logRetentionDuration)"
     )
     log_versions: int = Field(500, ge=0, description="versions kept in the log, however young; 0: no such bound")
+    unread_retention: Duration = Field(
+        timedelta(days=1), description="of versions, and their files, that a stream reading the table has not read yet"
+    )
+    unread_versions: int = Field(20_000, gt=0, description="such versions kept at most; a slower reader is refused")
     deleted_file_retention: Duration = Field(timedelta(hours=1), description="of files no version of the table lists")
     deleted_files_max_mb: int = Field(4096, ge=0, description="of such files, MB; above it the oldest go earlier")
     checkpoint_interval: int = Field(50, gt=0, description="commits between two checkpoints of the table's log")

@@ -15,23 +15,25 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from streaming_jobs.column_types import checked_types
 from streaming_jobs.columns import (
     DELETED_AT_COLUMN,
     POSITION_COLUMN,
-    SOURCE_COLUMN,
     checked_columns,
     checked_order,
 )
-from streaming_jobs.declared_table import DeclaredTable, Mode, is_declared_table
+from streaming_jobs.declared_names import checked_name, checked_names, checked_parts
+from streaming_jobs.declared_table import DeclaredTable, Mode
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
+from streaming_jobs.kafka_sink import KafkaSink, checked_topic_sinks, is_sink
+from streaming_jobs.kafka_topic import MAX_AHEAD, KafkaTopic
 from streaming_jobs.rules import NO_RULES, RowRules, Rule, rules_by_sink
 from streaming_jobs.slices import Slices, check_slices
 from streaming_jobs.spelling import instead
@@ -40,70 +42,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from streaming_jobs.record_format import Format
 
-MAX_AHEAD = "1 day"
-"""The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""
+__all__ = ["MAX_AHEAD", "DeltaTable", "KafkaTopic", "Stream", "StreamSource", "stream"]
 
-_DELETES, _QUARANTINE = "_deletes", "_quarantine"
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_DELETES, _QUARANTINE, _BATCHES = "_deletes", "_quarantine", "_batches"
 
 
-@dataclass(frozen=True)
-class KafkaTopic:
-    """A Kafka topic as a source.
-
-    The function sees the fields of `value` as columns, and the struct `_source` (topic, partition, offset,
-    timestamp, key, tombstone; headers if `headers` is set; CreateTime, LogAppendTime or NoTimestampType if
-    `timestamp_type` is set). With `event_time`, the frame has a watermark of `lateness` on that column. A record whose
-    event time is more than `max_ahead` after its Kafka timestamp is then a dead letter (`event_time_ahead`), since it
-    would move the watermark past all other records; None: no such bound. A null event time does not move the
-    watermark; windows leave its row out. A record with a null value is a dead letter, or, with `tombstones="keep"`, a
-    row whose fields are all null and whose `_source.tombstone` is true. Only committed records are read.
-    """
-
-    name: str
-    value: Format
-    event_time: str | None = None
-    lateness: str | None = None
-    max_ahead: str | None = MAX_AHEAD
-    tombstones: Literal["dead_letter", "keep"] = "dead_letter"
-    headers: bool = False
-    timestamp_type: bool = False
-    description: str = ""
-    owners: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if not _TOPIC.fullmatch(self.name) or self.name in (".", ".."):
-            raise UsageError(f"'{self.name}' is not a topic name", "use letters, digits, '.', '_' and '-'")
-        if (self.event_time is None) != (self.lateness is None):
-            raise UsageError(f"topic {self.name}: event_time and lateness go together", "set both, or neither")
-        if self.tombstones not in (allowed := ("dead_letter", "keep")):
-            raise UsageError(f"topic {self.name}: tombstones='{self.tombstones}'", instead(self.tombstones, allowed))
-        object.__setattr__(self, "owners", checked_names(f"topic {self.name}", "owners", self.owners))
-        if self.lateness is not None:
-            parse_duration(self.lateness)
-        if self.max_ahead is not None:
-            parse_duration(self.max_ahead)
-        fields = self.value.schema.fieldNames()
-        if self.event_time is not None and self.event_time not in fields:
-            raise UsageError(
-                f"topic {self.name}: event_time '{self.event_time}' is not a field of its value",
-                instead(self.event_time, fields),
-            )
-        if SOURCE_COLUMN in self.value.schema.fieldNames():
-            raise UsageError(f"topic {self.name}: the field name {SOURCE_COLUMN} is taken", "rename the field")
-
-    @property
-    def delay(self) -> timedelta | None:
-        """The declared watermark delay."""
-        return parse_duration(self.lateness) if self.lateness else None
-
-    @property
-    def ahead(self) -> timedelta | None:
-        """The longest time by which an event time may be after its record's timestamp; None: no bound."""
-        return parse_duration(self.max_ahead) if self.event_time and self.max_ahead else None
+StreamSource = KafkaTopic | DeltaSource
+"""A declared source of a stream."""
 
 
 @dataclass(frozen=True)
@@ -189,39 +135,52 @@ class DeltaTable:
 class Stream:
     """One named flow. Several sources bind to parameters by name; with several sinks the function returns a mapping.
 
-    The first sink is the primary one: its ledger decides which batches are done. The others are secondary. `rules` has
-    the row rules of a sink by its name in `sinks`.
+    Topics among `sinks` are moved to `topic_sinks`. The first table is the primary sink: its ledger decides which
+    batches are done. A stream of topics only has a primary table `<stream>_batches`: where each batch lies in them.
+    `rules` has the row rules of a table by its name in `sinks`.
     """
 
     name: str
     function: Callable[..., Any]
-    sources: Mapping[str, KafkaTopic]
+    sources: Mapping[str, StreamSource]
     sinks: Mapping[str, DeclaredTable]
     description: str = ""
     owners: Sequence[str] = field(default=())
     rules: Mapping[str, Sequence[Rule]] = field(default_factory=dict)
+    topic_sinks: Mapping[str, KafkaSink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked_name("stream", self.name)
         object.__setattr__(self, "owners", checked_names(f"stream {self.name}", "owners", self.owners))
         if not self.sources or not self.sinks:
             raise UsageError(f"stream {self.name} needs a source and a sink")
-        checked_parts(self.name, "source", self.sources.values(), "KafkaTopic", lambda p: isinstance(p, KafkaTopic))
-        checked_parts(self.name, "sink", self.sinks.values(), "DeltaTable", is_declared_table)
+        checked_parts(
+            self.name, "source", self.sources.values(), "KafkaTopic", lambda p: isinstance(p, (KafkaTopic, DeltaSource))
+        )
+        checked_parts(self.name, "sink", self.sinks.values(), "DeltaTable", is_sink)
+        self._separate_sinks()
         parameters = list(inspect.signature(self.function).parameters)
         if sorted(parameters) != sorted(self.sources):
             raise UsageError(
                 f"stream {self.name}: the function takes {parameters}, its sources are {list(self.sources)}",
                 "name the parameters like the sources",
             )
-        topics = [topic.name for topic in self.sources.values()]
-        if len(set(topics)) < len(topics):
-            raise UsageError(f"stream {self.name} reads a topic twice: {topics}", "declare it once")
+        names = [source.name for source in self.sources.values()]
+        if len(set(names)) < len(names):
+            raise UsageError(f"stream {self.name} reads a topic or table twice: {names}", "declare it once")
         object.__setattr__(self, "rules", rules_by_sink(self.name, self.rules, self.sinks))
         for name in self.quarantines.values():
             checked_name("table", name)
         if len(set(self.table_names)) < len(self.table_names):
             raise UsageError(f"stream {self.name} names a table twice: {list(self.table_names)}")
+
+    def _separate_sinks(self) -> None:
+        topics = {**self.topic_sinks, **{n: s for n, s in self.sinks.items() if isinstance(s, KafkaSink)}}
+        tables = {name: sink for name, sink in self.sinks.items() if not isinstance(sink, KafkaSink)}
+        checked_topic_sinks(self.name, topics, self.rules, [topic.name for topic in self.topics])
+        own = DeltaTable(self.batches, description=f"The ranges of offsets that stream {self.name} wrote, by batch")
+        object.__setattr__(self, "topic_sinks", topics)
+        object.__setattr__(self, "sinks", tables or {self.batches: own})
 
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> Any:
         """Call the function itself, on batch or streaming frames."""
@@ -233,14 +192,40 @@ class Stream:
         if result is None:
             place = f"{self.function.__code__.co_filename}:{self.function.__code__.co_firstlineno}"
             raise UsageError(f"the function of stream {self.name} returned None ({place})", "return a DataFrame")
-        by_sink = dict(result) if isinstance(result, Mapping) else {next(iter(self.sinks)): result}
-        if by_sink.keys() != self.sinks.keys():
-            unknown = [name for name in by_sink if name not in self.sinks]
+        names = self.output_names
+        by_sink = dict(result) if isinstance(result, Mapping) else {names[0]: result}
+        if by_sink.keys() != set(names):
+            unknown = [name for name in by_sink if name not in names]
             raise UsageError(
-                f"stream {self.name} returned {sorted(by_sink)}, its sinks are {sorted(self.sinks)}",
-                instead(str(unknown[0]), self.sinks) if unknown else "return a frame for every sink",
+                f"stream {self.name} returned {sorted(by_sink)}, its sinks are {sorted(names)}",
+                instead(str(unknown[0]), names) if unknown else "return a frame for every sink",
             )
         return cast("dict[str, DataFrame]", by_sink)
+
+    @property
+    def topics(self) -> tuple[KafkaTopic, ...]:
+        """Its sources that are Kafka topics."""
+        return tuple(source for source in self.sources.values() if isinstance(source, KafkaTopic))
+
+    @property
+    def tables_read(self) -> tuple[DeltaSource, ...]:
+        """Its sources that are Delta tables."""
+        return tuple(source for source in self.sources.values() if isinstance(source, DeltaSource))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The sinks for which the function returns a frame: tables, then topics."""
+        return tuple(self.topic_sinks) if self.topics_only else (*self.sinks, *self.topic_sinks)
+
+    @property
+    def topics_only(self) -> bool:
+        """True if it writes no table but the one of its batches."""
+        return bool(self.topic_sinks) and list(self.sinks) == [self.batches]
+
+    @property
+    def batches(self) -> str:
+        """Name of the primary table of a stream that writes topics only."""
+        return f"{self.name}{_BATCHES}"
 
     @property
     def primary(self) -> DeclaredTable:
@@ -286,8 +271,8 @@ class Stream:
 
 def stream(
     *,
-    source: KafkaTopic | Mapping[str, KafkaTopic],
-    sink: DeclaredTable | Mapping[str, DeclaredTable],
+    source: StreamSource | Mapping[str, StreamSource],
+    sink: DeclaredTable | KafkaSink | Mapping[str, DeclaredTable | KafkaSink],
     name: str | None = None,
     owners: Sequence[str] = (),
     rules: Sequence[Rule] | Mapping[str, Sequence[Rule]] = (),
@@ -303,7 +288,7 @@ def stream(
         else:
             parameters = list(inspect.signature(function).parameters) or ["source"]
             sources = {parameters[0]: source}
-        sinks = dict(sink) if isinstance(sink, Mapping) else {sink.name: sink}
+        sinks: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else {sink.name: sink}
         if isinstance(rules, Mapping):
             by_sink = dict(rules)
         elif len(sinks) > 1 and rules:
@@ -321,30 +306,3 @@ def stream(
         )
 
     return declare
-
-
-def checked_name(kind: str, name: str) -> str:
-    """Return `name` if it can be a folder and an identifier; raises UsageError otherwise."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
-        )
-    return name
-
-
-def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
-    """The names as a tuple; raises UsageError for a single text, which Python would read as a list of letters."""
-    if isinstance(names, str):
-        raise UsageError(f"{what}: {option} is the text '{names}', not a list", f"write {option}=['{names}']")
-    items = tuple(names) if isinstance(names, Iterable) else (names,)
-    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
-        raise UsageError(f"{what}: {option} is {names!r}, not a list of names", f"write {option}=['first', 'second']")
-    return items
-
-
-def checked_parts(stream: str, option: str, parts: Iterable[object], kind: str, fits: Callable[[object], bool]) -> None:
-    """Raise UsageError for a source or a sink of another type, such as a bare name; `kind` names the right type."""
-    for part in parts:
-        if not fits(part):
-            example = f"{kind}({part!r}, ...)" if isinstance(part, str) else f"a {kind}"
-            raise UsageError(f"stream {stream}: {option} is {part!r}, not a {kind}", f"write {example}")

@@ -1,4 +1,4 @@
-"""All declared streams, with the topics that they read and the tables that they write."""
+"""All declared streams, with the topics and tables that they read and the tables that they write."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.main_module import seen_with_a_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.spelling import instead, nearest
 from streaming_jobs.stream import KafkaTopic, Stream
+from streaming_jobs.stream_graph import refuse_cycles, with_columns
 
 _UNKNOWN_ARGUMENT = re.compile(
     r"(?P<declaration>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<argument>\w+)'"
@@ -26,13 +28,19 @@ _UNKNOWN_ARGUMENT = re.compile(
 
 @dataclass(frozen=True)
 class Topology:
-    """The streams by name, checked against each other: one name, and one writer per table."""
+    """The streams by name, checked against each other: one name, one writer per table, and no cycle.
+
+    A source without columns of its own has those that the table's writer declares.
+    """
 
     streams: dict[str, Stream]
 
     @classmethod
     def of(cls, streams: Iterable[Stream]) -> Topology:
-        """Check and index the streams; raises UsageError for a doubled name or a table with two writers."""
+        """Check and index the streams.
+
+        Raises UsageError for a doubled name, a table with two writers, one that cannot be read, and a cycle.
+        """
         by_name: dict[str, Stream] = {}
         writers: dict[str, str] = {}
         for stream in streams:
@@ -43,7 +51,14 @@ class Topology:
                     raise UsageError(
                         f"table {table} is written by {writers[table]} and {stream.name}", "give each its own table"
                     )
-        return cls(dict(sorted(by_name.items())))
+            for sink in stream.topic_sinks.values():
+                if writers.setdefault(sink.ledger_name, stream.name) != stream.name:
+                    raise UsageError(
+                        f"topic {sink.name} is written by {writers[sink.ledger_name]} and {stream.name}",
+                        "give each its own topic: a recovery of one stream has to know which records are its own",
+                    )
+        refuse_cycles(by_name.values())
+        return cls({name: with_columns(stream, by_name, writers) for name, stream in sorted(by_name.items())})
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Topology:
@@ -84,11 +99,34 @@ class Topology:
     @property
     def topics(self) -> dict[str, KafkaTopic]:
         """Every source topic by name."""
-        return {topic.name: topic for s in self.streams.values() for topic in s.sources.values()}
+        return {topic.name: topic for s in self.streams.values() for topic in s.topics}
+
+    @property
+    def tables_read(self) -> dict[str, DeltaSource]:
+        """Every table that a stream reads, by name."""
+        return {table.name: table for s in self.streams.values() for table in s.tables_read}
+
+    def writer(self, table: str) -> Stream | None:
+        """The stream that writes a table; None if none does."""
+        return next((stream for stream in self.streams.values() if table in stream.table_names), None)
 
     def readers(self, topic: str) -> list[str]:
         """Names of the streams that read the topic."""
-        return [s.name for s in self.streams.values() if any(t.name == topic for t in s.sources.values())]
+        return [s.name for s in self.streams.values() if any(t.name == topic for t in s.topics)]
+
+    def table_readers(self, table: str) -> list[str]:
+        """Names of the streams that read the table."""
+        return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
+
+    @property
+    def writers(self) -> dict[str, str]:
+        """The stream that writes each topic, by the topic's name; topics that only rows name are not in it."""
+        return {sink.name: s.name for s in self.streams.values() for sink in s.topic_sinks.values()}
+
+    def upstream(self, name: str) -> list[str]:
+        """Names of the streams that write the topics which a stream reads."""
+        writers = self.writers
+        return [writers[t.name] for t in self[name].topics if t.name in writers]
 
 
 def modules_of(name: str) -> Iterator[ModuleType]:
@@ -141,5 +179,9 @@ def _instead_of_argument(message: str) -> str:
     if (match := _UNKNOWN_ARGUMENT.search(message)) is None:
         return ""
     name = match["declaration"]
-    declared = getattr(streaming_jobs, name) if name in ("stream", "KafkaTopic", "DeltaTable", "Json") else None
+    declared = (
+        getattr(streaming_jobs, name)
+        if name in ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable", "Json")
+        else None
+    )
     return instead(match["argument"], inspect.signature(declared).parameters) if declared else ""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestration.cli.output import ago, number, say, stderr_console
+from streaming_jobs.table_sources.ends import TABLE, end_names
+from streaming_jobs.table_sources.versions import TableVersions
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -68,7 +70,10 @@ class Pace:
 
 
 class CatchingUp:
-    """The progress of one session's streams from `starts` to `ends`, both topic -> partition -> offset."""
+    """The progress of one session's streams from `starts` to `ends`, both topic -> partition -> offset.
+
+    Of a table, `table:NAME`, the offsets are versions.
+    """
 
     def __init__(
         self,
@@ -87,10 +92,10 @@ class CatchingUp:
     def _standing(self, stream: Stream, now: float) -> Standing:
         position, batch = self._positions(stream.name)
         done = total = 0
-        for topic in stream.sources.values():
-            for partition, end in self._ends.get(topic.name, {}).items():
-                start = self._starts.get(topic.name, {}).get(partition, 0)
-                at = position.get(topic.name, {}).get(partition, start)
+        for name in end_names(stream):
+            for partition, end in self._ends.get(name, {}).items():
+                start = self._starts.get(name, {}).get(partition, 0)
+                at = position.get(name.removeprefix(TABLE), {}).get(partition, start)
                 total += max(end - start, 0)
                 done += max(min(at, end) - start, 0)
         rate = self._paces[stream.name].add(now, done)
@@ -107,8 +112,16 @@ def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
     from streaming_jobs.state import stream_record
     from streaming_jobs.state.stream_folder import StreamFolder
 
-    topics = Topics.of(settings.kafka, bootstrap_servers(settings))
-    offsets = {name: topics.offsets(name) for name in {t.name for s in streams for t in s.sources.values()}}
+    starts: dict[str, Mapping[int, int]] = {}
+    ends: dict[str, Mapping[int, int]] = {}
+    if names := {topic.name for stream in streams for topic in stream.topics}:
+        topics = Topics.of(settings.kafka, bootstrap_servers(settings))
+        offsets = {name: topics.offsets(name) for name in names}
+        starts |= {name: each.earliest for name, each in offsets.items()}
+        ends |= {name: each.latest for name, each in offsets.items()}
+    for table in {table.name for stream in streams for table in stream.tables_read}:
+        newest = TableVersions(settings.tables / table).newest()
+        ends[f"{TABLE}{table}"] = {0: 0 if newest is None else newest + 1}
 
     def position(stream: str) -> tuple[Mapping[str, Mapping[int, int]], int | None]:
         try:
@@ -119,12 +132,7 @@ def catching_up(settings: Settings, streams: Sequence[Stream]) -> CatchingUp:
             return {}, None
         return at, planned
 
-    return CatchingUp(
-        streams,
-        position,
-        {name: each.earliest for name, each in offsets.items()},
-        {name: each.latest for name, each in offsets.items()},
-    )
+    return CatchingUp(streams, position, starts, ends)
 
 
 class Bars:

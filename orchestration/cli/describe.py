@@ -49,21 +49,23 @@ def describe(
 
 
 def _description(stream: Stream) -> dict[str, Any]:
+    from streaming_jobs.stream import KafkaTopic
+
     return {
         "stream": stream.name,
         "description": stream.description,
         "owners": list(stream.owners),
         "sources": [
             {
-                "topic": topic.name,
+                "topic" if isinstance(source, KafkaTopic) else "table": source.name,
                 "parameter": parameter,
-                "event_time": topic.event_time,
-                "lateness": topic.lateness,
-                "max_ahead": topic.max_ahead if topic.event_time else None,
-                "tombstones": topic.tombstones,
-                "columns": _columns(topic.value.schema),
+                "event_time": source.event_time,
+                "lateness": source.lateness,
+                "max_ahead": source.max_ahead if source.event_time else None,
+                **({"tombstones": source.tombstones} if isinstance(source, KafkaTopic) else {}),
+                "columns": _columns(source.value.schema if isinstance(source, KafkaTopic) else source.columns),
             }
-            for parameter, topic in stream.sources.items()
+            for parameter, source in stream.sources.items()
         ],
         "sinks": [
             {
@@ -83,6 +85,10 @@ def _description(stream: Stream) -> dict[str, Any]:
                 "quarantine": stream.quarantines.get(table.name),
             }
             for table in stream.sinks.values()
+        ],
+        "topic_sinks": [
+            {"topic": sink.name, "key": sink.key, "route": sink.route, "delivery": sink.delivery}
+            for sink in stream.topic_sinks.values()
         ],
         "dead_letters": stream.dead_letters,
     }

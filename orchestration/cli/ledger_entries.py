@@ -45,7 +45,7 @@ def entry_row(commit: Commit, entry: LedgerEntry) -> list[str]:
         f"g{entry.generation:04d}",
         str(entry.batch) if entry.batch >= 0 else "-",
         "; ".join(_range(r) for r in entry.offsets) or "-",
-        number(sum(r.records for r in entry.offsets)),
+        number(entry.records),
         ", ".join(f"{name} {number(count)}" for name, count in entry.rows.items()) or "-",
         entry.code.hash[:8],
     ]

@@ -212,11 +212,18 @@ def accept(
     version: Annotated[int, typer.Option(min=0, help="The commit's version, as preflight named it.")],
     why: Annotated[str, typer.Option(help="The reason, stored with the acceptance.")],
 ) -> None:
-    """Accept a commit that the stream did not make, so that preflight lets the stream start."""
+    """Accept a commit that the stream did not make, so that preflight lets the stream start.
+
+    The table is one of the stream's own, or one that it reads: a version that rewrote rows is then passed over.
+    """
     from streaming_jobs.state import stream_record
+    from streaming_jobs.table_sources.versions import TableVersions
 
     call = invocation(context)
-    stream_record.accept(call.settings, call.topology[name], table, version, why)
+    stream = call.topology[name]
+    read = any(source.name == table for source in stream.tables_read)
+    others = TableVersions(call.settings.tables / table).commits_of_others() if read else None
+    stream_record.accept(call.settings, stream, table, version, why, others)
     say(f"accepted: version {version} of {table}; {name} may start again")
 
 
@@ -279,7 +286,8 @@ def _print_status(observed: list[Observed], home: str = "") -> None:
 def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
     return {
         "stream": stream.name,
-        "topics": [topic.name for topic in stream.sources.values()],
+        "topics": [topic.name for topic in stream.topics],
+        "tables_read": [table.name for table in stream.tables_read],
         "tables": [table.name for table in stream.sinks.values()],
         "dead_letters": stream.dead_letters,
         "trigger": settings.for_stream(stream.name).trigger,

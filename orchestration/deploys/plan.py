@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestration.deploys.starting import code_of, streams_of
-from streaming_jobs.preflight.rules import other_tables, other_topics
+from streaming_jobs.preflight.rules import other_tables
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
+from streaming_jobs.preflight.topic_rules import other_topics
 from streaming_jobs.runtime import declaration
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.settings import Settings

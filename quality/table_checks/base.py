@@ -20,6 +20,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from quality.validation import Outcome, Severity
+from streaming_jobs.declared_names import checked_name
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import PreflightRefused, RecourseError, UsageError
@@ -32,7 +33,7 @@ from streaming_jobs.spelling import instead
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.ledger_history import Entry, newest_entries
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.stream import Stream, checked_name
+from streaming_jobs.stream import Stream
 
 MOST_BATCHES = 20_000
 """Ledger entries that a check reads, at most."""

@@ -209,7 +209,7 @@ def _from(line: LedgerLine) -> Batch:
         ends=ends_of(entry.offsets),
         code=entry.code,
         versions=line.versions,
-        records=sum(r.records for r in entry.offsets),
+        records=entry.records,
         seconds=line.seconds,
         rows=entry.rows.get("written", 0),
     )

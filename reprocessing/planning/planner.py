@@ -25,6 +25,7 @@ from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceRequests
+from streaming_jobs.table_sources.table_topics import versions_of
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,22 @@ def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base) -> l
             for a in snapshot.record.accepted
         ),
         *_replaced_slices(snapshot, start),
+        *_published_before(snapshot, start),
     ]
+
+
+def _published_before(snapshot: PlanningSnapshot, start: Base) -> list[str]:
+    """Notes about recoveries of tables that the stream reads, whose rows the replay reads as they were before."""
+    notes = []
+    for table in snapshot.stream.tables_read:
+        if begin := start.ends.get(table.name, {}).get(0, 0):
+            published = versions_of(snapshot.settings, snapshot.stream, table.name).published_since(begin)
+            notes += [
+                f"plan {plan} replaced rows of table {table.name} in version {version}: those from before it are read "
+                "as they were then; to read the corrected ones: --to-batch -1"
+                for version, plan in published
+            ]
+    return notes
 
 
 def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:

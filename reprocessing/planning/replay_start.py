@@ -16,12 +16,13 @@ from reprocessing.planning.targets import Resolved
 from reprocessing.plans.plan import Base
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import Archived, TopicOffsets
+from streaming_jobs.positions import Archived, TopicOffsets, first_after
 from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import cuttable
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.table_sources.versions import gone_words
 
 Start = tuple[Base, list[str], bool]
 """The base, notes about it, and True if state is discarded."""
@@ -54,10 +55,13 @@ def _base(snapshot: PlanningSnapshot, resolved: Resolved, *, discard_state: bool
         notes = ["no savepoint is that old: everything is replayed from the stream's start"] if wanted else []
         return Base(None, record.generation, -1, starts), notes, False
     if discard_state:
-        first = {topic.name: topic.earliest for topic in snapshot.around.topics}
+        topics = {topic.name: topic for topic in snapshot.around.topics}
         begin = {
-            topic: {p: max(offset, first[topic].get(p, 0)) for p, offset in each.items()}
-            for topic, each in resolved.wanted.items()
+            name: {
+                p: first_after(offset, p, topics[name].earliest, topics[name].continues) or offset
+                for p, offset in each.items()
+            }
+            for name, each in resolved.wanted.items()
         }
         notes = [f"no savepoint is that old, and {gone}: the tables begin empty at the target"]
         if begin != resolved.wanted:
@@ -110,14 +114,24 @@ def _take(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
 
 def _lost(ends: TopicOffsets, snapshot: PlanningSnapshot) -> str:
     topics = snapshot.around.topics
-    return lost(ends, {topic.name: topic.earliest for topic in topics}, {t.name: t.archived for t in topics})
+    earliest, continues = {t.name: t.earliest for t in topics}, {t.name: t.continues for t in topics}
+    return lost(ends, earliest, {t.name: t.archived for t in topics}, continues)
 
 
-def lost(begins: TopicOffsets, earliest: TopicOffsets, archived: Mapping[str, Archived | None]) -> str:
+def lost(
+    begins: TopicOffsets,
+    earliest: TopicOffsets,
+    archived: Mapping[str, Archived | None],
+    continues: TopicOffsets | None = None,
+) -> str:
     """The first range that a replay from these offsets would miss, in words; empty if there is none."""
+    tables = {name: each for name, each in (continues or {}).items() if each}
     for topic, firsts in earliest.items():
-        for partition, first in firsts.items():
+        for partition in firsts:
             begin = begins.get(topic, {}).get(partition)
-            if begin is not None and begin < first:
+            first = None if begin is None else first_after(begin, partition, firsts, tables.get(topic, {}))
+            if begin is not None and first is not None:
+                if topic in tables:
+                    return gone_words(topic, begin, first)
                 return gone(archived.get(topic), topic, partition, begin, first)
     return ""

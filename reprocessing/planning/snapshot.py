@@ -125,7 +125,15 @@ def refuse_fenced(snapshot: PlanningSnapshot) -> None:
 def _saw(topic: TopicSnapshot) -> SawTopic:
     added = topic.archived
     archive, first = (added.name, dict(added.first)) if added is not None and added.bounds else ("", {})
-    return SawTopic(topic.name, topic.topic_id or "", dict(topic.earliest), dict(topic.latest), archive, first)
+    return SawTopic(
+        topic.name,
+        topic.topic_id or "",
+        dict(topic.earliest),
+        dict(topic.latest),
+        archive,
+        first,
+        dict(topic.continues),
+    )
 
 
 def _batch(entry: LedgerEntry) -> Batch:
@@ -136,6 +144,6 @@ def _batch(entry: LedgerEntry) -> Batch:
         ends=ends_of(entry.offsets),
         code=entry.code,
         versions={},
-        records=sum(r.records for r in entry.offsets),
+        records=entry.records,
         rows=entry.rows.get("written", 0),
     )

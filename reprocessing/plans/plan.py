@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.positions import TopicOffsets, first_after
 
 Kind = Literal["rewind", "skip"]
 
@@ -33,7 +33,8 @@ class SawTable:
 class SawTopic:
     """A topic at planning, with its offsets by partition.
 
-    With an archive, `earliest` is the first offset that can be read, there or in Kafka, and `first` Kafka's own.
+    With an archive, `earliest` is the first offset that can be read, there or in Kafka, and `first` Kafka's own. A
+    table that the stream reads is one too: its offsets are versions, and it has `continues`, as in `OffsetBounds`.
     """
 
     name: str
@@ -42,6 +43,7 @@ class SawTopic:
     latest: Mapping[int, int]
     archive: str = ""
     first: Mapping[int, int] = field(default_factory=dict)
+    continues: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,12 @@ class StreamPlan:
     def records(self) -> int:
         """Records to replay, counted when the plan was made."""
         return sum(end - begin for _, _, begin, end in self.ranges())
+
+    @property
+    def unit(self) -> str:
+        """The word for one of its `records`: a table's offsets are versions."""
+        tables = [bool(topic.continues) for topic in self.saw.topics]
+        return "version" if tables and all(tables) else "offset" if any(tables) else "record"
 
     @property
     def size(self) -> float | None:
@@ -230,6 +238,7 @@ def moved(plan: StreamPlan, now: PlannedAgainst) -> list[str]:
             changes.append(f"topic {topic.name} has {len(seen.latest)} partitions, the plan saw {len(topic.latest)}")
         needed = [(t, p, end) for t, p, _, end in plan.skipped()] or [(t, p, begin) for t, p, begin, _ in plan.ranges()]
         for name, partition, begin in needed:
-            if name == topic.name and (first := seen.earliest.get(partition, 0)) > begin:
+            first = first_after(begin, partition, seen.earliest, seen.continues)
+            if name == topic.name and first is not None:
                 changes.append(f"offsets {begin} to {first - 1} of {name}, partition {partition}, are gone since")
     return changes

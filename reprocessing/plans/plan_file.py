@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from streaming_jobs.declared_names import checked_name
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import private_folder, sync, write_json
 from streaming_jobs.ledger import CodeVersion
 from streaming_jobs.positions import decode, decode_partitions
 from streaming_jobs.settings import Settings
-from streaming_jobs.stream import checked_name
 
 _FORMAT = 2
 _ONE_STREAM = 1
@@ -132,7 +132,7 @@ def _fingerprint(value: dict[str, Any]) -> str:
 
 
 def _as_before(value: dict[str, Any]) -> dict[str, Any]:
-    """The fields without the list of suites and without archives, if there are none: older plans lack these fields."""
+    """The fields without suites, archives and tables read, if there are none: older plans lack these fields."""
     checks, saw = value.get("checks"), value.get("saw")
     if checks is not None and not checks.get("suites"):
         value = {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
@@ -142,7 +142,11 @@ def _as_before(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_archive(topic: dict[str, Any]) -> dict[str, Any]:
-    return topic if topic.get("archive") else {k: v for k, v in topic.items() if k not in ("archive", "first")}
+    left_out = {
+        *(() if topic.get("archive") else ("archive", "first")),
+        *(() if topic.get("continues") else ("continues",)),
+    }
+    return {key: each for key, each in topic.items() if key not in left_out}
 
 
 def _decoded(value: dict[str, Any]) -> RecoveryPlan:
@@ -184,6 +188,7 @@ def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
                         decode_partitions(t["latest"]),
                         t.get("archive", ""),
                         decode_partitions(t.get("first", {})),
+                        decode_partitions(t.get("continues", {})),
                     )
                     for t in saw["topics"]
                 ),

@@ -182,6 +182,7 @@ def _view(settings: Settings, record: StreamRecord, topics: TopicReader, end: Pu
         ends=end.ends,
         now=time.time(),
         archived={name: offsets.archived for name, offsets in held.items()},
+        continues={name: offsets.continues for name, offsets in held.items()},
     )
 
 

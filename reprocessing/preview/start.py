@@ -39,6 +39,7 @@ class View:
     ends: TopicOffsets
     now: float
     archived: Mapping[str, Archived | None] = field(default_factory=dict)
+    continues: TopicOffsets = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _unusable(savepoint: Savepoint, view: View) -> str:
     """Why a savepoint cannot be replayed from, in words; empty if it can."""
     if savepoint.txn > view.end or not in_lineage(view.generations, savepoint.txn):
         return "a recovery has replaced what came after it"
-    return lost(savepoint.ends, view.earliest, view.archived)
+    return lost(savepoint.ends, view.earliest, view.archived, view.continues)
 
 
 def _from(savepoint: Savepoint, why: str) -> Start:
@@ -100,7 +101,7 @@ def _from(savepoint: Savepoint, why: str) -> Start:
 
 def _beginning(view: View, younger: Sequence[Savepoint], why: str) -> Start:
     """The stream's very start, if the topics still have all records since."""
-    gone = lost(view.starts, view.earliest, view.archived)
+    gone = lost(view.starts, view.earliest, view.archived, view.continues)
     if not gone:
         return Start(None, view.starts, why)
     oldest = next((each for each in younger if records(each.ends, view.ends)), None)

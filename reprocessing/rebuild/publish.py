@@ -73,10 +73,13 @@ def publish(
     at: Txn,
     offsets: Sequence[OffsetRange],
     code: CodeVersion,
+    new: Mapping[str, Content] | None = None,
     between: Callable[[str], None] = lambda _: None,
 ) -> list[Published]:
     """Replace each table's rows by those in `contents`, at the position `at`; a table that has them is left as it is.
 
+    `new` has by table the pieces with nothing but rows of records that no batch had read before: a stream that reads
+    the table gets these, and no others. A table that it does not have needs a rebuild of such streams, if it has any.
     `between` is called with a table's name after its commit. Raises LedgerConflict if a table has other content
     afterwards, ForeignWrite if another writer has changed one since the stream's newest commit, unaccepted.
     """
@@ -101,7 +104,7 @@ def publish(
         # A table of remembered deletes, or a quarantine, may be younger than the savepoint: then it had no rows.
         nothing = table.name in began_later and table.name not in contents
         content = table.no_rows() if nothing else contents[table.name]
-        done.append(_publish(table, content, entry, f"r-{plan}"))
+        done.append(_publish(table, content, entry, f"r-{plan}", (new or {}).get(table.name)))
         between(table.name)
     return done
 
@@ -137,12 +140,14 @@ def misfit(table: StoredTable, staged: StoredTable) -> list[str]:
     return reasons
 
 
-def _publish(table: StoredTable, content: Content, entry: LedgerEntry, place: str) -> Published:
+def _publish(
+    table: StoredTable, content: Content, entry: LedgerEntry, place: str, new: Content | None = None
+) -> Published:
     if table.holds(entry):  # a kill may have come between the commit and the check of its content
         version = _published_in(table, entry)
         _refuse_other_content(table, content, version)
         return Published(table.name, version or table.version, 0, 0, content.pieces, 0.0)
-    made = table.replace_rows(content, entry, place)
+    made = table.replace_rows(content, entry, place, new)
     _refuse_other_content(table, content, made.version)
     assert made.version is not None
     return Published(table.name, made.version, made.came, made.went, made.stayed, made.seconds)

@@ -116,6 +116,7 @@ def reopen(context: RecoveryContext, savepoint: Savepoint, ends: TopicOffsets, *
         at=Txn(number, savepoint.batch),
         offsets=[OffsetRange(topic, savepoint.topic_ids[topic], {}, dict(each)) for topic, each in ends.items()],
         code=savepoint.code,
+        new={table.name: table.no_rows() for table in tables_to_publish(settings, context.stream)},
         between=lambda _: context.crash_point(f"recover_{doing}_between"),
     )
     context.crash_point(f"recover_{doing}_published")

@@ -20,14 +20,15 @@ from pathlib import Path
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.context import RecoveryContext
 from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
 from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.table_sources.table_topics import versions_of
 
 _FOLDER = "_at_the_border"
 
@@ -96,8 +97,12 @@ class Border:
         return True
 
 
-def border_of(context: RecoveryContext) -> Border:
-    """The border of a plan's replay: the end of the published tables, and for windows the start of their last batch."""
+def border_of(context: RecoveryContext) -> Border | None:
+    """The border of a plan's replay: the end of the published tables, and for windows the start of their last batch.
+
+    None if the replay cannot end there: it reads the content of a table from the beginning, and the table's log no
+    longer shows what the content was then, or a recovery of the table has replaced rows since.
+    """
     savepoint, findings = context.kept(), context.found("keep")
     ends = decode(findings["position"])
     before: TopicOffsets | None = savepoint.ends
@@ -109,7 +114,23 @@ def border_of(context: RecoveryContext) -> Border:
     stream_settings = context.own.for_stream(context.stream.name)
     watermark = any(topic.event_time is not None for topic in context.stream.sources.values())
     steps, empty = steps_to(ends, before if context.plan.stateful and watermark else None)
+    if not all(_can_end_at(context, step) for step in steps):
+        return None
     return Border(steps, empty, stream_settings.max_offsets_per_trigger, lambda: keep_tables(context))
+
+
+def _can_end_at(context: RecoveryContext, step: TopicOffsets) -> bool:
+    for table in context.stream.tables_read:
+        end = step.get(table.name, {}).get(0, 0)
+        if context.plan.base.ends.get(table.name, {}).get(0, 0) == 0 < end:
+            versions = versions_of(context.settings, context.stream, table.name)
+            if versions.published_since(end):
+                return False
+            try:
+                versions.content(end - 1)
+            except OffsetsLost:
+                return False
+    return True
 
 
 def steps_to(ends: TopicOffsets, before: TopicOffsets | None) -> tuple[tuple[TopicOffsets, ...], bool]:
@@ -160,3 +181,20 @@ def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None
     if not any(since.values()):
         return 0
     return sum(since.values()) if kept_table(context, context.stream.primary) is not None else None
+
+
+def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dict[str, Content]:
+    """By table, the pieces of the staging tables that came after the border; without tables where that is not known."""
+    past = at_the_border(context, reached)
+    if past is None:
+        return {}
+    staged = context.staged()
+    if past == 0:
+        return {name: table.no_rows() for name, table in staged.items()}
+    found = {}
+    for declared, _ in all_tables(context.stream):
+        kept = kept_table(context, declared)
+        if declared.mode == "append" and declared.name in staged:
+            content = staged[declared.name].content()
+            found[declared.name] = content if kept is None else content.without(kept.content())
+    return found

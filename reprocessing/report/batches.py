@@ -126,7 +126,7 @@ def _replaced(context: RecoveryContext, after: Txn, up_to: Txn) -> Iterable[Batc
 
 
 def _batch(at: float, entry: LedgerEntry) -> BatchRows:
-    records = sum(each.records for each in entry.offsets)
+    records = entry.records
     return BatchRows(at, entry.batch, entry.rows.get("written", 0), records)
 
 

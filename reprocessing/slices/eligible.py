@@ -83,6 +83,11 @@ def sliceable(stream: Stream, table: str | None = None) -> Sliceable:
             f"rebuild the whole table: recourse recover plan {stream.name} --to-earliest",
         )
     (parameter, topic), *_ = stream.sources.items()
+    if not isinstance(topic, KafkaTopic):
+        raise UsageError(
+            f"stream {stream.name} reads table {topic.name}: slices are rebuilt from the records of a topic",
+            f"rebuild the whole table: recourse recover plan {stream.name} --to-earliest",
+        )
     event_time = slices.event_time or topic.event_time
     if event_time is None:
         raise UsageError(

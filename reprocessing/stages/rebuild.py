@@ -10,9 +10,11 @@ from reprocessing.rebuild import staging
 from reprocessing.rebuild.context import Recovery, RecoveryContext
 from reprocessing.rebuild.publish import publish
 from reprocessing.rebuild.replay import last_entry
+from reprocessing.rebuild.replay_end import rows_past_the_border
 from reprocessing.report.batches import replay_batches
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
 from streaming_jobs.files import sync
+from streaming_jobs.positions import ends_of
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.spelling import counted
@@ -51,7 +53,7 @@ class Replay(OfOneStream):
     def explain(self) -> str:
         """One line of the plan's text."""
         seconds = "" if self.plan.seconds is None else f", about {self.plan.seconds:,.0f} s at the stream's own pace"
-        records = counted(self.plan.records, "record")
+        records = counted(self.plan.records, self.plan.unit)
         return f"replay {records} with code {self.plan.saw.code.hash} into staging tables{seconds}"
 
     def run(self, recovery: Recovery) -> Findings:
@@ -96,6 +98,7 @@ class Publish(OfOneStream):
             at=last.txn,
             offsets=offsets,
             code=last.code,
+            new=rows_past_the_border(context, ends_of(last.offsets)),
             between=lambda _: context.crash_point("recover_publish_between"),
         )
         return {"tables": [dataclasses.asdict(table) for table in published]}

@@ -91,7 +91,7 @@ def is_archive(stream: Stream) -> bool:
 
 def archive_of(topic: str, streams: Iterable[Stream]) -> Stream | None:
     """The archive of a topic among the declared streams; raises UsageError for several."""
-    found = [each for each in streams if is_archive(each) and any(t.name == topic for t in each.sources.values())]
+    found = [each for each in streams if is_archive(each) and any(t.name == topic for t in each.topics)]
     if len(found) > 1:
         names = ", ".join(each.name for each in found)
         raise UsageError(f"topic {topic} has several archives: {names}", "declare one")

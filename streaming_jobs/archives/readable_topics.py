@@ -1,7 +1,8 @@
-"""Topics with what their archives have of them: `earliest` is then the first offset that can be read at all.
+"""The topics and tables that a stream reads, as it can read them.
 
-So everything that plans with a topic's offsets (preflight, the start of a stream, targets of a recovery, `moved`) knows
-the archive without asking for it. A topic without an archive is as Kafka has it.
+With an archive, `earliest` of a topic is the first offset that can be read at all. So everything that plans with a
+topic's offsets (preflight, the start of a stream, targets of a recovery, `moved`) knows the archive without asking for
+it. A topic without an archive is as Kafka has it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from streaming_jobs.sources.archived_ranges import readable_from
 from streaming_jobs.sources.base import Archive, TopicReader
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.table_topics import TableTopics, versions_of
 from streaming_jobs.topology import Topology
 
 if TYPE_CHECKING:
@@ -42,8 +44,11 @@ class Archives:
         return TableArchive(declared.name, topic, topic_id, table, StreamFolder.of(self.settings, declared.name).record)
 
     def added_to(self, topics: TopicReader, stream: Stream) -> TopicReader:
-        """The topics, as this stream can read them; the same ones, without a further request, if it has no archive."""
-        if all(self._declared(stream, topic.name) is None for topic in stream.sources.values()):
+        """The topics and tables, as this stream can read them; the same topics if it has no archive and no table."""
+        if stream.tables_read:
+            read = {table.name: versions_of(self.settings, stream, table.name) for table in stream.tables_read}
+            topics = TableTopics(topics, read)
+        if all(self._declared(stream, topic.name) is None for topic in stream.topics):
             return topics
         return ReadableTopics(topics, self, stream)
 
@@ -97,6 +102,8 @@ class ReadableTopics:
         return self.topics.mean_size(name, starts)
 
     def _archive(self, name: str) -> Archive | None:
+        if all(name != topic.name for topic in self.stream.topics):
+            return None
         if (info := self.topics.describe(name)) is None:
             return None
         return self.archives.of(self.stream, name, info.id)

@@ -67,7 +67,7 @@ def checks(settings: Settings, topics: TopicReader | None = None) -> Iterator[Ch
     except RecourseError:  # other lines of the doctor say so
         return
     for declared in archives:
-        (source,) = declared.sources.values()
+        (source,) = declared.topics
         record = StreamFolder.of(settings, declared.name).record
         try:
             assert topics is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from streaming_jobs.graph.graph import Graph, Node
+from streaming_jobs.graph.graph import Graph, Node, source_node
 from streaming_jobs.stream import Stream
 from streaming_jobs.topology import Topology
 
@@ -26,10 +26,11 @@ def _block(stream: Stream, graph: Graph) -> str:
     lines = [f"stream {stream.name}"]
     if stream.description:
         lines.append(f"    {stream.description.splitlines()[0]}")
-    for parameter, topic in stream.sources.items():
-        watermark = f", watermark {topic.event_time} - {topic.lateness}" if topic.event_time else ""
-        writers = _streams("written by", graph.before(Node("topic", topic.name)))
-        lines.append(f"  <- topic {topic.name} as {parameter}{watermark}{writers}")
+    for parameter, source in stream.sources.items():
+        node = source_node(source)
+        watermark = f", watermark {source.event_time} - {source.lateness}" if source.event_time else ""
+        writers = _streams("written by", graph.before(node))
+        lines.append(f"  <- {node.kind} {source.name} as {parameter}{watermark}{writers}")
     for position, sink in enumerate(stream.sinks.values()):
         keys = f" by {', '.join(sink.keys)}" if sink.keys else ""
         partitions = f", partitioned by {', '.join(sink.partition_by)}" if sink.partition_by else ""
@@ -37,6 +38,11 @@ def _block(stream: Stream, graph: Graph) -> str:
         readers = _streams("read by", graph.after(Node("table", sink.name)))
         lines.append(f"  -> table {sink.name} ({role}, {sink.mode}{keys}{partitions}){readers}")
         lines += [f"       {rule.on_fail}: {rule.words}" for rule in stream.rules_of(sink.name).rules]
+    for topic in stream.topic_sinks.values():
+        key = f", key {topic.key}" if topic.key else ""
+        route = f", or that in {topic.route}" if topic.route else ""
+        readers = _streams("read by", graph.after(Node("topic", topic.name)))
+        lines.append(f"  -> topic {topic.name}{route} (secondary, {topic.delivery.replace('_', ' ')}{key}){readers}")
     lines += [f"  -> table {table.name} (remembered deletes)" for table in stream.deletes]
     lines += [f"  -> table {name} (rows of {table} that rules set aside)" for table, name in stream.quarantines.items()]
     lines.append(f"  -> table {stream.dead_letters} (dead letters)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from streaming_jobs.declared_table import is_declared_table
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.stream import KafkaTopic, Stream
 
 Kind = Literal["topic", "stream", "table"]
@@ -39,9 +39,9 @@ class Graph:
         edges: list[Edge] = []
         for stream in streams:
             node = Node("stream", stream.name)
-            kinds = [(_source_kind(source), source.name) for source in stream.sources.values()]
-            edges += [(Node(kind, name), node) for kind, name in kinds]
-            edges += [(node, Node(_sink_kind(sink), sink.name)) for sink in stream.sinks.values()]
+            edges += [(source_node(source), node) for source in stream.sources.values()]
+            edges += [(node, Node("table", sink.name)) for sink in stream.sinks.values()]
+            edges += [(node, Node("topic", sink.name)) for sink in stream.topic_sinks.values()]
         return cls(tuple(dict.fromkeys(node for edge in edges for node in edge)), tuple(dict.fromkeys(edges)))
 
     def before(self, node: Node) -> list[Node]:
@@ -95,9 +95,6 @@ class Graph:
         return found
 
 
-def _source_kind(source: object) -> Kind:
-    return "topic" if isinstance(source, KafkaTopic) else "table"
-
-
-def _sink_kind(sink: object) -> Kind:
-    return "table" if is_declared_table(sink) else "topic"
+def source_node(source: KafkaTopic | DeltaSource) -> Node:
+    """The topic or the table that a stream reads."""
+    return Node("topic" if isinstance(source, KafkaTopic) else "table", source.name)

@@ -16,34 +16,20 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Literal
+from collections.abc import Iterator
 
-from streaming_jobs.durations import format_duration
-from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import ends_of
-from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, TopicSnapshot, restore_checkpoint
+from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, restore_checkpoint
+from streaming_jobs.preflight.topic_rules import topic_findings
 from streaming_jobs.sinks.stored import LATE
-from streaming_jobs.sources.archived_ranges import gone
-from streaming_jobs.spelling import counted
 
 _DECLARE_AGAIN = {
     "deletes": "declare order_by and delete_when of its sink again: they hold for the table's whole life",
     "quarantine": "declare a rule with on_fail='quarantine' for its table again; one that sets no row aside is "
     "Holds('true', on_fail='quarantine')",
 }
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One problem that preflight has found, and the next step."""
-
-    severity: Literal["refuse", "lost", "warn"]
-    found: str
-    next_step: str
 
 
 def check_start(snapshot: StreamSnapshot) -> list[Finding]:
@@ -54,18 +40,8 @@ def check_start(snapshot: StreamSnapshot) -> list[Finding]:
         *_generations(snapshot),
         *_positions(snapshot),
         *_foreign(snapshot),
-        *_topics(snapshot),
+        *topic_findings(snapshot),
     ]
-
-
-def enforce(findings: list[Finding]) -> list[str]:
-    """Raise PreflightRefused or OffsetsLost for findings that forbid a start; return the warnings."""
-    blocking = [f for f in findings if f.severity != "warn"]
-    if blocking:
-        error = OffsetsLost if all(f.severity == "lost" for f in blocking) else PreflightRefused
-        steps = list(dict.fromkeys(f.next_step for f in blocking))
-        raise error("; ".join(f.found for f in blocking), "; or ".join(steps))
-    return [f"{f.found}: {f.next_step}" for f in findings]
 
 
 def _unrecorded(snapshot: StreamSnapshot) -> Iterator[Finding]:
@@ -244,106 +220,3 @@ def _foreign(snapshot: StreamSnapshot) -> Iterator[Finding]:
                 f"the log of table {table.name} no longer shows what happened since the stream's last batch",
                 "put the table back from a copy that still has its log",
             )
-
-
-def _topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    planned = snapshot.checkpoint.planned
-    starts = snapshot.checkpoint.starts.get(planned, {}) if planned is not None else {}
-    ends = snapshot.checkpoint.ends.get(planned, {}) if planned is not None else {}
-    to_read = planned is not None and planned != snapshot.checkpoint.committed and not primary_has(snapshot, planned)
-    position = starts if to_read else ends
-    yield from other_topics(snapshot)
-    for topic in snapshot.topics:
-        if topic.topic_id is None:
-            yield Finding(
-                "refuse",
-                f"topic {topic.name} does not exist",
-                f"create it, or correct the name (stream {snapshot.stream})",
-            )
-            continue
-        bound = snapshot.record.topic(topic.name) if snapshot.record else None
-        if bound is not None and bound.topic_id != topic.topic_id:
-            yield Finding(
-                "lost",
-                f"topic {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound.start))} "
-                "of the old topic cannot be read any more",
-                f"on the new topic, {snapshot.start_over}",
-            )
-            continue
-        for partition, end in ends.get(topic.name, {}).items():
-            offset = position.get(topic.name, {}).get(partition, 0)
-            earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
-            if earliest is None or latest is None:
-                yield Finding("lost", f"partition {partition} of topic {topic.name} is gone", snapshot.start_over)
-            elif offset < earliest:
-                yield Finding(
-                    "lost",
-                    f"{gone(topic.archived, topic.name, partition, offset, earliest)} "
-                    f"({counted(earliest - offset, 'record')} never read)",
-                    "bring them back from a copy of the topic, or continue without them: "
-                    f"{_skip_lost(snapshot, position)}",
-                )
-            elif end > latest:
-                yield Finding(
-                    "lost",
-                    f"topic {topic.name}, partition {partition}, ends at offset {latest}, the stream is at {end}: "
-                    f"offsets {latest} to {end - 1} are gone",
-                    f"put the topic back, or {snapshot.start_over}",
-                )
-        yield from _retention(topic)
-
-
-def _skip_lost(snapshot: StreamSnapshot, position: Mapping[str, Mapping[int, int]]) -> str:
-    """The command that skips lost records, to the first offset that a topic still has or the stream's position."""
-    several = len(snapshot.topics) > 1
-    places = [
-        f"{topic.name}/{partition}:{max(offset, topic.earliest.get(partition, 0))}"
-        if several
-        else f"{partition}:{max(offset, topic.earliest.get(partition, 0))}"
-        for topic in snapshot.topics
-        for partition, offset in sorted(position.get(topic.name, {}).items())
-    ]
-    return f"recourse recover plan {snapshot.stream} --to-offsets {','.join(places)}"
-
-
-def other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """Findings for other topics than the record's; before the first batch they may change: nothing was read yet."""
-    if snapshot.record is None or snapshot.checkpoint.planned is None:
-        return
-    now, before = {t.name for t in snapshot.topics}, {t.name for t in snapshot.record.topics}
-    for name in sorted(before - now):
-        yield Finding(
-            "refuse",
-            f"stream {snapshot.stream} no longer reads topic {name}",
-            "declare it again, or make it a new stream",
-        )
-    for name in sorted(now - before):
-        yield Finding(
-            "refuse",
-            f"stream {snapshot.stream} would begin to read topic {name} after its first batch",
-            "declare the topics it began with again, or make it a new stream",
-        )
-
-
-def primary_has(snapshot: StreamSnapshot, batch: int) -> bool:
-    """True if the primary table has the batch, so that repeating it reads no records."""
-    primary = next(t for t in snapshot.tables if t.role == "primary")
-    return snapshot.record is not None and primary.txn == Txn(snapshot.record.generation, batch)
-
-
-def _lost(position: Mapping[int, int]) -> str:
-    return "everything after offsets " + ", ".join(f"{p}:{o}" for p, o in sorted(position.items()))
-
-
-_SAFE_RETENTION = timedelta(days=3650)
-
-
-def _retention(topic: TopicSnapshot) -> Iterator[Finding]:
-    if 0 <= topic.retention_ms < _SAFE_RETENTION // timedelta(milliseconds=1):
-        retention = format_duration(timedelta(milliseconds=topic.retention_ms))
-        yield Finding(
-            "warn",
-            f"topic {topic.name} keeps records for {retention} counted from the time each record carries: records with "
-            "older times vanish within minutes, read or not",
-            "set retention.ms=-1 on the topic if its records carry times of the past",
-        )

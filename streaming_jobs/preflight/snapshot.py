@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import Archived, TopicOffsets
@@ -34,7 +35,8 @@ class TableSnapshot:
 class TopicSnapshot:
     """One source topic as the broker describes it now; `topic_id` is None if it does not exist.
 
-    With an archive, `earliest` is the first offset that can be read, there or in Kafka.
+    With an archive, `earliest` is the first offset that can be read, there or in Kafka. A table that the stream reads
+    is a topic too (`kind`); its offsets are versions, and `continues` is as in `OffsetBounds`.
     """
 
     name: str
@@ -43,6 +45,8 @@ class TopicSnapshot:
     latest: Mapping[int, int] = field(default_factory=dict)
     retention_ms: int = -1
     archived: Archived | None = None
+    continues: Mapping[int, int] = field(default_factory=dict)
+    kind: Literal["topic", "table"] = "topic"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused
@@ -24,7 +25,7 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
 
 _DAMAGED: tuple[type[Exception], ...] = (PreflightRefused, ValueError, TypeError, AttributeError, KeyError)
 """Exceptions that a damaged log of a table raises, in any store."""
@@ -48,7 +49,7 @@ def take_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> St
         checkpoint=at,
         folders=folders(settings, stream),
         tables=tuple(_tables(settings, stream)),
-        topics=tuple(_topic(topics, topic.name) for topic in stream.sources.values()),
+        topics=tuple(_topic(topics, source) for source in stream.sources.values()),
     )
 
 
@@ -123,9 +124,20 @@ def _table(
     )
 
 
-def _topic(topics: TopicReader, name: str) -> TopicSnapshot:
+def _topic(topics: TopicReader, source: StreamSource) -> TopicSnapshot:
+    name = source.name
+    kind: Literal["topic", "table"] = "topic" if isinstance(source, KafkaTopic) else "table"
     info = topics.describe(name)
     if info is None:
-        return TopicSnapshot(name, None)
+        return TopicSnapshot(name, None, kind=kind)
     offsets = topics.offsets(name)
-    return TopicSnapshot(name, info.id, offsets.earliest, offsets.latest, info.retention_ms, offsets.archived)
+    return TopicSnapshot(
+        name,
+        info.id,
+        offsets.earliest,
+        offsets.latest,
+        info.retention_ms,
+        offsets.archived,
+        offsets.continues,
+        kind,
+    )

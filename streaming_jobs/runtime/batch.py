@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs.errors import LedgerConflict
-from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger import READ, CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
-from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry, refuse_other_rows
+from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry, range_words, refuse_other_rows, rows_read
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Query, StopAtBorder
 from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
 from streaming_jobs.runtime.pace import Pace
@@ -61,6 +61,7 @@ class BatchPipeline:
     unfinished: LedgerEntry | None = field(default=None, init=False)
     """The ledger entry, with the offsets, of the batch that runs now or that failed."""
     _bytes_per_record: float = field(default=512.0, init=False)
+    _read: dict[str, int] = field(default_factory=dict, init=False)
     _seen: dict[str, Observed] = field(default_factory=dict, init=False)
     _on_disk: CheckpointSync = field(init=False)
 
@@ -79,7 +80,7 @@ class BatchPipeline:
             started = time.monotonic()
             self._run(frame, batch)
             self.unfinished = None
-            self._pause(batch, started)
+            self._pause(started)
         except StopAtBorder:
             self.stopped_at_border = True
             raise
@@ -113,11 +114,13 @@ class BatchPipeline:
         )
         self.unfinished = entry
         if (done := self._done(self.sinks.primary, entry)) is not None:
+            self._read = {"": done.records}
             self._repeat_state(frame, entry, done)
             self._on_disk.state()
             self._finish(done, began, "driver", "direct", None, skipped=True)
             return
-        records = sum(r.records for r in entry.offsets)
+        self._read = rows_read(self.sources, entry.offsets)
+        records = sum(self._read.values())
         path = choose_path(
             self.settings,
             self.traits,
@@ -131,14 +134,14 @@ class BatchPipeline:
             staged = self._stage_all(frame, entry, path, held)
             primary = staged[self.sinks.primary.name]
             self._learn(primary, records)
-            self._look_at_sources(entry)
+            self._look_at_sources()
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
             self.hooks.before_commit()
             entry = self._commit_others(frame.sparkSession, entry, staged, path, held)
             self.hooks.at("secondary_committed", self.stream.name, batch)
             late, newest_record = self._late(frame.sparkSession, entry)
-            entry = replace(entry, rows={**entry.rows, **late})
+            entry = replace(entry, rows={**entry.rows, **late, **({READ: records} if self.stream.tables_read else {})})
             version = primary.commit(entry)
         if version is None:  # it was not in the primary at the top: another writer has committed it since
             raise LedgerConflict(
@@ -151,7 +154,7 @@ class BatchPipeline:
         for upkeep in self.upkeep:
             upkeep.after_commit()
 
-    def _pause(self, batch: int, started: float) -> None:
+    def _pause(self, started: float) -> None:
         """Wait while few records arrive; a stop request ends the wait.
 
         The wait comes before Spark writes `commits/N`, so the next batch is planned after it and takes all records that
@@ -159,11 +162,10 @@ class BatchPipeline:
         After a kill during the wait, the ledger shows that the batch is done.
         """
         if self.pace is not None and not self.hooks.stop.is_set():
-            ranges = self._ranges(batch)
-            share = self.settings.max_offsets_per_trigger // len(ranges)
-            seconds = self.pace.after(sum(r.records for r in ranges), started)
+            share = self.settings.max_offsets_per_trigger // len(self.sources)
+            seconds = self.pace.after(sum(self._read.values()), started)
             # A source that was read up to the bound has more records waiting.
-            if not any(r.records >= max(min(share, FIRST), 1) for r in ranges):
+            if not any(records >= max(min(share, FIRST), 1) for records in self._read.values()):
                 self.hooks.stop.wait(seconds)
 
     def _repeat_state(self, frame: DataFrame, entry: LedgerEntry, done: LedgerEntry) -> None:
@@ -199,8 +201,8 @@ class BatchPipeline:
             )
         if not committed.same_offsets(entry):
             raise LedgerConflict(
-                f"{entry.txn} is in table {sink.name} with offsets {_words(committed)}, "
-                f"the checkpoint has {_words(entry)}",
+                f"{entry.txn} is in table {sink.name} with offsets {range_words(committed)}, "
+                f"the checkpoint has {range_words(entry)}",
                 "put the checkpoint back that belongs to the table",
             )
         sink.sync()  # the file system may still hold it in memory only, after a driver was killed
@@ -273,12 +275,11 @@ class BatchPipeline:
             pending = staged.get(sink.name)
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending
 
-    def _look_at_sources(self, entry: LedgerEntry) -> None:
+    def _look_at_sources(self) -> None:
         """Read the counts of each source with records in this batch; a source without any still shows older counts."""
         assert self.query is not None
-        read = {r.topic for r in entry.offsets if r.records}
         observed = self.query.observed
-        self._seen = {s.observation: observed(s.observation) for s in self.sources if s.name in read}
+        self._seen = {s.observation: observed(s.observation) for s in self.sources if self._read.get(s.name)}
 
     def _late(self, spark: SparkSession, entry: LedgerEntry) -> tuple[dict[str, int], int | None]:
         """Records at or behind the watermark, counted when the stream's state dropped some; and the newest timestamp.
@@ -344,7 +345,3 @@ class BatchPipeline:
                 newest_record=newest_record,
             )
         )
-
-
-def _words(entry: LedgerEntry) -> str:
-    return ", ".join(f"{r.topic} {dict(r.start)} to {dict(r.end)}" for r in entry.offsets)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import DROPPED, LedgerEntry
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sinks.base import PendingWrite
+from streaming_jobs.sources.base import Source
 
 
 @dataclass
@@ -32,6 +34,12 @@ class BatchCounts:
             self.rules[table] = dict(pending.judged.broken)
 
 
+def rows_read(sources: Sequence[Source], ranges: Sequence[OffsetRange]) -> dict[str, int]:
+    """The records of each source in its range, by the source's name."""
+    by_name = {source.name: source for source in sources}
+    return {each.topic: by_name[each.topic].rows(each) for each in ranges}
+
+
 def own_entry(batch: LedgerEntry, table: str, pending: PendingWrite) -> LedgerEntry:
     """The entry of a table's own commit of the batch."""
     counts = BatchCounts()
@@ -53,3 +61,8 @@ def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, ba
             f"let code {done.code.hash} finish the batch; or rebuild from before it: "
             f"recourse recover plan {batch.stream} --to-batch {batch.batch - 1}",
         )
+
+
+def range_words(entry: LedgerEntry) -> str:
+    """The offsets that a batch read, in words."""
+    return ", ".join(f"{r.topic} {dict(r.start)} to {dict(r.end)}" for r in entry.offsets)

@@ -20,8 +20,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.ledger import CodeVersion
-from streaming_jobs.stream import MAX_AHEAD, Stream
+from streaming_jobs.stream import MAX_AHEAD, KafkaTopic, Stream
 
 
 def code_version(stream: Stream, flows: Iterable[str]) -> CodeVersion:
@@ -79,18 +80,28 @@ def package_version() -> str:
 
 
 def _declared(stream: Stream) -> list[object]:
-    sources = [
+    topics = [
         # The default bound is left out: code from before that setting existed keeps its version.
         (parameter, t.name, t.event_time, t.lateness, t.tombstones, t.value.schema.json())
         + ((t.max_ahead,) if t.event_time and t.max_ahead != MAX_AHEAD else ())
         for parameter, t in stream.sources.items()
+        if isinstance(t, KafkaTopic)
+    ]
+    tables = [
+        (parameter, "table", t.name, t.event_time, t.lateness, t.max_ahead, t.columns.json())
+        for parameter, t in stream.sources.items()
+        if isinstance(t, DeltaSource)
     ]
     sinks = [
         (name, s.name, s.keys, s.order_by, s.delete_when, s.partition_by, s.schema and s.schema.simpleString())
         for name, s in stream.sinks.items()
     ]
     rules = {name: rules for name, rules in stream.rules.items() if rules}
-    return [sources, sinks, *([rules] if rules else [])]
+    written = [
+        (name, s.name, *s.options.items(), type(s.topic.value).__name__, s.topic.value.schema.json())
+        for name, s in stream.topic_sinks.items()
+    ]
+    return [[*topics, *tables], sinks, *([rules] if rules else []), *([written] if written else [])]
 
 
 def _function_tree(stream: Stream, *, beside: bool = True) -> str:

@@ -18,7 +18,7 @@ from streaming_jobs.files import write_json
 from streaming_jobs.runtime.code_version import code_parts, loaded_code
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import KafkaTopic, Stream
 
 log = structlog.get_logger()
 
@@ -74,15 +74,16 @@ _WORDED = ("topic ", "table ", "rule ", "setting ")
 
 
 def _declared(stream: Stream) -> Iterator[tuple[str, str]]:
-    for topic in stream.sources.values():
-        place = f"topic {topic.name}"
-        for field in topic.value.schema.fields:
+    for source in stream.sources.values():
+        of_topic = isinstance(source, KafkaTopic)
+        place = f"topic {source.name}" if of_topic else f"table {source.name} as a source"
+        for field in (source.value.schema if isinstance(source, KafkaTopic) else source.columns).fields:
             yield (
                 f"{place}: column {field.name}",
                 field.dataType.simpleString() + ("" if field.nullable else " not null"),
             )
-        for name in ("event_time", "lateness", "tombstones", "max_ahead"):
-            if (value := getattr(topic, name)) is not None:
+        for name in ("event_time", "lateness", *(["tombstones"] if of_topic else []), "max_ahead"):
+            if (value := getattr(source, name)) is not None:
                 yield f"{place}: {name}", str(value)
     for table in stream.sinks.values():
         place = f"table {table.name}"
@@ -94,6 +95,15 @@ def _declared(stream: Stream) -> Iterator[tuple[str, str]]:
             yield f"{place}: column {field.name}", field.dataType.simpleString()
         for rule in stream.rules_of(table.name).rules:
             yield f"rule {rule.name} of table {table.name}", f"{rule.on_fail} if {rule.words}"
+    yield from _topic_sinks(stream)
+
+
+def _topic_sinks(stream: Stream) -> Iterator[tuple[str, str]]:
+    for sink in stream.topic_sinks.values():
+        place = f"topic {sink.name}: written"
+        yield from ((f"{place} {name}", value) for name, value in sink.options.items())
+        for field in sink.topic.value.schema.fields:
+            yield f"{place} column {field.name}", field.dataType.simpleString()
 
 
 def _settings(stream: str, settings: Settings) -> Iterator[tuple[str, str]]:

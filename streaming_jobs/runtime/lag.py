@@ -30,10 +30,12 @@ from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicEnds
 from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.no_broker import NoBroker
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.ends import TABLE, SourceEnds, end_names
 
 log = structlog.get_logger()
 
@@ -107,11 +109,13 @@ def behind(position: TopicOffsets, ends: TopicOffsets) -> dict[tuple[str, int], 
 class EndOffsets:
     """Looks at the ends of topics at an interval in a thread, from `start` to `close`.
 
-    If the broker does not answer, the thread continues, and the newest look gets older.
+    If the broker does not answer, the thread continues, and the newest look gets older. Names of tables are as in
+    `table_sources/ends.py`.
     """
 
     def __init__(self, topics: TopicEnds, names: Iterable[str], every: float = LOOK_EVERY) -> None:
-        self._topics, self._names, self._every = topics, sorted(set(names)), every
+        tables_first = sorted(set(names), key=lambda name: (not name.startswith(TABLE), name))
+        self._topics, self._names, self._every = topics, tables_first, every
         self._seen: dict[str, tuple[float, dict[int, int]]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="end-offsets", daemon=True)
@@ -132,7 +136,9 @@ class EndOffsets:
         known = {name: seen for name, seen in looks.items() if seen is not None}
         if not known or len(known) < len(looks):
             return None
-        return Ends(min(at for at, _ in known.values()), {name: ends for name, (_, ends) in known.items()})
+        return Ends(
+            min(at for at, _ in known.values()), {name.removeprefix(TABLE): ends for name, (_, ends) in known.items()}
+        )
 
     def look(self) -> None:
         """Look once."""
@@ -190,22 +196,36 @@ def lag_now(settings: Settings, streams: Iterable[Stream], read_up_to: Mapping[s
     positions = [(s, position) for s in streams if (position := _position_or_none(settings, s.name)) is not None]
     if not positions:
         return {}
+    read = [stream for stream, _ in positions]
     try:
-        topics = Topics(client_config(settings.kafka, bootstrap_servers(settings)), _QUICK)
+        ends_of = source_ends(settings, read, _QUICK)
     except RecourseError as error:
         log.info("the end of the topics could not be seen", reason=str(error)[:200])
         return {}
-    looking = EndOffsets(topics, (topic.name for stream, _ in positions for topic in stream.sources.values()))
+    looking = EndOffsets(ends_of, (name for stream in read for name in end_names(stream)))
     looking.look()
     lags = {}
     for stream, position in positions:
-        ends = looking.newest(topic.name for topic in stream.sources.values())
+        ends = looking.newest(end_names(stream))
         if ends is None:
             continue
         before = read_up_to.get(stream.name)
         lag = LagClock(before).measure(position, ends)
         lags[stream.name] = lag if before is not None or not lag.records else replace(lag, seconds=None)
     return lags
+
+
+def source_ends(settings: Settings, streams: Iterable[Stream], timeout: timedelta) -> SourceEnds:
+    """The ends of what streams read; raises BrokerUnreachable if one of them reads a topic and no broker runs."""
+    every = list(streams)
+    topics: TopicEnds
+    try:
+        topics = Topics(client_config(settings.kafka, bootstrap_servers(settings)), timeout)
+    except BrokerUnreachable as error:
+        if any(stream.topics for stream in every):
+            raise
+        topics = NoBroker(error)
+    return SourceEnds.of(settings, topics, every)
 
 
 def _position_or_none(settings: Settings, stream: str) -> TopicOffsets | None:

@@ -19,9 +19,9 @@ from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.failures import function_raised
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.rules import primary_has
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.preflight.topic_rules import primary_has
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Replan
@@ -34,6 +34,7 @@ from streaming_jobs.runtime.query_handle import QueryHandle
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.runtime.stream_sources import sources_of
 from streaming_jobs.runtime.stream_tables import check_tables, make_tables, sinks_of, upkeep_of
 from streaming_jobs.runtime.used_columns import used_columns
 from streaming_jobs.settings import Settings, StreamSettings
@@ -48,6 +49,7 @@ from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.source import TableSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,6 +100,11 @@ class QueryBuilder:
         return self.own.commit_interval(upsert=self.stream.primary.mode == "upsert")
 
     @property
+    def _is_replay(self) -> bool:
+        """True if the stream writes staging tables: what it reads lies elsewhere."""
+        return self.archives is not None and self.archives.settings.tables != self.settings.tables
+
+    @property
     def limits(self) -> Limits:
         """The bounds on a batch of each source."""
         return batch_limits(self.own, len(self.stream.sources), self.trigger, self._commit_interval)
@@ -140,7 +147,7 @@ class QueryBuilder:
         if len(outputs) == 1:  # in the table's columns from the start, so that no batch is planned a second time
             frame = pipeline.sinks.primary.fit(next(iter(outputs.values())), [source.name for source in sources])
             by_name = {source.reading_name(name): source for source in sources}
-            fields = {reading: source.topic.value.schema.fieldNames() for reading, source in by_name.items()}
+            fields = {reading: source.fields for reading, source in by_name.items()}
             for reading, used in used_columns(frame, fields).items():
                 by_name[reading].build_only(name, used)
         else:
@@ -188,19 +195,9 @@ class QueryBuilder:
                 )
         return outputs
 
-    def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource]:
-        lateness = self.own.lateness  # zero is a lateness too
+    def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource | TableSource]:
         archives = self.archives or Archives(self.settings)
-        return [
-            KafkaSource(
-                parameter,
-                topic,
-                self.connection.client,
-                lateness if lateness is not None else topic.delay,
-                archives.of(self.stream, topic.name, topic_ids.get(topic.name, "")),
-            )
-            for parameter, topic in self.stream.sources.items()
-        ]
+        return sources_of(self.stream, self.own, self.connection.client, archives, topic_ids)
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
         """The first offsets of each topic: those of the record once a batch was planned, else resolved now."""
@@ -269,7 +266,7 @@ class QueryBuilder:
     def _pipeline(
         self,
         record: StreamRecord,
-        sources: list[KafkaSource],
+        sources: list[KafkaSource | TableSource],
         tables: Mapping[str, StoredTable],
         plan_traits: PlanTraits,
         handle: QueryHandle,
@@ -298,7 +295,7 @@ class QueryBuilder:
             code=loaded_code(self.stream, self.settings.flows),
             settings=self.own,
             traits=plan_traits,
-            upkeep=upkeep_of(self.stream, tables, self.settings.table, record.generation),
+            upkeep=upkeep_of(self.stream, tables, self.settings, record.generation, replay=self._is_replay),
             query=handle,
             pace=Pace(self.own.longest_wait) if self.trigger == "continuous" else None,
         )

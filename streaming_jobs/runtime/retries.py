@@ -4,6 +4,7 @@
 |---|---|
 | may pass (`TransientError`) | after 1, 2, 4 ... 60 s, `max_restarts` times in a row |
 | still there after that, while other streams of the session run | every ten minutes |
+| a table that it reads does not exist yet (`TableAwaited`) | every two seconds, for `await_table` |
 | of the stream's function, a second time in a row: same kind, place and batch | never: it would come again |
 | needs a person (`PermanentError`, `UsageError`) | never |
 
@@ -14,10 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streaming_jobs.errors import FunctionFailed, FunctionRaised, RecourseError, TransientError
+from streaming_jobs.errors import (
+    FunctionFailed,
+    FunctionRaised,
+    PreflightRefused,
+    RecourseError,
+    TableAwaited,
+    TransientError,
+)
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 LASTING_DELAY = 600.0
+AWAIT_DELAY = 2.0
 HEALTHY_AFTER = 600.0
 HEALTHY_BATCHES = 10
 
@@ -27,6 +36,8 @@ class Retries:
     """The failures of one stream in a row, and its next try; times in seconds of one clock."""
 
     max_restarts: int
+    await_table: float = 600.0
+    """Seconds for which a table that does not exist yet is awaited."""
     failures: int = 0
     lasting: bool = False
     """True if the quick tries are used up."""
@@ -35,6 +46,7 @@ class Retries:
     _good_batches: int = 0
     _healthy_since: float = 0.0
     _origin: str = ""
+    _awaited_since: float | None = None
 
     @property
     def gave_up(self) -> bool:
@@ -70,6 +82,9 @@ class Retries:
 
     def failed(self, error: RecourseError, now: float) -> tuple[RecourseError, float | None]:
         """Count a failure; returns the error to show, and the seconds until the next try, None if there is none."""
+        if isinstance(error, TableAwaited):
+            return self._awaited(error, now)
+        self._awaited_since = None
         self.failures += 1
         self._good_batches = 0
         before, self._origin = self._origin, error.origin if isinstance(error, FunctionRaised) else ""
@@ -81,6 +96,15 @@ class Retries:
         delay = LASTING_DELAY if self.lasting else min(FIRST_DELAY * 2 ** (self.failures - 1), LONGEST_DELAY)
         self.next_at = now + delay
         return error, delay
+
+    def _awaited(self, error: TableAwaited, now: float) -> tuple[RecourseError, float | None]:
+        """Plan the next look for a table; it is no failure, until the time for it is over."""
+        if self._awaited_since is None:
+            self._awaited_since = now
+        if now - self._awaited_since < self.await_table:
+            self.next_at = now + AWAIT_DELAY
+            return error, AWAIT_DELAY
+        return PreflightRefused(f"{error.found}, after {self.await_table:g} s of waiting", error.next_step), None
 
 
 def _for_good(error: RecourseError) -> FunctionFailed:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from streaming_jobs.archives.readable_topics import Archives
-from streaming_jobs.errors import OffsetsLost, TransientError
+from streaming_jobs.errors import BrokerUnreachable, OffsetsLost, TransientError
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.rules import check_start, enforce
+from streaming_jobs.preflight.findings import enforce
+from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import StreamSnapshot, start_over
 from streaming_jobs.preflight.take_snapshot import folders, take_snapshot
 from streaming_jobs.preflight.torn_files import mend
@@ -32,9 +33,11 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.client_file import client_file
 from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.no_broker import NoBroker
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.ends import SourceEnds, end_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,18 +183,29 @@ class SparkQueries:
 
     def open(self, streams: Iterable[Stream]) -> None:
         """Find the cluster, and look at the ends of the streams' topics from now on."""
+        streams = list(streams)
         if self.connection is None:
-            bootstrap, kafka = bootstrap_servers(self.settings), self.settings.kafka
-            self._client = client_file(self.settings, bootstrap)
-            self.connection = Connection(
-                client=self._client,
-                topics=Topics.of(kafka, bootstrap),
-                quick=Topics(client_config(kafka, bootstrap), _QUICK),
-            )
+            self.connection = self._connected(streams)
+            self._client = self.connection.client
         # What builds a query imports Arrow and NumPy, for a fifth of a second: meanwhile Spark starts.
         threading.Thread(target=import_module, args=[_BUILDER], name="imports", daemon=True).start()
-        names = [topic.name for stream in streams for topic in stream.sources.values()]
-        self._ends = EndOffsets(self.connection.quick, names).start()
+        ends = SourceEnds.of(self._archives.settings, self.connection.quick, streams)
+        self._ends = EndOffsets(ends, (name for stream in streams for name in end_names(stream))).start()
+
+    def _connected(self, streams: Sequence[Stream]) -> Connection:
+        """A connection to the cluster; without a broker one that has no topics, if no stream reads any."""
+        kafka = self.settings.kafka
+        try:
+            bootstrap = bootstrap_servers(self.settings)
+        except BrokerUnreachable as error:
+            if any(stream.topics for stream in streams):
+                raise
+            return Connection(client_file(self.settings, ""), NoBroker(error), NoBroker(error))
+        return Connection(
+            client=client_file(self.settings, bootstrap),
+            topics=Topics.of(kafka, bootstrap),
+            quick=Topics(client_config(kafka, bootstrap), _QUICK),
+        )
 
     def preflight(self, stream: Stream) -> Preflight:
         """Repair files that a power cut has torn, take the snapshot, and check it."""
@@ -220,11 +234,11 @@ class SparkQueries:
 
     def before_commit(self, stream: Stream) -> Callable[[StreamRecord], None]:
         """The check that runs when the rows of a batch are ready: the topics are still the ones it was read from."""
-        return TopicCheck(stream, self.settings, self._reach.quick)
+        return TopicCheck(stream, self.settings, self._archives.added_to(self._reach.quick, stream))
 
     def ends(self, stream: Stream) -> Ends | None:
         """The ends in the newest look of the thread."""
-        return self._ends.newest(t.name for t in stream.sources.values()) if self._ends is not None else None
+        return self._ends.newest(end_names(stream)) if self._ends is not None else None
 
     def close(self) -> None:
         """Stop the thread that looks at the topics, and remove the files that the processes of Spark read."""
@@ -273,8 +287,11 @@ class TopicCheck:
                 return
             if info is None or info.id != topic.topic_id:
                 raise OffsetsLost(
-                    f"topic {topic.name} was deleted{'' if info is None else ' and made anew'} while stream "
-                    f"{self.stream.name} was reading it",
+                    f"{self._kind(topic.name)} {topic.name} was deleted{'' if info is None else ' and made anew'} "
+                    f"while stream {self.stream.name} was reading it",
                     start_over(self.stream.name, folders(self.settings, self.stream)),
                 )
         self._checked = self.monotonic()
+
+    def _kind(self, name: str) -> str:
+        return "table" if any(table.name == name for table in self.stream.tables_read) else "topic"

@@ -67,7 +67,7 @@ class StreamRunner:
         shortest = settings.commit_interval(upsert=self.stream.primary.mode == "upsert")
         interval = (parse_duration(every) if every is not None else shortest).total_seconds()
         self.status.trigger, self.status.batch_every_s = self.trigger, interval
-        self.retries = Retries(settings.max_restarts)
+        self.retries = Retries(settings.max_restarts, settings.await_table.total_seconds())
         self.stop = QueryStop(self.stream.name, settings.stop_deadline.total_seconds(), interval, self.lingering)
         self.live = LiveStatus(self.status, self.clock)
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from streaming_jobs.columns import SOURCE_COLUMN, checked_columns, checked_order
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.settings import Settings, StreamSettings, TableSettings
+from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.base import SinkSet, Upkeep
 from streaming_jobs.sinks.schemas import DEAD_LETTERS, POSITION_FIELD, TOPICS, quarantine_of, remembered_deletes
-from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.stored import StoredTable, no_readers
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.readers import TableReaders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,13 +60,24 @@ def sinks_of(stream: Stream, tables: Mapping[str, StoredTable], settings: Stream
 
 
 def upkeep_of(
-    stream: Stream, tables: Mapping[str, StoredTable], settings: TableSettings, generation: int
+    stream: Stream, tables: Mapping[str, StoredTable], settings: Settings, generation: int, *, replay: bool = False
 ) -> list[Upkeep]:
-    """The upkeep of every table."""
+    """The upkeep of every table.
+
+    What streams that read a table still need stays. The staging tables of a `replay` have no readers; those of tables
+    that have some are not compacted, so that a publish can tell the rows of new records from the others.
+    """
+    readers = {declared.name: TableReaders.of(settings, declared.name) for declared, _ in all_tables(stream)}
     forgets = {table.name: parse_duration(table.deletes_kept) for table in stream.deletes}
     return [
         store_of(declared).upkeep(
-            tables[declared.name], settings, generation=generation, forgets=forgets.get(declared.name)
+            tables[declared.name],
+            settings.table.model_copy(update={"compact_after_files": 0})
+            if replay and readers[declared.name].names
+            else settings.table,
+            generation=generation,
+            forgets=forgets.get(declared.name),
+            unread=no_readers if replay else readers[declared.name].first_needed,
         )
         for declared, _ in all_tables(stream)
     ]

@@ -18,12 +18,13 @@ import structlog
 from streaming_jobs.errors import PreflightRefused, RecourseError
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.positions import Place, TopicOffsets
-from streaming_jobs.runtime.lag import EndOffsets, Ends, position_on_disk
+from streaming_jobs.runtime.lag import EndOffsets, Ends, position_on_disk, source_ends
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.first_records import first_timestamps
-from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.ends import end_names
+from streaming_jobs.table_sources.table_topics import versions_of
 
 log = structlog.get_logger()
 
@@ -101,21 +102,28 @@ def unread_now(settings: Settings, streams: Iterable[Stream]) -> dict[str, Unrea
     positions = {stream.name: (stream, at) for stream in streams if (at := _position(settings, stream.name))}
     if not positions:
         return {}
+    read = [stream for stream, _ in positions.values()]
     try:
-        config = client_config(settings.kafka, bootstrap_servers(settings))
-        looking = EndOffsets(
-            Topics(config, _QUICK), (t.name for s, _ in positions.values() for t in s.sources.values())
-        )
+        looking = EndOffsets(source_ends(settings, read, _QUICK), (name for s in read for name in end_names(s)))
+        with_topics = any(stream.topics for stream in read)
+        config = client_config(settings.kafka, bootstrap_servers(settings)) if with_topics else {}
     except RecourseError as error:
         log.info("the end of the topics could not be seen", reason=str(error)[:200])
         return {}
     looking.look()
     unread = {}
     for name, (stream, position) in positions.items():
-        ends = looking.newest(topic.name for topic in stream.sources.values())
+        ends = looking.newest(end_names(stream))
         if ends is not None:
             starts = behind(position, ends)
-            oldest = first_timestamps(config, starts, _QUICK.total_seconds())
+            tables = {table.name: versions_of(settings, stream, table.name) for table in stream.tables_read}
+            of_topics = {place: at for place, at in starts.items() if place[0] not in tables}
+            oldest = first_timestamps(config, of_topics, _QUICK.total_seconds())
+            oldest |= {
+                place: ms / 1000
+                for place, start in starts.items()
+                if place[0] in tables and (ms := tables[place[0]].time_of_next(start)) is not None
+            }
             unread[name] = unread_of(position, ends, oldest)
     return unread
 

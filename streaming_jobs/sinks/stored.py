@@ -9,7 +9,7 @@ it. So staging is an ordinary folder of tables, which a recovery makes, renames 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -193,10 +193,12 @@ class StoredTable(Protocol):
     def no_rows(self) -> Content:
         """A content with its columns and without rows."""
 
-    def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
+    def replace_rows(self, content: Content, entry: LedgerEntry, place: str, new: Content | None = None) -> Replaced:
         """Replace its rows by the content, in one commit with the entry, once. Raises as `holds` does.
 
-        `place` names the place of new pieces. Columns that only the content has are added before.
+        `place` names the place of pieces that come. Columns that only the content has are added before. `new` are the
+        pieces with nothing but rows of records that no batch had read before, for streams that read the table; None if
+        that is not known.
         """
 
     def complete(self, version: int) -> bool:
@@ -240,6 +242,15 @@ class TornEnd:
 
     files: Sequence[Path]
     whole: int
+
+
+Unread = Callable[[], int | None]
+"""Gives the first version of a table that streams that read it still need; None if none needs any."""
+
+
+def no_readers() -> int | None:
+    """None: no stream reads the table."""
+    return None
 
 
 class TableStore(Protocol):
@@ -296,9 +307,18 @@ class TableStore(Protocol):
         """A table of dead letters as a sink of batches."""
 
     def upkeep(
-        self, table: StoredTable, settings: TableSettings, *, generation: int, forgets: timedelta | None
+        self,
+        table: StoredTable,
+        settings: TableSettings,
+        *,
+        generation: int,
+        forgets: timedelta | None,
+        unread: Unread = no_readers,
     ) -> Upkeep:
-        """The maintenance of a table between batches; `forgets` is the time for which it remembers deletes."""
+        """The maintenance of a table between batches; `forgets` is the time for which it remembers deletes.
+
+        `unread` gives the first version that a stream that reads the table still needs.
+        """
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
         """Keep these versions' rows for a savepoint, whatever happens to the tables; on disk when this returns."""

@@ -46,6 +46,9 @@ class Source(Protocol):
     def lateness(self) -> timedelta | None:
         """The watermark delay; None without an event time."""
 
+    def rows(self, offsets: OffsetRange) -> int:
+        """Records in a range: of a topic its offsets, markers included; of a table the rows of its versions."""
+
     def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
         """Good records of a range whose event time is at or behind a watermark (ms since 1970)."""
 

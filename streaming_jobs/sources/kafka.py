@@ -8,7 +8,7 @@ counts the records behind the watermark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import functions as F
 
-from streaming_jobs.columns import SOURCE_COLUMN
-from streaming_jobs.durations import milliseconds
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sources.base import Archive
+from streaming_jobs.sources.judged_frames import counted, good, late_rows, watched, workers_of
 from streaming_jobs.sources.kafka_data_source import Reading, load
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
@@ -48,6 +47,16 @@ class KafkaSource:
         return self.topic.name
 
     @property
+    def fields(self) -> Sequence[str]:
+        """The fields of its value."""
+        return list(self.topic.value.schema.fieldNames())
+
+    @property
+    def event_time(self) -> str | None:
+        """The field of its event time."""
+        return self.topic.event_time
+
+    @property
     def observation(self) -> str:
         """Name of the metrics that count this source's records."""
         return f"recourse_{self.parameter}"
@@ -60,13 +69,10 @@ class KafkaSource:
         name = self.reading_name(owner)
         blocks = RecordBlocks(Declared.of(self.topic), "all", self._used(owner))
         self._used(owner).unlink(missing_ok=True)
-        workers = _workers(spark)
+        workers = workers_of(spark)
         reading = Reading(name, blocks, self.client, dict(start), limits=limits, workers=workers, archive=self.archive)
         raw = load(spark, reading, stream=True)
-        frame = self._good(raw.observe(self.observation, *self._counted()))
-        if self.topic.event_time and self.lateness is not None:
-            frame = frame.withWatermark(self.topic.event_time, f"{milliseconds(self.lateness)} milliseconds")
-        return frame
+        return watched(self, self._good(raw.observe(self.observation, *counted(self))))
 
     def reading_name(self, owner: str) -> str:
         """The name of the data source of `stream`."""
@@ -89,42 +95,28 @@ class KafkaSource:
 
     def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
         """Good records of a range whose event time is at or behind a watermark."""
-        if self.topic.event_time is None:
-            return 0
-        # A time without a zone is UTC.
-        event = F.col("_record")[self.topic.event_time].cast("timestamp")
-        late = F.unix_micros(event) <= F.lit(watermark_ms * 1000)
-        return self._range(spark, "all", offsets.start, offsets.end).where(~F.col("_bad") & late).count()
+        return late_rows(self, self._range(spark, "all", offsets.start, offsets.end), watermark_ms)
+
+    def rows(self, offsets: OffsetRange) -> int:
+        """The offsets in the range."""
+        return offsets.records
 
     def _range(
         self, spark: SparkSession, rows: Literal["all", "refused"], start: Mapping[int, int], end: Mapping[int, int]
     ) -> DataFrame:
         name = f"kafka-{rows}-{self.parameter}"
-        blocks, workers = self._blocks(rows), _workers(spark)
+        blocks, workers = self._blocks(rows), workers_of(spark)
         reading = Reading(name, blocks, self.client, dict(start), dict(end), workers=workers, archive=self.archive)
         return load(spark, reading, stream=False)
 
     def _blocks(self, rows: Literal["all", "refused"]) -> RecordBlocks:
         return RecordBlocks(Declared.of(self.topic), rows)
 
-    def _counted(self) -> list[Column]:
-        """The figures that are observed of a batch, in the order of `Observed`."""
-        bad = F.col("_bad")
-        counted = [F.count_if(bad).alias("bad")]
-        if self.topic.event_time and self.lateness is not None:
-            counted += [F.max(F.when(~bad, F.unix_micros("timestamp"))).alias("newest")]
-        return counted
-
     def _good(self, judged: DataFrame) -> DataFrame:
-        return judged.where(~F.col("_bad")).select("_record.*", self._position().alias(SOURCE_COLUMN))
+        return good(judged, self._position())
 
     def _position(self) -> Column:
         columns = [F.col(c) for c in ("topic", "partition", "offset", "timestamp", "key")]
         columns += [F.col("timestamp_type")] if self.topic.timestamp_type else []
         columns += [F.col("headers")] if self.topic.headers else []
         return F.struct(*columns, F.col("tombstone"))
-
-
-def _workers(spark: SparkSession) -> int:
-    """Tasks that read at the same time."""
-    return int(spark.sparkContext.defaultParallelism)

@@ -41,7 +41,15 @@ from streaming_jobs.stream import KafkaTopic
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+POSITION = (
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("key", BinaryType()),
+)
+"""The columns of a record's position, and its key."""
 RECORD = "_record"
 """The column of the decoded value."""
 TIME = pa.timestamp("us", "UTC")
@@ -92,20 +100,13 @@ class RecordBlocks:
     @cached_property
     def spark_schema(self) -> StructType:
         """The columns of each batch as Spark's types."""
-        position = [
-            StructField("topic", StringType()),
-            StructField("partition", IntegerType()),
-            StructField("offset", LongType()),
-            StructField("timestamp", TimestampType()),
-            StructField("key", BinaryType()),
-        ]
-        headers = StructField("headers", _HEADERS)
+        headers = StructField("headers", HEADERS)
         if self.rows == "refused":
             reason = [StructField("reason", StringType()), StructField("detail", StringType())]
-            return StructType([*position, StructField("value", BinaryType()), headers, *reason])
+            return StructType([*POSITION, StructField("value", BinaryType()), headers, *reason])
         return StructType(
             [
-                *position,
+                *POSITION,
                 *([StructField("timestamp_type", StringType())] if self.declared.timestamp_type else []),
                 *([headers] if self.declared.headers else []),
                 StructField("tombstone", BooleanType()),

@@ -202,20 +202,24 @@ def first(stream: str) -> StreamRecord:
     return StreamRecord(stream, (Generation(1, time.time(), "first start"),))
 
 
-def accept(settings: Settings, stream: Stream, table: str, version: int, why: str) -> None:
-    """Record that a foreign commit on one of the stream's tables is right.
+def accept(
+    settings: Settings, stream: Stream, table: str, version: int, why: str, read: Iterable[Commit] | None = None
+) -> None:
+    """Record that a foreign commit on one of the stream's tables, or on a table that it reads, is right.
 
-    Raises UsageError for an unknown table and for a version that is not such a commit: a version accepted ahead of time
-    would let a later, unknown commit pass.
+    `read` are the commits of a table that it reads, without those of the stream that writes it. Raises UsageError for
+    an unknown table and for a version that is not such a commit: a version accepted ahead of time would let a later,
+    unknown commit pass.
     """
     if not why.strip():
         raise UsageError("an accepted commit needs a reason", "say it with --why")
     with take(settings, stream.name, purpose="accept", wait=2.0):
         record = load(settings, stream.name)
         declared = next((each for each, _ in all_tables(stream) if each.name == table), None)
-        if record is None or record.table(table) is None or declared is None:
+        if record is None or (read is None and (record.table(table) is None or declared is None)):
             raise UsageError(f"stream {stream.name} has no table {table}", "see `recourse streams describe`")
-        _check_foreign(store_of(declared).commits(settings, declared), stream.name, table, version)
+        commits = read if declared is None else store_of(declared).commits(settings, declared)
+        _check_foreign(commits or (), stream.name, table, version)
         exception = Accepted(table, version, why.strip(), time.time())
         save(settings, replace(record, accepted=(*record.accepted, exception)))
 

@@ -54,7 +54,7 @@ class Totals:
             self.since,
             entry.generation,
             entry.batch,
-            self.records + sum(r.records for r in entry.offsets),
+            self.records + entry.records,
             self.rows_written + entry.rows.get("written", 0),
             self.dead_letters + entry.rows.get("dead_letters", 0),
             self.late_rows + entry.rows.get("late", 0),

@@ -23,7 +23,17 @@ from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Named, Sink, Upkeep
 from streaming_jobs.sinks.schemas import DEAD_LETTERS
-from streaming_jobs.sinks.stored import Commit, Content, ReliedOn, SavedAs, SavedTable, StoredTable, TornEnd
+from streaming_jobs.sinks.stored import (
+    Commit,
+    Content,
+    ReliedOn,
+    SavedAs,
+    SavedTable,
+    StoredTable,
+    TornEnd,
+    Unread,
+    no_readers,
+)
 from streaming_jobs.testing.tables import NO_ROWS, MemoryCommit, MemoryContent, MemoryTable, memory_content
 
 _FILE = "in_memory"
@@ -166,6 +176,7 @@ class MemoryStore:
         *,
         generation: int,
         forgets: timedelta | None,
+        unread: Unread = no_readers,
     ) -> Upkeep:
         """Nothing to do."""
         return MemoryUpkeep(table)

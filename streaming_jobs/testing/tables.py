@@ -195,15 +195,21 @@ class MemoryTable:
         """A content with its columns and without pieces."""
         return MemoryContent((), self.schema, self.partition_by)
 
-    def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
+    def replace_rows(
+        self,
+        content: Content,
+        entry: LedgerEntry,
+        place: str,
+        new: Content | None = None,
+    ) -> Replaced:
         """Replace its pieces, in one commit."""
-        now, new = self.content(), memory_content(content)
+        now, wanted = self.content(), memory_content(content)
         known = {field.name for field in now.schema.fields}
-        schema = StructType([*now.schema.fields, *(field for field in new.schema.fields if field.name not in known)])
-        here, there = set(map(id, now.parts)), set(map(id, new.parts))
-        replaced = MemoryContent(new.parts, schema, now.partition_by)
+        schema = StructType([*now.schema.fields, *(field for field in wanted.schema.fields if field.name not in known)])
+        here, there = set(map(id, now.parts)), set(map(id, wanted.parts))
+        replaced = MemoryContent(wanted.parts, schema, now.partition_by)
         changes = here != there
-        version = self._commit(entry, new.rows(), replaced, "WRITE", changes_data=changes)
+        version = self._commit(entry, wanted.rows(), replaced, "WRITE", changes_data=changes)
         return Replaced(version, len(there - here), len(here - there), len(here & there), 0.0)
 
     def complete(self, version: int) -> bool:

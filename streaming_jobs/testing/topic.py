@@ -81,6 +81,10 @@ class MemoryTopic:
             for offset in range(offsets.start.get(partition, 0), end):
                 yield partition, offset, self.partitions[partition][offset]
 
+    def rows(self, offsets: OffsetRange) -> int:
+        """The offsets of a range."""
+        return offsets.records
+
     def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
         """Good records of a range whose event time is at or behind a watermark."""
         return sum(r.timestamp_ms <= watermark_ms and self.refuse(r.value) is None for *_, r in self.records(offsets))

@@ -31,7 +31,7 @@ def subject_of(stream: Stream) -> Subject:
 
 def refusals_of(stream: Stream, code: str = "") -> Refusals:
     """The refusals of the stream's formats, empty until records are taken; `code` is the code that declares them."""
-    topics = stream.sources.values()
+    topics = stream.topics
     return Refusals(
         readers={topic.name: _reader(topic.value) for topic in topics},
         keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),

@@ -40,7 +40,7 @@ from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sources.client_file import client_file
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.spelling import counted
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.verification.beside_tables import ACCEPTED, Beside, Output
 from streaming_jobs.verification.lineage import Coverage, path
 from streaming_jobs.verification.multiset import compare
@@ -76,6 +76,8 @@ def recompute(
     def each(verdict: Outcome, text: str) -> list[Comparison]:
         return [Comparison(sink.name, _WHAT, verdict, text) for sink in stream.sinks.values()]
 
+    if stream.tables_read:
+        return each("not compared", "the stream reads a table, and only records of topics are computed again")
     if verdict.version < 0 or not verdict.coverage.spans:
         return each("not compared", "the stream has not read anything yet")
     written = _Written.of(settings, stream, verdict.coverage)
@@ -90,6 +92,7 @@ def recompute(
     client = client_file(settings, bootstrap)
     try:
         for parameter, topic in stream.sources.items():
+            assert isinstance(topic, KafkaTopic)  # `verify` leaves the others out
             source = KafkaSource(parameter, topic, client, topic.delay)
             frames[parameter] = _read(source, spark, [s for s in spans if s.topic == topic.name], readers[topic.name])
         outputs = stream.outputs(**frames)

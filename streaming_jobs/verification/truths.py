@@ -171,7 +171,7 @@ class _Giving:
         """By parameter the records of one topic, or of all where there is one parameter."""
         parameters = list(inspect.signature(truth.function).parameters)
         if sorted(parameters) == sorted(self._stream.sources):
-            return {name: self._records(self._stream.sources[name]) for name in parameters}
+            return {n: self._records(s) for n, s in self._stream.sources.items() if isinstance(s, KafkaTopic)}
         if len(parameters) == 1:
             return {parameters[0]: self._all()}
         raise UsageError(
@@ -180,7 +180,7 @@ class _Giving:
         )
 
     def _all(self) -> Iterator[Record]:
-        for source in self._stream.sources.values():
+        for source in self._stream.topics:
             yield from self._records(source)
 
     def _records(self, source: KafkaTopic) -> Iterator[Record]:

@@ -60,7 +60,7 @@ def verify_streams(
 
     Topics of streams that have never been started are read only with `options.finished`.
     """
-    begun = [stream for stream in streams if options.finished or _has_begun(settings, stream)]
+    begun = [s for s in streams if not s.tables_read and (options.finished or _has_begun(settings, s))]
     subjects = [subject_of(stream) for stream in begun]
     marks = {stream.name: watermarks(settings.state, stream.name) for stream in begun}
     at = newest_versions(subjects, settings.tables)
@@ -81,7 +81,8 @@ def verify_streams(
     for stream in streams:
         verdict = next((v for v in judged.streams if v.stream == stream.name), None)
         if verdict is None:
-            verdicts.append(never_started(stream))
+            known_only = stream.tables_read and _has_begun(settings, stream)
+            verdicts.append(of_a_table(stream) if known_only else never_started(stream))
             continue
         verdict = replace(verdict, begun=_has_begun(settings, stream))
         known = _Known(
@@ -177,6 +178,14 @@ def never_started(stream: Stream) -> StreamVerdict:
     )
 
 
+def of_a_table(stream: Stream) -> StreamVerdict:
+    """The verdict on a stream that reads a table: its rows are not compared."""
+    read = ", ".join(table.name for table in stream.tables_read)
+    text = f"the stream reads table {read}, and rows are compared with records of topics only"
+    verdict = never_started(stream)
+    return replace(verdict, comparisons=(Comparison(stream.primary.name, "rows", "not compared", text),), begun=True)
+
+
 def _with(verdict: StreamVerdict, more: Sequence[Comparison]) -> StreamVerdict:
     return replace(verdict, comparisons=(*verdict.comparisons, *more))
 
@@ -201,7 +210,7 @@ def _readers(
 ) -> dict[str, TopicReader]:
     """A reader of each topic that exists; the verifier reports a missing topic for each of its streams."""
     readers = {}
-    for name in dict.fromkeys(topic.name for stream in streams for topic in stream.sources.values()):
+    for name in dict.fromkeys(topic.name for stream in streams for topic in stream.topics):
         try:
             readers[name] = TopicReader.at(settings.kafka, bootstrap, name, until=until)
         except UsageError:
@@ -214,7 +223,7 @@ def _read(reader: TopicReader, streams: Sequence[Stream], refusals: dict[str, Re
     judges: list[tuple[KafkaTopic, Refusals]] = []
     for stream in streams:
         mine = refusals.get(stream.name)
-        source = next((topic for topic in stream.sources.values() if topic.name == reader.name), None)
+        source = next((topic for topic in stream.topics if topic.name == reader.name), None)
         if mine is None or source is None:
             continue
         alike = next(

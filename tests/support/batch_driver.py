@@ -93,6 +93,9 @@ class Source:
     observation: str = "recourse_things"
     lateness: timedelta | None = timedelta(seconds=10)
 
+    def rows(self, offsets: OffsetRange) -> int:
+        return offsets.records
+
     def late_records(self, spark: object, offsets: OffsetRange, watermark_ms: int) -> int:
         """Reads the batch's own range again."""
         assert offsets.records == 15

@@ -53,12 +53,19 @@ def log_files(log: Path) -> Iterator[LogFile]:
 
 
 def expired(
-    files: Iterable[LogFile], *, now: float, retention: timedelta, versions: int, needed: int | None
+    files: Iterable[LogFile],
+    *,
+    now: float,
+    retention: timedelta,
+    versions: int,
+    needed: int | None,
+    unread: int | None = None,
 ) -> list[Path]:
     """The files that may be removed, oldest first.
 
     A version stays while it is younger than `retention` and among the newest `versions` (0: no such bound). The version
-    `needed` and all later ones stay in any case, and so does the checkpoint that the oldest of them starts from.
+    `needed`, `unread` and all later ones stay in any case, and so does the checkpoint that the oldest of them starts
+    from.
     """
     files = sorted(files, key=lambda file: (file.version, file.path.name))
     commits = [file for file in files if file.kind == "commit"]
@@ -69,7 +76,21 @@ def expired(
     keep = next(young, newest)
     if versions:
         keep = max(keep, newest - versions + 1)
-    if needed is not None:
-        keep = min(keep, needed)
+    keep = min([keep, *(each for each in (needed, unread) if each is not None)])
     starts = [file.version for file in files if file.kind == "checkpoint" and file.version <= keep]
     return [file.path for file in files if file.version < max(starts)] if starts else []
+
+
+def bounded(
+    files: Iterable[LogFile], first: int | None, *, now: float, retention: timedelta, versions: int
+) -> int | None:
+    """The first version that stays for a reader that needs `first`: younger than `retention`, among the newest ones.
+
+    None if no reader needs any.
+    """
+    commits = sorted((file.version, file.modified) for file in files if file.kind == "commit")
+    if first is None or not commits:
+        return None
+    newest = commits[-1][0]
+    young = next((version for version, modified in commits if modified >= now - retention.total_seconds()), newest)
+    return max(first, young, newest - versions + 1)

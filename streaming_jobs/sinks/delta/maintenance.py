@@ -23,8 +23,9 @@ from streaming_jobs.settings import TableSettings
 from streaming_jobs.sinks.delta import column_bounds, orphan_files, remembered_deletes
 from streaming_jobs.sinks.delta.commit_properties import noted
 from streaming_jobs.sinks.delta.log import newest
-from streaming_jobs.sinks.delta.log_cleanup import expired, log_files
+from streaming_jobs.sinks.delta.log_cleanup import LogFile, bounded, expired, log_files
 from streaming_jobs.sinks.delta.sink import DeltaSink
+from streaming_jobs.sinks.stored import Unread, no_readers
 
 log = structlog.get_logger()
 
@@ -61,13 +62,16 @@ def crowded(files: Iterable[tuple[object, int]], *, enough: int, target: int) ->
 class TableMaintenance:
     """The maintenance of one table; `after_commit` is called after each of the stream's commits.
 
-    `forgets` is the time for which a table of remembered deletes keeps them; None for any other table.
+    `forgets` is the time for which a table of remembered deletes keeps them; None for any other table. `unread` gives
+    the first version that a stream that reads the table still needs: it, all later ones and their files stay, within
+    `unread_retention` and `unread_versions`.
     """
 
     sink: DeltaSink
     settings: TableSettings
     generation: int
     forgets: timedelta | None = None
+    unread: Unread = no_readers
     put_off: Mapping[str, str] = field(default_factory=dict)
     """Tasks that failed when they were last tried: name -> a sentence with the reason."""
     _commits: int = 0
@@ -152,12 +156,14 @@ class TableMaintenance:
 
     def _shorten_log(self) -> int:
         place, _ = newest(self.sink.path, self.sink.stream)
+        files = list(log_files(self.sink.path / "_delta_log"))
         gone = expired(
-            log_files(self.sink.path / "_delta_log"),
+            files,
             now=time.time(),
             retention=self.settings.log_retention,
             versions=self.settings.log_versions,
             needed=0 if place is None else place.version,
+            unread=self._unread(files),
         )
         if gone:
             self._sync_checkpoints()
@@ -178,7 +184,8 @@ class TableMaintenance:
         retention = self.settings.deleted_file_retention
         self.sink.refresh()
         live = self.sink.handle.get_add_actions()["path"].to_pylist()
-        files = orphan_files.find(self.sink.path, live)
+        kept = self._kept_for_readers()
+        files = [file for file in orphan_files.find(self.sink.path, live) if file.name not in kept]
         gone = orphan_files.due(files, now=now, retention=retention, max_bytes=self.settings.deleted_files_max_mb << 20)
         for file in gone:
             file.path.unlink(missing_ok=True)
@@ -186,6 +193,17 @@ class TableMaintenance:
         if gone:
             log.info("removed unlisted files", table=self.sink.name, files=len(gone), of=len(files))
         return len(gone)
+
+    def _unread(self, files: Iterable[LogFile]) -> int | None:
+        """The first version that stays for streams that read the table, within the bounds of the settings."""
+        bounds = (self.settings.unread_retention, self.settings.unread_versions)
+        return bounded(files, self.unread(), now=time.time(), retention=bounds[0], versions=bounds[1])
+
+    def _kept_for_readers(self) -> frozenset[str]:
+        """The files that have left the table and that a stream has not read yet."""
+        log = self.sink.path / "_delta_log"
+        first = self._unread(log_files(log))
+        return frozenset() if first is None else orphan_files.removed_after(log, first)
 
     def _sync_checkpoints(self) -> None:
         """Have the log's checkpoints on disk before the commits that they replace are deleted."""

@@ -36,6 +36,8 @@ class Unlisted:
     size: int
     since: float
     removed: bool
+    name: str = ""
+    """Its path below the table's folder."""
 
 
 def find(table: Path, live: Iterable[str]) -> list[Unlisted]:
@@ -50,7 +52,7 @@ def find(table: Path, live: Iterable[str]) -> list[Unlisted]:
         name = path.relative_to(table).as_posix()
         if name not in listed:
             at = removals.get(name)
-            unlisted.append(Unlisted(path, status.st_size, status.st_mtime if at is None else at, at is not None))
+            unlisted.append(Unlisted(path, status.st_size, status.st_mtime if at is None else at, at is not None, name))
     return unlisted
 
 
@@ -119,6 +121,17 @@ def _removals(log: Path) -> dict[str, float]:
             if (removal := action.get("remove")) is not None:
                 removals[str(removal["path"])] = float(str(removal.get("deletionTimestamp") or 0)) / 1000
     return removals
+
+
+def removed_after(log: Path, version: int) -> frozenset[str]:
+    """The files that commits after a version took out of the table, by the names that they may have on disk."""
+    gone: set[str] = set()
+    for file in log_files(log):
+        if file.kind == "commit" and file.version > version:
+            for action in actions(file.path, containing='"remove"'):
+                if (removal := action.get("remove")) is not None:
+                    gone |= _names(str(removal["path"]))
+    return frozenset(gone)
 
 
 def _names(path: str) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
@@ -25,8 +26,13 @@ _ANY_GENERATION = 0
 """The generation in the entries of changes before the commit itself: they do not depend on it."""
 
 
-def replace_rows(sink: DeltaSink, content: DeltaContent, entry: LedgerEntry, place: str) -> Replaced:
-    """Replace the table's rows by the content; files that are new to the table come into its folder `place`."""
+def replace_rows(
+    sink: DeltaSink, content: DeltaContent, entry: LedgerEntry, place: str, new: DeltaContent | None = None
+) -> Replaced:
+    """Replace the table's rows by the content; files that are new to the table come into its folder `place`.
+
+    The entry names those of them that are in `new`, if it is given.
+    """
     _widen(sink, content)
     _narrow(sink, content)
     unencoded_paths.rename(sink, entry.generation)
@@ -34,6 +40,8 @@ def replace_rows(sink: DeltaSink, content: DeltaContent, entry: LedgerEntry, pla
     here = dict(zip(inodes(sink.path, live), live, strict=True))
     adds: list[AddAction | RemoveAction] = []
     stayed = set()
+    unread = set(new.inodes()) if new is not None else set()
+    named: list[str] = []
     for inode, (path, file) in zip(content.inodes(), content.files.items(), strict=True):
         if inode in here:
             stayed.add(here[inode])
@@ -42,6 +50,9 @@ def replace_rows(sink: DeltaSink, content: DeltaContent, entry: LedgerEntry, pla
         name = f"{place}/{source.relative_to(content.root).as_posix()}"
         hard_link(source, sink.path / name)
         adds.append(file.add(name))
+        named += [name] if inode in unread else []
+    if new is not None:
+        entry = replace(entry, new=tuple(named))
     at = int(time.time() * 1000)
     removes = [file.remove(at) for path, file in live.items() if path not in stayed]
     began = time.monotonic()

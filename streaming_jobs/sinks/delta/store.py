@@ -39,7 +39,17 @@ from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable, delta_content
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.delta.table_setup import check_output, ensure_sink
-from streaming_jobs.sinks.stored import Commit, Content, ReliedOn, SavedAs, SavedTable, StoredTable, TornEnd
+from streaming_jobs.sinks.stored import (
+    Commit,
+    Content,
+    ReliedOn,
+    SavedAs,
+    SavedTable,
+    StoredTable,
+    TornEnd,
+    Unread,
+    no_readers,
+)
 
 _FILES = "files.json.gz"
 
@@ -104,10 +114,16 @@ class DeltaStore:
         return DeadLetterTable(_sink(table), settings)
 
     def upkeep(
-        self, table: StoredTable, settings: TableSettings, *, generation: int, forgets: timedelta | None
+        self,
+        table: StoredTable,
+        settings: TableSettings,
+        *,
+        generation: int,
+        forgets: timedelta | None,
+        unread: Unread = no_readers,
     ) -> Upkeep:
         """Compaction, a short log, removal of unlisted files."""
-        return TableMaintenance(_sink(table), settings, generation, forgets=forgets)
+        return TableMaintenance(_sink(table), settings, generation, forgets=forgets, unread=unread)
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:
         """Link the files of these versions, and write their `add` actions into the savepoint's folder."""

@@ -89,9 +89,11 @@ class DeltaStoredTable:
         """A content with its columns and without files."""
         return DeltaContent({}, self.path, self.sink.handle.schema().to_json(), self.partition_by)
 
-    def replace_rows(self, content: Content, entry: LedgerEntry, place: str) -> Replaced:
+    def replace_rows(self, content: Content, entry: LedgerEntry, place: str, new: Content | None = None) -> Replaced:
         """Replace its files, in one commit."""
-        return replace_rows(self.sink, delta_content(content), entry, place)
+        return replace_rows(
+            self.sink, delta_content(content), entry, place, None if new is None else delta_content(new)
+        )
 
     def sliced(self) -> SlicedTable:
         """The table as one whose slices can be replaced."""

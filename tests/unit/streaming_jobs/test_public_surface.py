@@ -14,6 +14,7 @@ PUBLIC = [
     "Holds",
     "InSet",
     "Json",
+    "KafkaSink",
     "KafkaTopic",
     "Matches",
     "NotNull",

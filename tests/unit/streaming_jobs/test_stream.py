@@ -14,8 +14,9 @@ import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from streaming_jobs.columns import SOURCE_COLUMN
+from streaming_jobs.declared_names import checked_name
 from streaming_jobs.errors import ConfigurationError, UsageError
-from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, checked_name, stream
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
 from tests.support.worlds import OUTPUT, THINGS, NoBytes
 

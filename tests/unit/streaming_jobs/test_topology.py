@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import UsageError
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.topology import Topology
@@ -134,3 +136,68 @@ def test_a_module_that_needs_spark_while_it_is_imported_is_told_what_to_write(
         Topology.load(["needs_spark_flow"])
     assert re.search(advice, refused.value.next_step)
     sys.modules.pop("needs_spark_flow", None)
+
+
+def reading(name: str, *sources: KafkaTopic | DeltaSource, table: str = "", schema: StructType | None = None) -> Stream:
+    """A stream that reads these sources."""
+    parameters = [f"s{number}" for number in range(len(sources))]
+    function = eval(f"lambda {', '.join(parameters)}: s0")
+    sink = DeltaTable(table or f"{name}_out", schema=schema)
+    return Stream(name, function, dict(zip(parameters, sources, strict=True)), {sink.name: sink})
+
+
+ROW = StructType([StructField("n", LongType()), StructField("t", TimestampType())])
+
+
+def test_a_table_that_a_stream_writes_is_read_with_the_columns_that_its_writer_declares() -> None:
+    writer = reading("clean", KafkaTopic("things", value=NoBytes()), table="cleaned", schema=ROW)
+    reader = reading("late", DeltaSource("cleaned", event_time="t", lateness="1 hour"))
+    topology = Topology.of([reader, writer])
+    (source,) = topology["late"].tables_read
+    assert source.schema == ROW and topology.writer("cleaned") == writer
+    assert topology.table_readers("cleaned") == ["late"] and "things" in topology.topics
+    assert "<- table cleaned as s0, watermark t - 1 hour" in topology.describe(["late"])
+
+
+@pytest.mark.parametrize(
+    ("writer", "source", "words"),
+    [
+        (DeltaTable("cleaned"), DeltaSource("cleaned"), "whose columns stream clean does not declare"),
+        (DeltaTable("cleaned", schema=ROW), DeltaSource("other"), "table other, which no stream writes"),
+        (DeltaTable("cleaned", schema=ROW, keys=["n"]), DeltaSource("cleaned"), "its commits rewrite rows"),
+        (
+            DeltaTable("cleaned", schema=ROW),
+            DeltaSource("cleaned", schema=StructType([StructField("n", StringType())])),
+            "column n of table cleaned as string, and its writer declares bigint",
+        ),
+        (
+            DeltaTable("cleaned", schema=ROW),
+            DeltaSource("cleaned", schema=StructType([StructField("m", LongType())])),
+            "column m of table cleaned, which has none",
+        ),
+        (
+            DeltaTable("cleaned", schema=ROW),
+            DeltaSource("cleaned", event_time="when", lateness="1 hour"),
+            "event_time 'when' is not a column",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_with_the_reason(
+    writer: DeltaTable, source: DeltaSource, words: str
+) -> None:
+    clean = Stream("clean", lambda things: things, {"things": KafkaTopic("things", NoBytes())}, {"out": writer})
+    with pytest.raises(UsageError, match=words):
+        Topology.of([clean, reading("late", source)])
+
+
+def test_streams_that_read_what_they_write_are_refused_with_the_cycle() -> None:
+    first = reading("first", DeltaSource("b", schema=ROW), KafkaTopic("things", NoBytes()), table="a", schema=ROW)
+    second = reading("second", DeltaSource("a"), table="b", schema=ROW)
+    with pytest.raises(UsageError, match="first -> table a -> second -> table b -> first"):
+        Topology.of([first, second])
+    own = reading("own", DeltaSource("own_out", schema=ROW), schema=ROW)
+    with pytest.raises(UsageError, match="own -> table own_out -> own"):
+        Topology.of([own])
+    chain = reading("third", DeltaSource("b"), schema=ROW)
+    straight = reading("first", KafkaTopic("things", NoBytes()), table="a", schema=ROW)
+    assert len(Topology.of([straight, second, chain, reading("fourth", DeltaSource("b"), schema=ROW)]).streams) == 4

@@ -21,7 +21,8 @@ from reprocessing.plans.plan_file import load
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.preflight.rules import check_start, enforce
+from streaming_jobs.preflight.findings import enforce
+from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.preflight.torn_files import mend
 from streaming_jobs.settings import Settings, TableSettings

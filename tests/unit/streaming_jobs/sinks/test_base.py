@@ -135,6 +135,9 @@ class Records:
     observation: str = "recourse_things"
     lateness: timedelta | None = None
 
+    def rows(self, offsets: Any) -> int:
+        return int(offsets.records)
+
     def late_records(self, spark: object, offsets: object, watermark_ms: int) -> int:
         return 0
 

@@ -1,0 +1,37 @@
+"""Checks of the names and parts in a declaration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from streaming_jobs.errors import UsageError
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+
+def checked_name(kind: str, name: str) -> str:
+    """Return `name` if it can be a folder and an identifier; raises UsageError otherwise."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
+        )
+    return name
+
+
+def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:
+    """The names as a tuple; raises UsageError for a single text, which Python would read as a list of letters."""
+    if isinstance(names, str):
+        raise UsageError(f"{what}: {option} is the text '{names}', not a list", f"write {option}=['{names}']")
+    items = tuple(names) if isinstance(names, Iterable) else (names,)
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in items):
+        raise UsageError(f"{what}: {option} is {names!r}, not a list of names", f"write {option}=['first', 'second']")
+    return items
+
+
+def checked_parts(stream: str, option: str, parts: Iterable[object], kind: str, fits: Callable[[object], bool]) -> None:
+    """Raise UsageError for a source or a sink of another type, such as a bare name; `kind` names the right type."""
+    for part in parts:
+        if not fits(part):
+            example = f"{kind}({part!r}, ...)" if isinstance(part, str) else f"a {kind}"
+            raise UsageError(f"stream {stream}: {option} is {part!r}, not a {kind}", f"write {example}")

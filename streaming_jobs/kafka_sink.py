@@ -1,0 +1,134 @@
+"""The declaration of a topic as a sink. `sinks/kafka` writes it, docs/kafka_sink.md explains it.
+
+orders = KafkaTopic("orders", value=Json(ORDER))
+
+@stream(source=KafkaTopic("raw_orders", value=Json(RAW)), sink=KafkaSink(orders, key="customer"))
+def clean(raw_orders: DataFrame) -> DataFrame: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from streaming_jobs.declared_table import is_declared_table
+from streaming_jobs.errors import UsageError
+from streaming_jobs.spelling import instead
+
+if TYPE_CHECKING:
+    from streaming_jobs.stream import KafkaTopic
+
+Delivery = Literal["exactly_once", "at_least_once"]
+
+TOPIC_SINK = "topic:"
+"""Begins the name of a topic sink in ledger entries, so that a table and a topic may share a name."""
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """A Kafka topic as a sink: one record for each row that the function returns.
+
+    `topic` is the declaration that its readers use too; its `value` says how rows become values. The function returns
+    the columns of that schema, and those that are named here: `key` (STRING or BINARY), `headers` (a map, or an array
+    of structs of key and value), `timestamp` (TIMESTAMP; null: the time of writing), and `route` (STRING: the topic of
+    each row; null: `topic`). Other columns are refused, except `_source`, which becomes a header. If the topic keeps
+    tombstones, a row whose value columns are all null is one. A row for a topic that does not exist stops the stream,
+    or with `unknown_topic="dead_letter"` becomes a dead letter.
+
+    `delivery`: `exactly_once` for readers of committed records, in one transaction per batch; `at_least_once` is
+    quicker, and a batch that is repeated after a failure is in the topic twice. `output_mode` matters for aggregations
+    only: `append` writes final results, `update` every change.
+    """
+
+    topic: KafkaTopic
+    key: str | None = None
+    headers: str | None = None
+    timestamp: str | None = None
+    route: str | None = None
+    unknown_topic: Literal["fail", "dead_letter"] = "fail"
+    delivery: Delivery = "exactly_once"
+    output_mode: Literal["append", "update"] = "append"
+
+    def __post_init__(self) -> None:
+        from streaming_jobs.stream import KafkaTopic  # which imports this module
+
+        if not isinstance(self.topic, KafkaTopic):
+            raise UsageError(
+                f"a KafkaSink has the topic {self.topic!r}, not a KafkaTopic",
+                f"write KafkaSink(KafkaTopic({self.topic!r}, value=...))",
+            )
+        for option, allowed in _CHOICES.items():
+            if (value := getattr(self, option)) not in allowed:
+                raise UsageError(f"topic {self.topic.name}: {option}='{value}'", instead(str(value), allowed))
+        fields = self.topic.value.schema.fieldNames()
+        for option in ("headers", "timestamp", "route"):
+            if (column := getattr(self, option)) is not None and column == self.key:
+                raise UsageError(
+                    f"topic {self.topic.name}: {option} and key are both the column '{column}'", "name two columns"
+                )
+        if self.headers is not None and self.headers in fields:
+            raise UsageError(
+                f"topic {self.topic.name}: the column '{self.headers}' of headers is a field of the value",
+                "give the headers a column of their own",
+            )
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.topic.name
+
+    @property
+    def ledger_name(self) -> str:
+        """The sink's name in ledger entries."""
+        return f"{TOPIC_SINK}{self.topic.name}"
+
+    @property
+    def exactly_once(self) -> bool:
+        """True if each batch is one transaction."""
+        return self.delivery == "exactly_once"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that are set, by name: they are part of the code's version."""
+        names = ("key", "headers", "timestamp", "route", "unknown_topic", "delivery", "output_mode")
+        set_here = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**set_here, "tombstones": self.topic.tombstones}
+
+    @property
+    def own_columns(self) -> tuple[str, ...]:
+        """The columns of key, headers, timestamp and route, as far as they are declared."""
+        return tuple(column for column in (self.key, self.headers, self.timestamp, self.route) if column is not None)
+
+
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "unknown_topic": ("fail", "dead_letter"),
+    "delivery": ("exactly_once", "at_least_once"),
+    "output_mode": ("append", "update"),
+}
+
+
+def checked_topic_sinks(
+    stream: str, sinks: Mapping[str, KafkaSink], rules: Iterable[str], sources: Sequence[str]
+) -> None:
+    """Raise UsageError for a topic that is written twice, or read too, or that row rules are declared for."""
+    names = [sink.name for sink in sinks.values()]
+    if len(set(names)) < len(names):
+        raise UsageError(f"stream {stream} writes a topic twice: {names}", "declare it once")
+    for name in names:
+        if name in sources:
+            raise UsageError(
+                f"stream {stream} reads the topic {name} and writes it: it would read its own records for ever",
+                "write another topic",
+            )
+    for name in rules:
+        if name in sinks:
+            raise UsageError(
+                f"stream {stream} has row rules of the topic {sinks[name].name}; they are for tables",
+                "filter in the function, or write a table too and give it the rules",
+            )
+
+
+def is_sink(part: object) -> bool:
+    """True for a declared table or topic."""
+    return isinstance(part, KafkaSink) or is_declared_table(part)

@@ -1,0 +1,79 @@
+"""The declaration of a Kafka topic as a source of a stream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from streaming_jobs.columns import SOURCE_COLUMN
+from streaming_jobs.declared_names import checked_names
+from streaming_jobs.durations import parse_duration
+from streaming_jobs.errors import UsageError
+from streaming_jobs.spelling import instead
+
+if TYPE_CHECKING:
+    from streaming_jobs.record_format import Format
+
+MAX_AHEAD = "1 day"
+"""The longest time by which an event time may be after its record's timestamp, if a topic declares nothing else."""
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True)
+class KafkaTopic:
+    """A Kafka topic as a source.
+
+    The function sees the fields of `value` as columns, and the struct `_source` (topic, partition, offset,
+    timestamp, key, tombstone; headers if `headers` is set; CreateTime, LogAppendTime or NoTimestampType if
+    `timestamp_type` is set). With `event_time`, the frame has a watermark of `lateness` on that column. A record whose
+    event time is more than `max_ahead` after its Kafka timestamp is then a dead letter (`event_time_ahead`), since it
+    would move the watermark past all other records; None: no such bound. A null event time does not move the
+    watermark; windows leave its row out. A record with a null value is a dead letter, or, with `tombstones="keep"`, a
+    row whose fields are all null and whose `_source.tombstone` is true. Only committed records are read.
+    """
+
+    name: str
+    value: Format
+    event_time: str | None = None
+    lateness: str | None = None
+    max_ahead: str | None = MAX_AHEAD
+    tombstones: Literal["dead_letter", "keep"] = "dead_letter"
+    headers: bool = False
+    timestamp_type: bool = False
+    description: str = ""
+    owners: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not _TOPIC.fullmatch(self.name) or self.name in (".", ".."):
+            raise UsageError(f"'{self.name}' is not a topic name", "use letters, digits, '.', '_' and '-'")
+        if (self.event_time is None) != (self.lateness is None):
+            raise UsageError(f"topic {self.name}: event_time and lateness go together", "set both, or neither")
+        if self.tombstones not in (allowed := ("dead_letter", "keep")):
+            raise UsageError(f"topic {self.name}: tombstones='{self.tombstones}'", instead(self.tombstones, allowed))
+        object.__setattr__(self, "owners", checked_names(f"topic {self.name}", "owners", self.owners))
+        if self.lateness is not None:
+            parse_duration(self.lateness)
+        if self.max_ahead is not None:
+            parse_duration(self.max_ahead)
+        fields = self.value.schema.fieldNames()
+        if self.event_time is not None and self.event_time not in fields:
+            raise UsageError(
+                f"topic {self.name}: event_time '{self.event_time}' is not a field of its value",
+                instead(self.event_time, fields),
+            )
+        if SOURCE_COLUMN in self.value.schema.fieldNames():
+            raise UsageError(f"topic {self.name}: the field name {SOURCE_COLUMN} is taken", "rename the field")
+
+    @property
+    def delay(self) -> timedelta | None:
+        """The declared watermark delay."""
+        return parse_duration(self.lateness) if self.lateness else None
+
+    @property
+    def ahead(self) -> timedelta | None:
+        """The longest time by which an event time may be after its record's timestamp; None: no bound."""
+        return parse_duration(self.max_ahead) if self.event_time and self.max_ahead else None

@@ -1,0 +1,160 @@
+"""The rules about what a stream reads: its topics and tables, and the records that they still have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+
+from streaming_jobs.durations import format_duration
+from streaming_jobs.ledger import Txn
+from streaming_jobs.positions import first_after
+from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot
+from streaming_jobs.sources.archived_ranges import gone
+from streaming_jobs.spelling import counted
+from streaming_jobs.table_sources.versions import gone_words
+
+
+def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    """Findings for topics and tables that are gone, are others, or no longer have what the stream needs."""
+    planned = snapshot.checkpoint.planned
+    starts = snapshot.checkpoint.starts.get(planned, {}) if planned is not None else {}
+    ends = snapshot.checkpoint.ends.get(planned, {}) if planned is not None else {}
+    to_read = planned is not None and planned != snapshot.checkpoint.committed and not primary_has(snapshot, planned)
+    position = starts if to_read else ends
+    yield from other_topics(snapshot)
+    for topic in snapshot.topics:
+        if topic.topic_id is None:
+            yield _missing(snapshot, topic)
+            continue
+        bound = snapshot.record.topic(topic.name) if snapshot.record else None
+        if bound is not None and bound.topic_id != topic.topic_id:
+            yield Finding(
+                "lost",
+                f"{topic.kind} {topic.name} was deleted and made anew: {_lost(position.get(topic.name, bound.start))} "
+                f"of the old {topic.kind} cannot be read any more",
+                f"on the new {topic.kind}, {snapshot.start_over}",
+            )
+            continue
+        for partition, end in ends.get(topic.name, {}).items():
+            offset = position.get(topic.name, {}).get(partition, 0)
+            earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
+            if earliest is None or latest is None:
+                yield Finding("lost", f"partition {partition} of topic {topic.name} is gone", snapshot.start_over)
+            elif (first := first_after(offset, partition, topic.earliest, topic.continues)) is not None:
+                yield _gone(snapshot, topic, partition, offset, first, position)
+            elif end > latest:
+                yield Finding("lost", _ends_early(topic, partition, latest, end), _put_back(snapshot, topic))
+        yield from _retention(topic)
+
+
+def _missing(snapshot: StreamSnapshot, topic: TopicSnapshot) -> Finding:
+    if topic.kind == "topic":
+        return Finding(
+            "refuse",
+            f"topic {topic.name} does not exist",
+            f"create it, or correct the name (stream {snapshot.stream})",
+        )
+    if snapshot.checkpoint.planned is None:
+        return Finding(
+            "await",
+            f"table {topic.name}, which stream {snapshot.stream} reads, does not exist yet",
+            "start the stream that writes it; or correct the name",
+        )
+    return Finding("refuse", f"table {topic.name}, which the stream reads, is gone", _put_back(snapshot, topic))
+
+
+def _gone(
+    snapshot: StreamSnapshot,
+    topic: TopicSnapshot,
+    partition: int,
+    offset: int,
+    first: int,
+    position: Mapping[str, Mapping[int, int]],
+) -> Finding:
+    """The finding for the offsets from `offset` on and before `first`, which nothing can read any more."""
+    if topic.kind == "table":
+        rebuild = f"recourse recover plan {snapshot.stream} --to-batch -1"
+        return Finding(
+            "lost",
+            f"{gone_words(topic.name, offset, first)} ({counted(first - offset, 'version')} never read)",
+            f"rebuild the stream's tables from the table's present rows: {rebuild}; or continue without them: "
+            f"{_skip_lost(snapshot, position)}",
+        )
+    return Finding(
+        "lost",
+        f"{gone(topic.archived, topic.name, partition, offset, first)} "
+        f"({counted(first - offset, 'record')} never read)",
+        f"bring them back from a copy of the topic, or continue without them: {_skip_lost(snapshot, position)}",
+    )
+
+
+def _ends_early(topic: TopicSnapshot, partition: int, latest: int, end: int) -> str:
+    if topic.kind == "table":
+        return (
+            f"table {topic.name} ends at version {latest - 1}, the stream has read up to version {end - 1}: the table "
+            "was put back to an older copy"
+        )
+    return (
+        f"topic {topic.name}, partition {partition}, ends at offset {latest}, the stream is at {end}: offsets {latest} "
+        f"to {end - 1} are gone"
+    )
+
+
+def _put_back(snapshot: StreamSnapshot, topic: TopicSnapshot) -> str:
+    return f"put the {topic.kind} back, or {snapshot.start_over}"
+
+
+def _skip_lost(snapshot: StreamSnapshot, position: Mapping[str, Mapping[int, int]]) -> str:
+    """The command that skips lost records, to the first offset that a topic still has or the stream's position."""
+    several = len(snapshot.topics) > 1
+    places = [
+        f"{topic.name + '/' if several else ''}{partition}:"
+        f"{first_after(offset, partition, topic.earliest, topic.continues) or offset}"
+        for topic in snapshot.topics
+        for partition, offset in sorted(position.get(topic.name, {}).items())
+    ]
+    return f"recourse recover plan {snapshot.stream} --to-offsets {','.join(places)}"
+
+
+def other_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    """Findings for other topics than the record's; before the first batch they may change: nothing was read yet."""
+    if snapshot.record is None or snapshot.checkpoint.planned is None:
+        return
+    now, before = {t.name for t in snapshot.topics}, {t.name for t in snapshot.record.topics}
+    for name in sorted(before - now):
+        yield Finding(
+            "refuse",
+            f"stream {snapshot.stream} no longer reads topic {name}",
+            "declare it again, or make it a new stream",
+        )
+    for name in sorted(now - before):
+        yield Finding(
+            "refuse",
+            f"stream {snapshot.stream} would begin to read topic {name} after its first batch",
+            "declare the topics it began with again, or make it a new stream",
+        )
+
+
+def primary_has(snapshot: StreamSnapshot, batch: int) -> bool:
+    """True if the primary table has the batch, so that repeating it reads no records."""
+    primary = next(t for t in snapshot.tables if t.role == "primary")
+    return snapshot.record is not None and primary.txn == Txn(snapshot.record.generation, batch)
+
+
+def _lost(position: Mapping[int, int]) -> str:
+    return "everything after offsets " + ", ".join(f"{p}:{o}" for p, o in sorted(position.items()))
+
+
+_SAFE_RETENTION = timedelta(days=3650)
+
+
+def _retention(topic: TopicSnapshot) -> Iterator[Finding]:
+    if 0 <= topic.retention_ms < _SAFE_RETENTION // timedelta(milliseconds=1):
+        retention = format_duration(timedelta(milliseconds=topic.retention_ms))
+        yield Finding(
+            "warn",
+            f"topic {topic.name} keeps records for {retention} counted from the time each record carries: records with "
+            "older times vanish within minutes, read or not",
+            "set retention.ms=-1 on the topic if its records carry times of the past",
+        )

@@ -1,0 +1,315 @@
+"""The versions of a table as a reader sees them: the rows that each commit added for it.
+
+| commit | rows |
+|---|---|
+| a batch of the stream that writes the table | those that it added |
+| a recovery's publish | those of records that no batch had read before (`LedgerEntry.new`); the others replace rows |
+| upkeep, fence, schema, slice | none |
+| of another program, only adding rows | all of them; in a table of ours once it was accepted (`streams accept`) |
+| of another program, rewriting rows | refused; none once it was accepted |
+| of another program, only removing rows | none |
+
+A range `[start, end)` of versions gives the rows of these commits in their order, and within one in the order of its
+files. A range that begins at 0 gives the rows that the table has at version `end - 1` instead: the log's beginning is
+cleaned up within hours, and the rows are still there. Both stay the same however often they are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.platform.delta_log import actions
+from streaming_jobs.positions import Place, by_place, ends_of
+
+if TYPE_CHECKING:
+    from streaming_jobs.sinks.stored import Commit
+
+_NO_ROWS = ("upkeep", "fence", "schema", "slice")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data file: its path as the log writes it, partition values as text, bytes, rows."""
+
+    path: str
+    partition: Mapping[str, str | None]
+    size: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Version:
+    """The rows of one version for a reader; `at` is the time of its commit in milliseconds since 1970."""
+
+    number: int
+    at: int
+    files: tuple[DataFile, ...]
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size(self) -> int:
+        """Bytes of their files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class TableVersions:
+    """The versions of the table in a folder, for a reader; it is pickled into the processes that plan.
+
+    `writer` is the stream that writes the table, None if none of ours does. A commit of another program is accepted if
+    one of the `records` says so, those of the writer and of the reader.
+    """
+
+    table: Path
+    writer: str | None = None
+    records: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.table.name
+
+    def newest(self) -> int | None:
+        """The newest version; None if there is no table."""
+        log = self.table / "_delta_log"
+        if not log.is_dir():
+            return None
+        return max((int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20), default=None)
+
+    def has(self, number: int) -> bool:
+        """True if the log has that version's commit."""
+        return self._commit_file(number).exists()
+
+    def first(self) -> int:
+        """The first version from which on every commit is in the log, and every file that one of them adds is there.
+
+        A reader that has read all versions below it, or none at all, can continue; the newest version plus one if no
+        commit can be read. Files are looked for only where a later commit took them out of the table.
+        """
+        newest = self.newest()
+        if newest is None:
+            return 0
+        removed: set[str] = set()
+        for number in range(newest, -1, -1):
+            try:
+                commit = list(actions(self._commit_file(number)))
+            except FileNotFoundError:
+                return number + 1
+            files = (action["add"]["path"] for action in commit if action.get("add"))
+            if any(path in removed and self.on_disk(path) is None for path in files):
+                return number + 1
+            removed.update(action["remove"]["path"] for action in commit if action.get("remove"))
+        return 0
+
+    def between(self, start: int, end: int) -> Iterator[Version]:
+        """Yields the versions of a range with their rows; raises OffsetsLost for one whose commit is gone."""
+        if start == 0 < end:
+            yield self.content(end - 1)
+            return
+        for number in range(start, end):
+            yield self.version(number)
+
+    def version(self, number: int) -> Version:
+        """The rows that one version added; raises OffsetsLost, ForeignWrite or PreflightRefused (`versions.py`)."""
+        try:
+            commit = list(actions(self._commit_file(number)))
+        except FileNotFoundError:
+            raise self.gone(number, number + 1) from None
+        info: Mapping[str, Any] = next((a["commitInfo"] for a in commit if a.get("commitInfo")), {})
+        adds = [a["add"] for a in commit if a.get("add") and a["add"].get("dataChange", True)]
+        rewrites = any(a["remove"].get("dataChange", True) for a in commit if a.get("remove"))
+        entry = LedgerEntry.decode(info.get("userMetadata"))
+        if entry is not None and self.writer in (None, entry.stream):
+            adds = self._of_ours(number, entry, adds, rewrites=rewrites)
+        elif adds:
+            adds = self._of_others(number, str(info.get("operation", "unknown operation")), adds, rewrites=rewrites)
+        return Version(number, _time(info, adds), tuple(self._file(add) for add in adds))
+
+    def content(self, number: int) -> Version:
+        """All rows of the table at a version; raises OffsetsLost if the log no longer reaches back to it."""
+        from streaming_jobs.sinks.delta.table_files import table_files  # it needs deltalake
+
+        try:
+            listed = table_files(self.table, number)
+            info: Mapping[str, Any] = next(
+                (a["commitInfo"] for a in actions(self._commit_file(number)) if a.get("commitInfo")), {}
+            )
+        except (FileNotFoundError, PreflightRefused):
+            raise self.gone(number, number + 1) from None
+        files = sorted(listed.values(), key=lambda file: (file.modified, file.path))
+        adds = [
+            {"path": f.path, "partitionValues": f.partition, "size": f.size, "stats": f.stats, "modificationTime": 0}
+            for f in files
+        ]
+        return Version(number, _time(info, adds), tuple(self._file(add) for add in adds))
+
+    def time_of(self, number: int) -> int:
+        """The time of a version's commit, milliseconds since 1970; raises FileNotFoundError if it is gone."""
+        commit = list(actions(self._commit_file(number)))
+        info: Mapping[str, Any] = next((a["commitInfo"] for a in commit if a.get("commitInfo")), {})
+        return _time(info, [a["add"] for a in commit if a.get("add")])
+
+    def commits_of_others(self) -> Iterator[Commit]:
+        """The commits without a ledger entry, newest first."""
+        from streaming_jobs.sinks.delta.log import walk
+
+        return (commit for commit in walk(self.table) if commit.entry is None)
+
+    def published_since(self, start: int) -> list[tuple[int, str]]:
+        """The recoveries that have replaced rows from a version on: (version, plan), the newest first."""
+        from streaming_jobs.sinks.delta.log import walk
+
+        found = []
+        for commit in walk(self.table):
+            if commit.version < start:
+                break
+            if commit.entry is not None and commit.entry.kind == "publish" and commit.changes_data:
+                found.append((commit.version, commit.entry.plan or ""))
+        return found
+
+    def time_of_next(self, start: int) -> int | None:
+        """The time of the first commit from a version on that the log still has; None without any."""
+        newest = self.newest()
+        for number in range(start, -1 if newest is None else newest + 1):
+            if self.has(number):
+                return self.time_of(number)
+        return None
+
+    def on_disk(self, path: str) -> Path | None:
+        """A file of the log on disk; None if it is gone."""
+        from streaming_jobs.sinks.delta.table_files import on_disk
+
+        try:
+            return on_disk(self.table, path)
+        except PreflightRefused:
+            return None
+
+    def gone(self, start: int, end: int) -> OffsetsLost:
+        """The error for a range of versions that can no longer be read."""
+        return OffsetsLost(gone_words(self.name, start, end), "see `recourse streams status`")
+
+    def _of_ours(
+        self, number: int, entry: LedgerEntry, adds: list[dict[str, Any]], *, rewrites: bool
+    ) -> list[dict[str, Any]]:
+        if entry.kind in _NO_ROWS:
+            return []
+        if entry.kind == "publish":
+            return self._published(number, entry, adds)
+        if rewrites:
+            raise PreflightRefused(
+                f"version {number} of table {self.name}, batch {entry.batch} of stream {entry.stream}, rewrote rows: "
+                "the table is no longer one to which rows are only added",
+                "read the topic that the other stream reads, or let it write a table without keys",
+            )
+        return adds
+
+    def _published(self, number: int, entry: LedgerEntry, adds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The files of a publish whose rows are those of records that no batch had read before."""
+        before, now = self._read_before(number, entry.stream), by_place(ends_of(entry.offsets))
+        rebuild = "rebuild this stream's tables from the table's present rows: recourse recover plan NAME --to-batch -1"
+        if before is not None and any(now.get(place, 0) < end for place, end in before.items()):
+            raise PreflightRefused(
+                f"version {number} of table {self.name}, by plan {entry.plan}, took rows back that this stream may "
+                f"have read, and stream {entry.stream} writes them again",
+                rebuild,
+            )
+        if entry.new is None and before != now:
+            raise PreflightRefused(
+                f"version {number} of table {self.name}, published by recovery {entry.plan}, also has rows of records "
+                "that came during the recovery, and does not say which",
+                rebuild,
+            )
+        wanted = {_on_disk_name(path) for path in entry.new or ()}
+        return [add for add in adds if _on_disk_name(add["path"]) in wanted]
+
+    def _read_before(self, number: int, stream: str) -> dict[Place, int] | None:
+        """The offsets up to which the writer had read before a publish; None if the log does not show it any more."""
+        from streaming_jobs.sinks.delta.log import walk
+
+        for commit in walk(self.table, number - 1):
+            entry = commit.entry
+            if entry is not None and entry.stream == stream and entry.kind in ("batch", "publish"):
+                return by_place(ends_of(entry.offsets))
+        return None
+
+    def _of_others(
+        self, number: int, operation: str, adds: list[dict[str, Any]], *, rewrites: bool
+    ) -> list[dict[str, Any]]:
+        accepted = self._accepts(number)
+        if self.writer is not None and not accepted:
+            raise ForeignWrite(
+                f"version {number} of table {self.name} ({operation}) changed rows and was not written by stream "
+                f"{self.writer}",
+                f"undo it, or if it is right: recourse streams accept {self.writer} --table {self.name} "
+                f"--version {number} --why '...'",
+            )
+        if rewrites and not accepted:
+            raise ForeignWrite(
+                f"version {number} of table {self.name} ({operation}) rewrote rows, and a stream reads a table to "
+                "which rows are only added",
+                "if what was read before may stay as it is, skip the version: recourse streams accept NAME "
+                f"--table {self.name} --version {number} --why '...'",
+            )
+        return [] if rewrites else adds
+
+    def _accepts(self, number: int) -> bool:
+        from streaming_jobs.state import stream_record
+
+        each = (stream_record.read(path) for path in self.records)
+        return any(record is not None and number in record.accepts(self.name) for record in each)
+
+    def _file(self, add: Mapping[str, Any]) -> DataFile:
+        if add.get("deletionVector"):
+            raise PermanentError(
+                f"table {self.name} has deletion vectors, which a stream cannot read",
+                "let its writer rewrite files instead: delta.enableDeletionVectors=false, then REORG TABLE ... PURGE",
+            )
+        path = str(add["path"])
+        return DataFile(path, dict(add.get("partitionValues") or {}), int(add["size"]), self._rows(add, path))
+
+    def _rows(self, add: Mapping[str, Any], path: str) -> int:
+        stats = json.loads(add.get("stats") or "{}")
+        if (rows := stats.get("numRecords")) is not None:
+            return int(rows)
+        import pyarrow.parquet as pq
+
+        if (file := self.on_disk(path)) is None:
+            raise self.file_gone(path)
+        return int(pq.ParquetFile(file).metadata.num_rows)
+
+    def file_gone(self, path: str) -> OffsetsLost:
+        """The error for a file that was deleted before it was read."""
+        return OffsetsLost(
+            f"file {path} of table {self.name} was deleted before it was read", "see `recourse streams status`"
+        )
+
+    def _commit_file(self, number: int) -> Path:
+        return self.table / "_delta_log" / f"{number:020d}.json"
+
+
+def _on_disk_name(path: str) -> str:
+    """A path of the log as a name on disk; writers differ in how often they percent-encode it."""
+    return unquote(unquote(path))
+
+
+def gone_words(table: str, start: int, end: int) -> str:
+    """The versions from `start` on and before `end` that can no longer be read, in words."""
+    versions = f"version {start}" if end - start == 1 else f"versions {start} to {end - 1}"
+    return f"{versions} of table {table} can no longer be read: its log or its files were cleaned up"
+
+
+def _time(info: Mapping[str, Any], adds: list[dict[str, Any]]) -> int:
+    """The commit's own time; without one, that of its newest file."""
+    at = info.get("inCommitTimestamp", info.get("timestamp"))
+    return int(at) if at is not None else max((int(add.get("modificationTime") or 0) for add in adds), default=0)

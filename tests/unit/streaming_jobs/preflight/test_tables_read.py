@@ -1,0 +1,71 @@
+"""The rules about a table that a stream reads: not made yet, gone, another one, no longer whole, put back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streaming_jobs.errors import OffsetsLost, PreflightRefused, TableAwaited
+from streaming_jobs.preflight.findings import Finding, enforce
+from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot
+from streaming_jobs.preflight.topic_rules import topic_findings
+from streaming_jobs.runtime.retries import AWAIT_DELAY, Retries
+from streaming_jobs.state.stream_record import BoundTopic
+from tests.support.worlds import fresh, settled
+
+TABLE = "numbers"
+
+
+def reading(snapshot: StreamSnapshot, position: int | None = None, start: int = 0, **changes: Any) -> list[Finding]:
+    """The findings about a stream whose last batch, not committed yet, read versions [start, position)."""
+    values: dict[str, Any] = {"earliest": {0: 0}, "latest": {0: 50}, "continues": {0: 10}, "kind": "table", **changes}
+    topic_id = values.pop("topic_id", "id")
+    made = replace(snapshot, topics=(TopicSnapshot(TABLE, topic_id, **values),))
+    if position is not None:
+        assert made.record is not None
+        record = replace(made.record, topics=(BoundTopic(TABLE, "id", {0: 0}),))
+        at = CheckpointSnapshot(7, 6, {7: {TABLE: {0: position}}, 6: {TABLE: {0: start}}}, {7: {TABLE: {0: start}}})
+        made = replace(made, record=record, checkpoint=at)
+    return list(topic_findings(made))
+
+
+def test_a_table_that_is_not_made_yet_is_awaited_and_one_that_is_gone_is_not() -> None:
+    with pytest.raises(TableAwaited, match="table numbers, which stream parity reads, does not exist yet"):
+        enforce(reading(fresh(), topic_id=None))
+    with pytest.raises(PreflightRefused, match="table numbers, which the stream reads, is gone"):
+        enforce(reading(settled(6), 40, 30, topic_id=None))
+
+
+def test_something_else_that_is_wrong_comes_before_waiting() -> None:
+    other = Finding("refuse", "something else", "do it")
+    with pytest.raises(PreflightRefused, match="something else"):
+        enforce([*reading(fresh(), topic_id=None), other])
+
+
+@pytest.mark.parametrize(("start", "lost"), [(0, False), (1, True), (9, True), (10, False), (30, False)])
+def test_versions_between_the_content_and_the_first_that_is_left_are_lost(start: int, lost: bool) -> None:
+    findings = reading(settled(6), 40, start)
+    assert [finding.severity for finding in findings] == (["lost"] if lost else [])
+    if lost:
+        with pytest.raises(OffsetsLost, match=r"versions? \d.* of table numbers can no longer be read") as refused:
+            enforce(findings)
+        assert "--to-batch -1" in refused.value.next_step and "--to-offsets 0:10" in refused.value.next_step
+
+
+def test_another_table_and_an_older_copy_are_refused() -> None:
+    with pytest.raises(OffsetsLost, match="table numbers was deleted and made anew"):
+        enforce(reading(settled(6), 40, 30, topic_id="other"))
+    with pytest.raises(OffsetsLost, match="table numbers ends at version 34, the stream has read up to version 39"):
+        enforce(reading(settled(6), 40, 30, latest={0: 35}))
+
+
+def test_a_table_is_awaited_for_its_time_and_then_it_is_a_refusal() -> None:
+    retries = Retries(max_restarts=0, await_table=60)
+    error = TableAwaited("table numbers does not exist yet", "start its writer")
+    for now in (0.0, 30.0, 59.0):
+        assert retries.failed(error, now) == (error, AWAIT_DELAY) and retries.due(now + AWAIT_DELAY)
+    assert retries.failures == 0 and not retries.gave_up
+    refused, delay = retries.failed(error, 60.0)
+    assert delay is None and isinstance(refused, PreflightRefused) and "after 60 s of waiting" in refused.found

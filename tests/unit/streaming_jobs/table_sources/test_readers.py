@@ -1,0 +1,112 @@
+"""What stays of a table for the streams that read it: versions and files, within the bounds."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log_cleanup import LogFile, bounded
+from streaming_jobs.sinks.delta.maintenance import TableMaintenance
+from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import BoundTopic
+from streaming_jobs.stream import DeltaTable as Declared
+from streaming_jobs.table_sources.readers import TableReaders
+from streaming_jobs.table_sources.versions import TableVersions
+from tests.conftest import SettingsFactory
+from tests.support.written_table import WrittenTable
+
+HOUR = timedelta(hours=1)
+
+
+def log(newest: int) -> list[LogFile]:
+    """A log of versions 0 to `newest`, one second apart."""
+    return [LogFile(Path(str(v)), "commit", v, 1000.0 - newest + v) for v in range(newest + 1)]
+
+
+@pytest.mark.parametrize(
+    ("first", "retention", "versions", "stays"),
+    [
+        (None, HOUR, 1000, None),
+        (40, HOUR, 1000, 40),
+        (40, timedelta(seconds=20), 1000, 80),
+        (40, HOUR, 10, 91),
+        (95, timedelta(seconds=20), 1000, 95),
+        (0, timedelta(0), 1, 100),
+    ],
+)
+def test_what_a_reader_needs_stays_within_both_bounds(
+    first: int | None, retention: timedelta, versions: int, stays: int | None
+) -> None:
+    assert bounded(log(100), first, now=1000.0, retention=retention, versions=versions) == stays
+
+
+def batch_of(settings: Settings, stream: str, number: int, start: int, end: int) -> None:
+    """The checkpoint of a reader whose batch `number` read versions [start, end)."""
+    record = replace(stream_record.first(stream), topics=(BoundTopic("numbers", "id", {0: 0}),))
+    stream_record.save(settings, record)
+    folder = StreamFolder.of(settings, stream).checkpoint(1).folder
+    for log_name in ("offsets", "commits", "sources/0"):
+        (folder / log_name).mkdir(parents=True, exist_ok=True)
+    (folder / "sources" / "0" / "0").write_text('v1\n{"numbers": {"0": 0}}')
+    for batch, at in ((number - 1, start), (number, end)):
+        if batch >= 0:
+            (folder / "offsets" / str(batch)).write_text(f'v1\n{{}}\n{{"numbers": {{"0": {at}}}}}')
+    for batch in range(number + 1):
+        (folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def test_a_reader_needs_the_version_before_its_last_batch(settings: SettingsFactory) -> None:
+    home = settings()
+    readers = TableReaders(home, "numbers", ("one", "two"))
+    assert readers.first_needed() is None, "none has ever run"
+    batch_of(home, "one", 0, 0, 7)
+    assert readers.first_needed() == 6, "the content of its first batch"
+    batch_of(home, "one", 3, 20, 25)
+    assert readers.first_needed() == 19
+    batch_of(home, "two", 1, 11, 25)
+    assert readers.first_needed() == 10, "the slowest decides"
+    replay = home.model_copy(update={"state_dir": home.state / "recoveries" / "one-0001" / "state"})
+    batch_of(replay, "one", 2, 5, 8)
+    assert readers.first_needed() == 4, "a replay counts too"
+    StreamFolder.of(home, "two").record.write_text("{")
+    assert readers.first_needed() == 0, "as long as it is not known, everything stays"
+
+
+def maintenance(home: Settings, unread: int | None) -> TableMaintenance:
+    sink = open_sink(home, Declared("numbers"), "count")
+    assert isinstance(sink, DeltaSink)
+    return TableMaintenance(sink, home.table, 1, unread=lambda: unread)
+
+
+@pytest.mark.parametrize(("unread", "there"), [(3, True), (None, False)])
+def test_upkeep_leaves_the_versions_and_the_files_that_a_reader_needs(
+    settings: SettingsFactory, unread: int | None, there: bool
+) -> None:
+    home = settings({"table.log_versions": 2, "table.log_retention": "0 seconds"})
+    home = home.model_copy(update={"table": home.table.model_copy(update={"deleted_file_retention": timedelta(0)})})
+    home.tables.mkdir(parents=True)
+    table = WrittenTable(home.tables / "numbers").make()
+    for number in range(1, 6):
+        table.batch(number)
+    compacted = table.compact()
+    table.batch(7)
+    DeltaTable(table.path).create_checkpoint()
+    for file in (table.path / "_delta_log").iterdir():
+        os.utime(file, (time.time(), time.time()))
+    versions = TableVersions(table.path, "count")
+    files = {number: versions.version(number).files[0].path for number in (2, 3, 4, 5)}
+    upkeep = maintenance(home, unread)
+    upkeep.remove_unlisted()
+    upkeep.shorten_log()
+    assert {n: (table.path / path).exists() for n, path in files.items()} == dict.fromkeys((2, 3, 4, 5), there)
+    assert versions.has(3) is there and versions.has(compacted + 1)
+    assert (versions.first() <= 3) is there

@@ -1,0 +1,144 @@
+"""The rows that each version of a table has for a reader: every kind of commit, and what is gone."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from streaming_jobs.errors import ForeignWrite, OffsetsLost, PreflightRefused
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_record import Accepted
+from streaming_jobs.table_sources.row_blocks import FileToRead, RowBlocks
+from streaming_jobs.table_sources.versions import TableVersions
+from tests.conftest import SettingsFactory
+from tests.support.written_table import WrittenTable
+
+COLUMNS = StructType([StructField("k", StringType()), StructField("n", LongType())])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> WrittenTable:
+    return WrittenTable(tmp_path / "numbers").make()
+
+
+def numbers(versions: TableVersions, start: int, end: int) -> list[int]:
+    """The numbers in the rows of a range, in their order."""
+    files = [FileToRead(v.number, v.at, file) for v in versions.between(start, end) for file in v.files]
+    blocks = RowBlocks(versions, COLUMNS, None, None, None, "all")
+    return [row["n"] for block in blocks.of_files(files) for row in block["_record"].to_pylist()]
+
+
+def test_a_reader_gets_each_row_of_the_batches_once_whatever_comes_between(table: WrittenTable) -> None:
+    versions = TableVersions(table.path, "count")
+    table.batch(1, 2)
+    first = table.batch(3)
+    table.compact()
+    table.batch()
+    table.publish(10, 20, 30)
+    table.batch(4)
+    table.publish(1, 2, 3, 4, new=(5, 6))
+    table.delete("n >= 5")
+    last = table.batch(7)
+    assert numbers(versions, 1, last + 1) == [1, 2, 3, 4, 5, 6, 7]
+    assert numbers(versions, first + 1, last + 1) == [4, 5, 6, 7]
+    assert sorted(numbers(versions, 0, last + 1)) == [1, 2, 3, 4, 7], "the whole content, as it is at that version"
+
+
+def test_a_publish_that_does_not_say_which_rows_are_new_is_refused_only_if_it_has_any(table: WrittenTable) -> None:
+    versions = TableVersions(table.path, "count")
+    table.batch(1)
+    assert versions.version(table.publish(10, known=False)).files == ()
+    further = table.publish(10, 2, known=False, further=True)
+    with pytest.raises(PreflightRefused, match=f"version {further} of table numbers, published by recovery r1"):
+        versions.version(further)
+
+
+def test_a_batch_that_rewrote_rows_is_refused(table: WrittenTable) -> None:
+    table.batch(1)
+    rewritten = table.append(table.rows(5), table._moving(table.entry(batch=1)), mode="overwrite")
+    with pytest.raises(PreflightRefused, match="rewrote rows"):
+        TableVersions(table.path, "count").version(rewritten)
+
+
+def test_rows_of_another_program_are_taken_once_they_are_accepted(
+    table: WrittenTable, settings: SettingsFactory
+) -> None:
+    home = settings()
+    versions = TableVersions(table.path, "count", (_record(home, "count"), _record(home, "reader")))
+    added = table.foreign(8)
+    rewritten = table.foreign(9, mode="overwrite")
+    for version in (added, rewritten):
+        with pytest.raises(ForeignWrite, match=f"streams accept count --table numbers --version {version}"):
+            _raise_with_step(versions, version)
+    _accept(home, "count", added)
+    _accept(home, "reader", rewritten)
+    assert numbers(versions, added, rewritten + 1) == [8]
+
+
+def test_a_table_that_no_stream_writes_gives_what_is_added_and_refuses_what_is_rewritten(
+    table: WrittenTable, settings: SettingsFactory
+) -> None:
+    home = settings()
+    versions = TableVersions(table.path, None, (_record(home, "reader"),))
+    added, removed = table.foreign(1, 2), table.delete("n > 0")
+    rewritten = table.foreign(3)
+    rewritten = table.foreign(4, mode="overwrite")
+    assert numbers(versions, added, rewritten) == [1, 2, 3]
+    assert versions.version(removed).files == ()
+    with pytest.raises(ForeignWrite, match="rewrote rows"):
+        versions.version(rewritten)
+    _accept(home, "reader", rewritten)
+    assert numbers(versions, added, rewritten + 1) == [1, 2, 3]
+
+
+def test_the_first_version_is_the_one_after_which_nothing_is_missing(table: WrittenTable) -> None:
+    versions = TableVersions(table.path, "count")
+    first = table.batch(1)
+    second = table.batch(2)
+    compacted = table.compact()
+    assert versions.first() == 0
+    (gone,) = versions.version(first).files
+    (table.path / gone.path).unlink()
+    assert versions.first() == first + 1, "its rows are in the compacted file, but no longer apart"
+    assert numbers(versions, second, compacted + 1) == [2]
+    with pytest.raises(OffsetsLost, match="was deleted before it was read"):
+        numbers(versions, first, second)
+    _commit(table, second).unlink()
+    assert versions.first() == second + 1
+    with pytest.raises(OffsetsLost, match=f"version {second} of table numbers can no longer be read"):
+        versions.version(second)
+    for version in range(compacted + 1):
+        _commit(table, version).unlink(missing_ok=True)
+    assert versions.first() == 0 and versions.newest() is None
+
+
+def test_a_time_is_that_of_the_commit(table: WrittenTable) -> None:
+    before = time.time() * 1000
+    version = TableVersions(table.path, "count").version(table.batch(1))
+    assert before - 1 <= version.at <= time.time() * 1000 and version.rows == 1 and version.size > 0
+
+
+def _commit(table: WrittenTable, version: int) -> Path:
+    return table.path / "_delta_log" / f"{version:020d}.json"
+
+
+def _record(home: Settings, stream: str) -> Path:
+    return home.state / stream / "stream.json"
+
+
+def _accept(home: Settings, stream: str, version: int) -> None:
+    record = stream_record.first(stream)
+    accepted = (Accepted("numbers", version, "right", 0.0),)
+    stream_record.save(home, replace(record, accepted=accepted))
+
+
+def _raise_with_step(versions: TableVersions, number: int) -> None:
+    try:
+        versions.version(number)
+    except ForeignWrite as error:
+        raise ForeignWrite(f"{error.found}; {error.next_step}") from error
