@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs import DeltaTable, Json, KafkaSink, KafkaTopic, NotNull, Raw, Stream, UsageError, stream
+from streaming_jobs.graph.description import describe
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.topology import Topology
 
@@ -87,7 +88,7 @@ def test_streams_that_read_their_own_records_by_way_of_others_are_refused() -> N
 
 
 def test_the_topology_reads_as_text_with_its_topics() -> None:
-    assert Topology.of([flow("clean", RAW, out=replace(SINK, route="where"))]).describe() == (
+    assert describe(Topology.of([flow("clean", RAW, out=replace(SINK, route="where"))])) == (
         "stream clean\n"
         "  <- topic raw-orders as raw\n"
         "  -> table clean_batches (primary, append)\n"

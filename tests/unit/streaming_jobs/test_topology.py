@@ -14,6 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import UsageError
+from streaming_jobs.graph.description import describe
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.topology import Topology
 from tests.support.worlds import THINGS, NoBytes, parity, plain
@@ -156,7 +157,7 @@ def test_a_table_that_a_stream_writes_is_read_with_the_columns_that_its_writer_d
     (source,) = topology["late"].tables_read
     assert source.schema == ROW and topology.writer("cleaned") == writer
     assert topology.table_readers("cleaned") == ["late"] and "things" in topology.topics
-    assert "<- table cleaned as s0, watermark t - 1 hour" in topology.describe(["late"])
+    assert "<- table cleaned as s0, watermark t - 1 hour" in describe(topology, ["late"])
 
 
 @pytest.mark.parametrize(
