@@ -30,12 +30,21 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
+class Corrected:
+    """The batches that a bounded recovery has corrected: those after one position and up to another."""
+
+    after: Txn
+    up_to: Txn
+
+
+@dataclass(frozen=True)
 class Generation:
     """One life of the checkpoint; `opened_at` in seconds since 1970, `reason` in words.
 
     A generation opened by a recovery begins after `from_batch` (-1: at the very start) of generation `from_generation`.
     Its batch numbers continue from there; if it `restarts`, with empty state, they begin at 0 again. One that `aborts`
-    continues with the rows and the state from before a recovery that was given up.
+    continues with the rows and the state from before a recovery that was given up. One that has `corrected` earlier
+    batches continues with the state from before it, and with the corrected rows.
     """
 
     number: int
@@ -45,6 +54,7 @@ class Generation:
     from_batch: int = -1
     restarts: bool = False
     aborts: bool = False
+    corrected: Corrected | None = None
 
     @property
     def first_batch(self) -> int:
@@ -172,15 +182,20 @@ def read(path: Path) -> StreamRecord | None:
 
 def _generation(value: dict[str, Any]) -> Generation:
     """A generation in the record; one written before the field `aborts` existed has it in its reason."""
-    return Generation(**{"aborts": value["reason"].startswith("abort of "), **value})
+    corrected = value.pop("corrected", None)
+    return Generation(
+        **{"aborts": value["reason"].startswith("abort of "), **value},
+        corrected=None if corrected is None else Corrected(*(Txn(**corrected[name]) for name in ("after", "up_to"))),
+    )
 
 
 def save(settings: Settings, record: StreamRecord) -> None:
     """Write the record; it is on disk when this returns."""
     value = {"format": FORMAT, **asdict(record)}
     for generation in value["generations"]:
-        if not generation["aborts"]:  # so that an earlier version can read a record without an abort
-            del generation["aborts"]
+        for added in ("aborts", "corrected"):  # so that an earlier version can read a record without them
+            if not generation[added]:
+                del generation[added]
     write_json(StreamFolder.of(settings, record.stream).make().record, value)
 
 
