@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -20,11 +21,15 @@ from reprocessing.plans.plan import NO_CHECKS, Checks, RecoveryPlan
 from reprocessing.plans.plan_file import load
 from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.rebuild.replay import last_entry
-from reprocessing.stages import stages_of
-from streaming_jobs.ledger import Txn
+from reprocessing.stages import AuditRefused, stages_of
+from reprocessing.undo import plan_undo
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
-from streaming_jobs.state.stream_record import CodeSince, Corrected
+from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
@@ -133,6 +138,147 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
     assert generation.corrected == Corrected(Txn(1, 2), Txn(1, 5)) and refusals(life) == []
     assert whole.journal.outcome == "published" and not (life.settings.tables / "_staging").exists()
     life.batch(BATCHES, generation=2, code="b")
-    assert life.ids() == list(range((BATCHES + 1) * PER_BATCH)) and refusals(life) == []
+    assert life.ids() == list(range((BATCHES + 1) * PER_BATCH))
     assert not has_present_rows(life.record.generations, Txn(1, 4)), "its savepoints have wrong rows"
     assert has_present_rows(life.record.generations, Txn(1, 2)) and has_present_rows(life.record.generations, Txn(2, 9))
+
+
+def compact(life: Life, name: str) -> None:
+    """One file per partition, as the stream's own upkeep does it."""
+    entry = LedgerEntry("upkeep", life.stream.name, name, 1, -1, note="compacted")
+    DeltaTable(life.settings.tables / name).optimize.compact(commit_properties=noted(entry))
+
+
+def compacted(life: Life) -> Life:
+    """Savepoints of batches 2 and 5; after batch 7 all rows so far are in one file per partition."""
+
+    def then(number: int) -> None:
+        if number in (2, 5):
+            savepoints.take(life.settings, life.stream, life.record, number, "time")
+        if number == 7:
+            compact(life, "things")
+
+    return lived(life, then=then)
+
+
+@pytest.mark.parametrize("with_compaction", [False, True])
+def test_later_rows_keep_their_files_and_files_of_both_are_split(
+    tmp_path: Path, with_compaction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    life = Life.begin(tmp_path, in_delta())
+    compacted(life) if with_compaction else lived(life)
+    then = files(life)
+    whole = recovery(life, planned(life))
+    context = run(whole)
+    assert life.ids() == life.ids("copies") == RIGHT and refusals(life) == []
+    pure = {uri for uri in then if min(ids_of(uri)) >= (80 if with_compaction else 60)}
+    assert len(pure) == (5 if with_compaction else 15)
+    assert pure <= files(life), "the files with later rows alone are the same"
+    found = context.found("combine")["later_files"]["things"]
+    assert found == ({"whole": 5, "split": 5} if with_compaction else {"whole": 15, "split": 0})
+    published = {each["table"]: each for each in context.found("publish")["tables"]}["things"]
+    if with_compaction:  # in: the files of K, those of the replay, the split ones
+        assert (published["went"], published["stayed"]) == (5, 5)
+    else:
+        assert (published["came"], published["went"], published["stayed"]) == (15, 15, 30)
+
+
+def ids_of(uri: str) -> list[int]:
+    return [abs(n) for n in pq.read_table(uri.removeprefix("file://"), columns=["id"])["id"].to_pylist()]
+
+
+def test_it_is_taken_back_with_all_rows_of_before(life: Life) -> None:
+    plan = planned(life)
+    run(recovery(life, plan))
+    undo = plan_undo(life.settings, {life.stream.name: life.stream}, Topics(end=END), plan)
+    assert undo.streams[0].until is None and undo.streams[0].base.batch == BATCHES - 1
+    assert any("corrected rows of savepoint g0001-b000000008" in note for note in undo.streams[0].notes)
+    run(recovery(life, undo))
+    assert life.ids() == life.ids("copies") == sorted([*BEFORE, *range(BATCHES * PER_BATCH, END)])
+    assert has_present_rows(life.record.generations, Txn(1, 4)), "the corrected generation is not on the path"
+    assert refusals(life) == []
+
+
+@pytest.mark.parametrize("reached", ["prepare", "replay", "combine", "audit", "publish"])
+def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> None:
+    whole = recovery(life, planned(life))
+    run(whole, until=reached)
+    executor.give_up(whole)
+    assert life.ids() == life.ids("copies") == BEFORE and life.at() == Txn(3, BATCHES - 1) and refusals(life) == []
+    assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
+
+
+@pytest.mark.parametrize("stage", ["combine", "publish", "switch"])
+def test_a_stage_that_was_killed_in_its_middle_begins_again(
+    life: Life, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = recovery(life, planned(life))
+
+    def killed(_: RecoveryContext, point: str) -> None:
+        if point == f"recover_{stage}_between":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(RecoveryContext, "crash_point", killed)
+        run(whole)
+    assert whole.journal.done(stage, STREAM.name) is None
+    run(whole)
+    assert life.ids() == life.ids("copies") == RIGHT and refusals(life) == [] and life.record.generation == 2
+
+
+def test_later_rows_that_would_change_are_not_published(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit counts all rows, whatever was done with files."""
+    adding = type(life.stored()).add_later_rows
+
+    def less(table: Any, now: Any, then: Any) -> Any:
+        return adding(table, then, then) if table.name == "copies" else adding(table, now, then)
+
+    monkeypatch.setattr(type(life.stored()), "add_later_rows", less)
+    whole = recovery(life, planned(life))
+    with pytest.raises(AuditRefused, match="30 rows of table copies after batch 5 would not be the same as before"):
+        run(whole)
+    executor.give_up(whole)
+    assert life.ids() == life.ids("copies") == BEFORE
+
+
+def test_a_rule_is_about_the_rebuilt_rows_alone(life: Life) -> None:
+    """Rows after the end are left alone, whatever they are."""
+    checks = Checks(("id < 60",), 1.0)
+    run(recovery(life, planned(life, checks=checks)))
+    assert life.ids() == RIGHT
+    other = recovery(life, planned_again(life, Checks(("id < 50",))))
+    with pytest.raises(AuditRefused, match="10 rows break the rule id < 50"):
+        run(other)
+
+
+def planned_again(life: Life, checks: Checks) -> RecoveryPlan:
+    savepoints.take(life.settings, life.stream, life.record, BATCHES - 1, "time")
+    life.batch(BATCHES, generation=2)
+    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
+    until = Target("savepoint", f"g0002-b{BATCHES - 1:09d}")
+    return make_plan(life.settings, [Request(snapshot, Target("batch", "2"), checks, until=until)])
+
+
+def test_suites_judge_the_content_that_is_published(life: Life) -> None:
+    judged: list[list[int]] = []
+
+    def run_suite(rebuilt: Any, suite: str) -> list[str]:
+        judged.append(Life(rebuilt.own, rebuilt.stream).ids())
+        return []
+
+    plan = planned(life, checks=Checks(suites=("plausible",)))
+    whole = executor.recovery_of(
+        life.settings, [life.stream], Topics(end=END), plan, RecoveryEvents(), replay=replay, run_suite=run_suite
+    )
+    run(whole)
+    assert judged == [RIGHT]
+
+
+def test_a_change_of_somebody_else_that_is_accepted_meanwhile_ends_it(life: Life) -> None:
+    whole = recovery(life, planned(life))
+    run(whole, until="publish")
+    life.save(replace(life.record, accepted=(Accepted("copies", 99, "by hand", 1.0),)))
+    with pytest.raises(PreflightRefused, match=r"version 99 of table copies was accepted \(by hand\)"):
+        run(whole)
+    assert life.ids() == BEFORE
