@@ -34,6 +34,8 @@ class Life:
     from_generation: int | None
     from_batch: int
     restarts: bool
+    corrected: tuple[tuple[int, int], tuple[int, int]] | None = None
+    """The batches that a bounded recovery has corrected: after one generation and batch, up to another."""
 
     @property
     def first_batch(self) -> int:
@@ -133,7 +135,13 @@ def _life(value: Mapping[str, Any]) -> Life:
         value.get("from_generation"),
         int(value.get("from_batch", -1)),
         bool(value.get("restarts", False)),
+        _range(value["corrected"]) if value.get("corrected") else None,
     )
+
+
+def _range(value: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
+    after, up_to = ((int(at["generation"]), int(at["batch"])) for at in (value["after"], value["up_to"]))
+    return after, up_to
 
 
 def _accepted(values: list[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
