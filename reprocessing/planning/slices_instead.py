@@ -11,8 +11,8 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from reprocessing.planning.history import has_present_rows
+from reprocessing.planning.sliceable import sliceable, tables_with_slices
 from reprocessing.planning.snapshot import PlanningSnapshot
-from reprocessing.slices.eligible import sliceable, tables_with_slices
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.ledger import Txn
 from streaming_jobs.state import savepoints

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,50 +170,37 @@ def continue_after(context: RecoveryContext) -> Mapping[str, Any]:
     if not target.exists():
         copy(savepoints.checkpoint_of(settings, kept), target)
     context.crash_point("recover_switch_between")
-    ledger = ledger_file(settings, context.stream.name)
-    for entry in _ledger_lines(context, kept):
-        ledger.append(entry, {})
+    # A batch without records after the last one, so that the ledger shows where the generation begins.
+    border = tuple(replace(each, start=dict(each.end)) for each in kept.offsets)
+    primary = context.stream.primary.name
+    line = LedgerEntry("batch", context.stream.name, primary, number, kept.batch, border, code=kept.code)
+    ledger_file(settings, context.stream.name).append(line, {})
     output_plans.adopt(folder.output_plans, StreamFolder.of(context.own, context.stream.name).output_plans)
-    base, until = context.plan.base, _until(context)
-    after = Txn(base.generation, base.batch) if base.savepoint else Txn(0, -1)
     opened_by = Generation(
         number,
         time.time(),
         f"recovery {context.plan.id}",
         kept.generation,
         kept.batch,
-        corrected=Corrected(after, until.txn),
+        corrected=_corrected(context, kept),
     )
     stream_record.save(settings, replace(record, generations=(*record.generations, opened_by)))
     return {"generation": number}
 
 
-def _ledger_lines(context: RecoveryContext, kept: Savepoint) -> Iterator[LedgerEntry]:
-    """Yields two lines for the ledger beside the state: what the replay has read and written, and where it continues.
-
-    The first stands for all corrected batches, as one; the second is a batch without records after the last one.
-    """
-    until, said, replayed = _until(context), to_publish(context), dict[str, int]()
-    for line in ledger_file(context.own, context.stream.name).after(context.stream.name, None, at_most=1 << 31):
-        for name, rows in line.entry.rows.items():
-            replayed[name] = replayed.get(name, 0) + rows
-    begins = context.plan.base.ends
-    one = LedgerEntry(
-        "batch",
-        context.stream.name,
-        context.stream.primary.name,
-        context.plan.generation,
-        until.batch,
-        tuple(
-            OffsetRange(topic, kept.topic_ids[topic], dict(begins.get(topic, {})), dict(ends))
-            for topic, ends in until.ends.items()
-        ),
-        replayed,
-        code=said.code,
+def _corrected(context: RecoveryContext, kept: Savepoint) -> Corrected:
+    """What the replay has read and written, in place of the batches that it has corrected."""
+    base, until = context.plan.base, _until(context)
+    rows = Counter[str]()
+    for day in ledger_file(context.own, context.stream.name).days(context.stream.name):
+        for line in day:
+            rows.update(line.read().entry.rows)
+    offsets = (
+        OffsetRange(topic, kept.topic_ids[topic], dict(base.ends.get(topic, {})), dict(ends))
+        for topic, ends in until.ends.items()
     )
-    border = tuple(replace(each, start=dict(each.end)) for each in kept.offsets)
-    yield one
-    yield replace(one, batch=kept.batch, offsets=border, rows={}, code=kept.code)
+    after = Txn(base.generation, base.batch) if base.savepoint else Txn(0, -1)
+    return Corrected(after, until.txn, tuple(offsets), dict(rows), to_publish(context).code.hash)
 
 
 def _until(context: RecoveryContext) -> Until:

@@ -17,7 +17,7 @@ from typing import Any
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import write_json
 from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import PartitionOffsets, TopicOffsets, decode_partitions
+from streaming_jobs.positions import OffsetRange, PartitionOffsets, TopicOffsets, decode_partitions
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import all_tables, store_of
@@ -31,10 +31,17 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Corrected:
-    """The batches that a bounded recovery has corrected: those after one position and up to another."""
+    """The batches that a bounded recovery has corrected: those after one position and up to another.
+
+    `offsets` are those that its replay has read, `rows` the numbers of rows by the names of a batch's entry, `code` the
+    hash of the code that made them: together the entry of all these batches.
+    """
 
     after: Txn
     up_to: Txn
+    offsets: tuple[OffsetRange, ...] = ()
+    rows: Mapping[str, int] = field(default_factory=dict)
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,8 +192,17 @@ def _generation(value: dict[str, Any]) -> Generation:
     corrected = value.pop("corrected", None)
     return Generation(
         **{"aborts": value["reason"].startswith("abort of "), **value},
-        corrected=None if corrected is None else Corrected(*(Txn(**corrected[name]) for name in ("after", "up_to"))),
+        corrected=None if corrected is None else _corrected(corrected),
     )
+
+
+def _corrected(value: dict[str, Any]) -> Corrected:
+    offsets = (
+        OffsetRange(r["topic"], r["topic_id"], decode_partitions(r["start"]), decode_partitions(r["end"]))
+        for r in value["offsets"]
+    )
+    after, up_to = (Txn(**value[name]) for name in ("after", "up_to"))
+    return Corrected(after, up_to, tuple(offsets), value["rows"], value["code"])
 
 
 def save(settings: Settings, record: StreamRecord) -> None:

@@ -2,10 +2,9 @@
 
 A recovery opens a generation that continues after a batch of an older one. So the rows come from a path: the batches of
 the current generation, before them those of the generation it continues, up to that batch, and so on. Batches that a
-recovery discarded are not on the path. A bounded recovery corrects batches in the middle of it: in their place is the
-one line that it has written for all of them into the ledger file. Each other batch is known from the table's log, or
-from the ledger file where the log is shorter; where neither has it, the offsets up to the next known batch are
-*unproved*.
+recovery discarded are not on the path. A bounded recovery corrects batches in the middle of it: in their place is one
+entry for all of them, in the stream's record. Each other batch is known from the table's log, or from the ledger file
+where the log is shorter; where neither has it, the offsets up to the next known batch are *unproved*.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from streaming_jobs.verification.beside_tables import Beside, Life
+from streaming_jobs.verification.beside_tables import Beside, Corrected, Life
 from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.offset_ranges import Span, without
 
@@ -105,7 +104,7 @@ def coverage(beside: Beside, logged: Mapping[Batch, Entry], at: Batch, published
         beside,
         logged,
         [span for generation, span in beside.skipped if generation in on_path],
-        [_Correction(life.number, *life.corrected) for life, _, _ in steps if life.corrected is not None],
+        [life.corrected for life, _, _ in steps if life.corrected is not None],
     )
     before: Batch | None = None
     for life, first, last in steps:
@@ -118,37 +117,16 @@ def coverage(beside: Beside, logged: Mapping[Batch, Entry], at: Batch, published
     return walk.result
 
 
-@dataclass(frozen=True)
-class _Correction:
-    """The batches after one position and up to another, which the recovery that opened a generation has corrected."""
-
-    generation: int
-    after: Batch
-    up_to: Batch
-
-    @property
-    def line(self) -> Batch:
-        """The place of its line in the ledger file."""
-        return self.generation, self.up_to[1]
-
-    def within(self, number: int, first: int, last: int) -> range:
-        """Those of the batches `first` to `last` of a generation that it has corrected."""
-        if not self.after[0] <= number <= self.up_to[0]:
-            return range(0)
-        begin = max(first, self.after[1] + 1) if number == self.after[0] else first
-        return range(begin, (min(last, self.up_to[1]) if number == self.up_to[0] else last) + 1)
-
-
 class _Walk:
     """Adds entry after entry to `result`; `_broken` while entries are missing since the last known one."""
 
     def __init__(
-        self, beside: Beside, logged: Mapping[Batch, Entry], holes: list[Span], corrections: list[_Correction]
+        self, beside: Beside, logged: Mapping[Batch, Entry], holes: list[Span], corrections: list[Corrected]
     ) -> None:
         begins = beside.begins
         self.result = Coverage(begins=begins, skipped=holes)
         self._beside, self._logged, self._ends, self._broken = beside, logged, dict(begins), False
-        self._corrections, self._joined = corrections, set[Batch]()
+        self._corrections, self._joined = corrections, list[Corrected]()
 
     def generation(self, number: int, first: int, last: int) -> None:
         """The batches of one generation."""
@@ -165,24 +143,23 @@ class _Walk:
             due = high + 1
         self._miss(last + 1 - due)
 
-    def _replaced(self, number: int, first: int, last: int) -> Iterator[tuple[int, int, _Correction]]:
+    def _replaced(self, number: int, first: int, last: int) -> Iterator[tuple[int, int, Corrected]]:
         """Yields the runs of batches of a generation that were corrected, each with the newest correction of them."""
-        newest: dict[int, _Correction] = {}
-        for each in self._corrections:
-            newest |= dict.fromkeys(each.within(number, first, last), each)
+        newest: dict[int, int] = {}
+        for number_of, each in enumerate(self._corrections):
+            newest |= dict.fromkeys(_within(each, number, first, last), number_of)
         for by, run in groupby(sorted(newest), key=newest.__getitem__):
             batches = list(run)
-            yield batches[0], batches[-1], by
+            yield batches[0], batches[-1], self._corrections[by]
 
-    def _correct(self, by: _Correction, batches: int) -> None:
-        """Add the line of a correction, once; it is missing if it is gone, or a later correction has a part of it."""
-        line = self._beside.lines.get(by.line)
-        later = (other for other in self._corrections if other.generation > by.generation)
-        if line is None or any(other.after < by.up_to and by.after < other.up_to for other in later):
+    def _correct(self, by: Corrected, batches: int) -> None:
+        """Add the entry of a correction, once; it is missing if a later correction has a part of its batches."""
+        later = self._corrections[self._corrections.index(by) + 1 :]
+        if any(other.after < by.up_to and by.after < other.up_to for other in later):
             self._miss(batches)
-        elif by.line not in self._joined:
-            self._joined.add(by.line)
-            self.join(line)
+        elif by not in self._joined:
+            self._joined.append(by)
+            self.join(by.entry)
 
     def join(self, entry: Entry) -> None:
         """Add one entry; after missing entries, the offsets up to its start are unproved."""
@@ -224,6 +201,15 @@ class _Walk:
         known = entry if entry is not None else line
         assert known is not None
         return known
+
+
+def _within(corrected: Corrected, number: int, first: int, last: int) -> range:
+    """Those of the batches `first` to `last` of a generation that were corrected."""
+    after, up_to = corrected.after, corrected.up_to
+    if not after[0] <= number <= up_to[0]:
+        return range(0)
+    begin = max(first, after[1] + 1) if number == after[0] else first
+    return range(begin, (min(last, up_to[1]) if number == up_to[0] else last) + 1)
 
 
 def _in_words(batches: list[Batch]) -> str:

@@ -23,8 +23,9 @@ from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEven
 from reprocessing.rebuild.replay import last_entry
 from reprocessing.stages import AuditRefused, stages_of
 from reprocessing.undo import plan_undo
-from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.sinks.delta.commit_properties import noted
@@ -33,7 +34,7 @@ from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
-from tests.support.life import PER_BATCH, STREAM, TOPIC, Life, Topics
+from tests.support.life import PER_BATCH, STREAM, TOPIC, TOPIC_ID, Life, Topics
 
 BATCHES, WRONG = 9, range(3, 6)
 """Batches 3 to 5 are wrong; those after them are right."""
@@ -135,7 +136,9 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
     assert context.found("combine")["later_files"]["things"]["split"] == 0
     generation = life.record.generations[-1]
     assert (generation.number, generation.from_generation, generation.from_batch) == (2, 1, BATCHES - 1)
-    assert generation.corrected == Corrected(Txn(1, 2), Txn(1, 5)) and refusals(life) == []
+    read = (OffsetRange(TOPIC, TOPIC_ID, {0: 30}, {0: 60}),)
+    assert generation.corrected == Corrected(Txn(1, 2), Txn(1, 5), read, {"written": 30}, "fixed")
+    assert refusals(life) == []
     assert whole.journal.outcome == "published" and not (life.settings.tables / "_staging").exists()
     life.batch(BATCHES, generation=2, code="b")
     assert life.ids() == list(range((BATCHES + 1) * PER_BATCH))
@@ -282,3 +285,42 @@ def test_a_change_of_somebody_else_that_is_accepted_meanwhile_ends_it(life: Life
     with pytest.raises(PreflightRefused, match=r"version 99 of table copies was accepted \(by hand\)"):
         run(whole)
     assert life.ids() == BEFORE
+
+
+def test_where_nothing_that_is_finished_came_after_the_end_it_is_refused_before_the_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last batch is in the tables, and Spark has not noted that it is done: the stream repeats it."""
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    life = Life.begin(tmp_path, in_delta())
+    for number in range(7):
+        life.batch(number, wrong=number in WRONG, commit=number < 6)
+    whole = recovery(life, planned(life))
+    with pytest.raises(UsageError, match="no finished batch is after those to be corrected"):
+        run(whole)
+    assert life.at() == Txn(1, 6) and whole.journal.done("fence", STREAM.name) is None
+
+
+def test_without_the_savepoint_of_its_end_it_does_not_begin(life: Life) -> None:
+    plan = planned(life)
+    assert executor.needed_savepoints(life.settings, STREAM.name) == {}
+    whole = recovery(life, plan)
+    whole.journal.write("keep", "begun", stream=STREAM.name)
+    needed = executor.needed_savepoints(life.settings, STREAM.name)
+    assert needed == {"g0001-b000000002": plan.id, "g0001-b000000005": plan.id}
+    savepoints.drop(life.settings, life.stream, "g0001-b000000005")
+    with pytest.raises(PreflightRefused, match="savepoint g0001-b000000005 of stream things is gone"):
+        run(whole)
+
+
+def test_a_second_recovery_starts_from_rows_that_no_first_one_has_corrected(life: Life) -> None:
+    run(recovery(life, planned(life)))
+    life.batch(BATCHES, generation=2)
+    again = planned_for(life, Target("batch", "6"), None)
+    assert again.streams[0].base.savepoint == "g0001-b000000002", "that of batch 5 has wrong rows"
+    assert planned_for(life, Target("batch", "8"), None).streams[0].base.batch in (2, 8)
+
+
+def planned_for(life: Life, target: Target, until: Target | None) -> RecoveryPlan:
+    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
+    return make_plan(life.settings, [Request(snapshot, target, NO_CHECKS, until=until)])
