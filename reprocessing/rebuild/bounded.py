@@ -170,11 +170,9 @@ def continue_after(context: RecoveryContext) -> Mapping[str, Any]:
     if not target.exists():
         copy(savepoints.checkpoint_of(settings, kept), target)
     context.crash_point("recover_switch_between")
-    # A batch without records after the last one, so that the ledger shows where the generation begins.
-    border = tuple(replace(each, start=dict(each.end)) for each in kept.offsets)
-    primary = context.stream.primary.name
-    line = LedgerEntry("batch", context.stream.name, primary, number, kept.batch, border, code=kept.code)
-    ledger_file(settings, context.stream.name).append(line, {})
+    ledger, line = ledger_file(settings, context.stream.name), _border_line(context, kept)
+    if not any(each.entry.txn == line.txn for each in ledger.after(line.stream, None, at_most=1)):
+        ledger.append(line, {})
     output_plans.adopt(folder.output_plans, StreamFolder.of(context.own, context.stream.name).output_plans)
     opened_by = Generation(
         number,
@@ -186,6 +184,21 @@ def continue_after(context: RecoveryContext) -> Mapping[str, Any]:
     )
     stream_record.save(settings, replace(record, generations=(*record.generations, opened_by)))
     return {"generation": number}
+
+
+def _border_line(context: RecoveryContext, kept: Savepoint) -> LedgerEntry:
+    """A batch without records after the last one, so that the ledger shows where the generation begins."""
+    at, primary = Txn(context.plan.generation, kept.batch), context.stream.primary.name
+    return LedgerEntry(
+        "batch",
+        context.stream.name,
+        primary,
+        at.generation,
+        at.batch,
+        tuple(replace(each, start=dict(each.end)) for each in kept.offsets),
+        txns={table.name: at.version for table, _ in all_tables(context.stream) if table.name != primary},
+        code=kept.code,
+    )
 
 
 def _corrected(context: RecoveryContext, kept: Savepoint) -> Corrected:

@@ -28,13 +28,15 @@ from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.rules import NotNull
 from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
-from tests.support.life import PER_BATCH, STREAM, TOPIC, TOPIC_ID, Life, Topics
+from tests.support.life import OTHERS, PER_BATCH, STREAM, TOPIC, TOPIC_ID, Life, Topics
 
 BATCHES, WRONG = 9, range(3, 6)
 """Batches 3 to 5 are wrong; those after them are right."""
@@ -311,6 +313,7 @@ def test_without_the_savepoint_of_its_end_it_does_not_begin(life: Life) -> None:
     savepoints.drop(life.settings, life.stream, "g0001-b000000005")
     with pytest.raises(PreflightRefused, match="savepoint g0001-b000000005 of stream things is gone"):
         run(whole)
+    assert whole.journal.done("fence", STREAM.name) is None
 
 
 def test_a_second_recovery_starts_from_rows_that_no_first_one_has_corrected(life: Life) -> None:
@@ -324,3 +327,33 @@ def test_a_second_recovery_starts_from_rows_that_no_first_one_has_corrected(life
 def planned_for(life: Life, target: Target, until: Target | None) -> RecoveryPlan:
     snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
     return make_plan(life.settings, [Request(snapshot, target, NO_CHECKS, until=until)])
+
+
+def test_a_quarantine_that_is_younger_than_its_savepoints_begins_empty(life: Life) -> None:
+    judged = Life(life.settings, replace(life.stream, rules={"things": [NotNull("id", on_fail="quarantine")]}))
+
+    def as_a_start_does(context: RecoveryContext) -> Mapping[str, Any]:
+        begin_late(context.own, context.stream, generation=context.plan.generation)
+        return replay(context)
+
+    run(recovery(judged, planned(judged), as_a_start_does))
+    assert judged.ids() == judged.ids("copies") == RIGHT and refusals(judged) == []
+    assert open_tables(life.settings, judged.stream)["things_quarantine"].position == Txn(2, BATCHES - 1)
+
+
+def test_two_streams_are_corrected_by_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one as a whole: its replay goes to the topic's end."""
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    lives = [lived(Life.begin(tmp_path, in_delta())), lived(Life.begin(tmp_path, OTHERS))]
+    snapshots = [planning_snapshot(each.settings, each.stream, Topics(end=END)) for each in lives]
+    ends = (UNTIL, None)
+    requests = [
+        Request(each, Target("offsets", "0:30"), until=until) for each, until in zip(snapshots, ends, strict=True)
+    ]
+    plan = make_plan(lives[0].settings, requests)
+    whole = executor.recovery_of(
+        lives[0].settings, [each.stream for each in lives], Topics(end=END), plan, RecoveryEvents(), replay=replay
+    )
+    run(whole)
+    assert lives[0].ids() == RIGHT and lives[1].ids() == list(range(END))
+    assert [each.record.generations[-1].from_batch for each in lives] == [BATCHES - 1, 2]
