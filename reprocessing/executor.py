@@ -19,6 +19,7 @@ from reprocessing.plans.journal import Journal, next_step
 from reprocessing.plans.plan import RecoveryPlan, moved
 from reprocessing.plans.plan_file import folder, load, names_of, undos_of
 from reprocessing.rebuild.audit import stored
+from reprocessing.rebuild.bounded import to_publish
 from reprocessing.rebuild.context import (
     Recovery,
     RecoveryContext,
@@ -29,7 +30,7 @@ from reprocessing.rebuild.context import (
 )
 from reprocessing.rebuild.publish import has_published
 from reprocessing.rebuild.reopen import abort
-from reprocessing.rebuild.replay import last_entry, replay
+from reprocessing.rebuild.replay import replay
 from reprocessing.report.page import write_report
 from reprocessing.stages import Audit, Stage, stages_of
 from reprocessing.stages.stage import Findings
@@ -210,8 +211,9 @@ def needed_savepoints(settings: Settings, stream: str) -> dict[str, str]:
     if plan is None:
         return {}
     before = journal_of(settings, plan.id).done("keep", stream)
-    base = plan.of(stream).base.savepoint
+    base, until = plan.of(stream).base.savepoint, plan.of(stream).until
     needed = {base: plan.id} if base else {}
+    needed |= {until.savepoint: plan.id} if until is not None else {}
     return needed | ({before["savepoint"]: plan.id} if before else {})
 
 
@@ -290,7 +292,7 @@ def _reached(context: RecoveryContext) -> Txn:
     """The position that every table has reached, by the journal and the stream's record."""
     journal, plan, generation = context.journal, context.plan, context.record.generation
     if generation < plan.generation and journal.done("publish") is not None:
-        return last_entry(context.own, context.stream).txn
+        return to_publish(context).at
     fenced = generation < plan.generation and journal.done("fence") is not None
     return Txn(plan.generation if fenced else generation, -1)
 

@@ -28,7 +28,11 @@ def _head(plan: RecoveryPlan) -> Iterator[str]:
 
 
 def _does(plan: RecoveryPlan, each: StreamPlan) -> str:
-    return f"take back {plan.undoes}" if plan.undoes else f"{'skip ahead' if each.skips else 'rewind'} to {each.target}"
+    return (
+        f"take back {plan.undoes}"
+        if plan.undoes
+        else f"{'skip ahead' if each.skips else 'rewind'} to {each.target_words}"
+    )
 
 
 def _stream(plan: StreamPlan) -> Iterator[str]:
@@ -37,9 +41,14 @@ def _stream(plan: StreamPlan) -> Iterator[str]:
         yield f"  code         {plan.saw.code} runs the replay"
         at = f"savepoint {plan.base.savepoint}" if plan.base.savepoint else "empty tables"
         yield f"  starts from  {at}"
+    if plan.until is not None:
+        yield (
+            f"  until        {plan.until.txn} ({plan.until.target}): up to there rows are corrected, later ones "
+            "stay as they are"
+        )
     yield f"  state        {_state(plan)}"
     for table in plan.saw.tables:
-        becomes = "keeps its rows" if plan.skips else "restored"
+        becomes = "keeps its rows" if plan.skips else "restored" if plan.until is None else "corrected up to there"
         versions = f"version {table.version}, afterwards {table.version + _COMMITS} or later"
         size = f"{table.mode}, {counted(table.files, 'file')}, {_size(table.size)}"
         yield f"  table        {table.name} ({size}): {becomes}; {versions}"

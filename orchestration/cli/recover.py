@@ -66,6 +66,14 @@ def plan(
     same_code: Annotated[
         bool, typer.Option("--same-code", help="Replay with today's code although it is what wrote the bad rows.")
     ] = False,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="'batch N'",
+            help="Correct only up to the end of this batch, and leave later rows as they are; also 'datetime TIME', "
+            "'code HASH' and other kinds of targets.",
+        ),
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="With these: only before the row's own batch.")] = False,
     discard_state: Annotated[
         bool, typer.Option("--discard-state", help="Begin with empty state; the plan says what will be wrong.")
@@ -113,6 +121,7 @@ def plan(
         exact=exact,
         same_code=same_code,
         discard_state=discard_state,
+        until=until,
     )
     made = make_requested(call.settings, call.topology, lambda: topics_of(call.settings), request)
     show(output, _value(made), lambda: print(explain(made), end=""))

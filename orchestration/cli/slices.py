@@ -54,7 +54,7 @@ def rebuild(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.kafka import broker_for_command
     from orchestration.slices.runner import rebuild_slice
-    from reprocessing.slices.eligible import sliceable
+    from reprocessing.planning.sliceable import sliceable
     from reprocessing.slices.rebuild import Waits
     from streaming_jobs.durations import parse_duration
 

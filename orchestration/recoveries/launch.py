@@ -24,6 +24,7 @@ OF_PLANNING: Mapping[str, Any] = {
     "exact": False,
     "same_code": False,
     "discard_state": False,
+    "until": "",
 }
 """The fields that describe a new plan, with the values that stand for "not given"."""
 _FLAGS = ("to_earliest", "to_latest")
@@ -103,6 +104,7 @@ def _request(config: Mapping[str, Any]) -> PlanRequest:
         targets={TARGETS[option.replace("_", "-")]: "" if option in _FLAGS else str(value)},
         require=tuple(config["require"]),
         max_changed=None if share in ("", None) else str(share),
+        until=config["until"] or None,
         **{name: config[name] for name in ("suites", "allow_bad", "exact", "same_code", "discard_state")},
     )
 

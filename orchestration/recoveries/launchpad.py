@@ -81,6 +81,11 @@ def schema(streams: Sequence[str]) -> dict[str, Any]:
         "plan": dg.Field(dg.String, default_value="", description="id of a plan; not with do: plan"),
         "streams": dg.Field([name], default_value=[], description="the streams to put right, in this order"),
         "target": dg.Field(_TARGET, is_required=False, description="where to go back to: exactly one of these"),
+        "until": dg.Field(
+            dg.String,
+            default_value="",
+            description="correct only up to the end of this batch, such as batch 41; later rows stay as they are",
+        ),
         "require": dg.Field([str], default_value=[], description="SQL that must hold for every rebuilt row"),
         "max_changed": dg.Field(
             dg.Any, default_value="", description="more rows than this share may not change, come or go: 5% or 0.05"

@@ -39,8 +39,8 @@ OF_ANY_STREAM = ("earliest", "latest", "offsets", "file", "shift-by", "duration"
 class PlanRequest:
     """The streams to put right, in this order; the target, by kind; and the checks before publishing.
 
-    `max_changed` is a share, such as `5%` or `0.05`, of the published rows; None: any. The other fields are the options
-    of `recourse recover plan`.
+    `max_changed` is a share, such as `5%` or `0.05`, of the published rows; None: any. `until` is the end of a bounded
+    recovery, such as `batch 41`. The other fields are the options of `recourse recover plan`.
     """
 
     streams: tuple[str, ...]
@@ -52,6 +52,7 @@ class PlanRequest:
     exact: bool = False
     same_code: bool = False
     discard_state: bool = False
+    until: str | None = None
 
     @property
     def target(self) -> tuple[str, str]:
@@ -71,12 +72,15 @@ def make_requested(
     `topics` is called where the broker is needed. Raises UsageError or PreflightRefused with the ways out.
     """
     from reprocessing.planning.planner import make_plan
+    from reprocessing.planning.until import until_target
 
     kind, _ = request.target
     if not request.streams:
         raise UsageError("no stream was given", f"name one of {', '.join(topology.streams)}")
-    if len(request.streams) > 1 and (kind not in OF_ANY_STREAM or request.require):
-        what = f"the target {kind}" if kind not in OF_ANY_STREAM else "a condition"
+    kinds = [kind, *([until_target(request.until).kind] if request.until is not None else [])]
+    of_one = [each for each in kinds if each not in OF_ANY_STREAM]
+    if len(request.streams) > 1 and (of_one or request.require):
+        what = f"the target {of_one[0]}" if of_one else "a condition"
         raise UsageError(
             f"{what} is about one stream, and {len(request.streams)} were given", "make a plan for each of them"
         )
@@ -105,9 +109,11 @@ def _of_stream(
     from reprocessing.planning.offline import look_for_plan
     from reprocessing.planning.planner import Request
     from reprocessing.planning.targets import Target
+    from reprocessing.planning.until import until_target
     from reprocessing.plans.plan import Checks
 
     kind, value = request.target
+    until = None if request.until is None else until_target(request.until)
     stream = topology.select([name])[0]
     if kind == "first-broken":
         value = condition_named(settings, topology, stream, value)
@@ -123,6 +129,8 @@ def _of_stream(
     snapshot = look_for_plan(settings, stream, topics)
     if searched is not None:
         target, resolved = before_first_bad(snapshot, searched, exact=request.exact, same_code=request.same_code)
-        return Request(snapshot, target, checks, resolved=resolved, discard_state=request.discard_state)
+        return Request(snapshot, target, checks, resolved=resolved, discard_state=request.discard_state, until=until)
     target = Target(kind, value)  # type: ignore[arg-type]
-    return Request(snapshot, target, checks, discard_state=request.discard_state, same_code=request.same_code)
+    return Request(
+        snapshot, target, checks, discard_state=request.discard_state, same_code=request.same_code, until=until
+    )

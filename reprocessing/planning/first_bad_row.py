@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from deltalake import DeltaTable
 
 from reprocessing.planning.conditions import added_columns, bad_rows
-from reprocessing.planning.history import Batch, in_lineage
+from reprocessing.planning.history import Batch, has_present_rows
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, before
 from streaming_jobs.errors import UsageError
@@ -82,7 +82,7 @@ def _first(snapshot: PlanningSnapshot, table: StoredTable, condition: str, notes
     now = table.readable()
     added: dict[str, str] = {}  # columns that a savepoint does not have, with the newest such savepoint
     for savepoint in snapshot.savepoints:
-        if savepoint.txn >= bad or not in_lineage(snapshot.record.generations, savepoint.txn):
+        if savepoint.txn >= bad or not has_present_rows(snapshot.record.generations, savepoint.txn):
             continue
         with as_table(snapshot.settings, snapshot.stream, savepoint) as then:
             is_bad = bad_rows(then, condition, now=now)
@@ -103,7 +103,12 @@ def _first(snapshot: PlanningSnapshot, table: StoredTable, condition: str, notes
     low, high = -1, len(batches) - 1
     in_log = {commit.version for commit in table.commits()}
     while high - low > 1:
-        seen = [p for p in range(low + 1, high) if _readable(table, batches[p].versions.get(table.name), in_log)]
+        seen = [
+            p
+            for p in range(low + 1, high)
+            if has_present_rows(snapshot.record.generations, batches[p].txn)
+            and _readable(table, batches[p].versions.get(table.name), in_log)
+        ]
         if not seen:
             break
         middle = seen[len(seen) // 2]

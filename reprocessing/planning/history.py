@@ -89,6 +89,12 @@ class History:
         """The last batch that read no record at or after `wanted`; None if already the first one did."""
         return self._last(lambda at: within(self._batch(at).ends, wanted))
 
+    def first_covering(self, wanted: TopicOffsets) -> Batch | None:
+        """The first batch after which every record before `wanted` was read; None if the last one has not read all."""
+        before = self._last(lambda at: not _covers(self._batch(at).ends, wanted))
+        after = self.between(before.txn if before else None, self.last.txn) if self.last else []
+        return after[0] if after else None
+
     def at_version(self, table: str, version: int) -> Batch | None:
         """The last batch after which the table had at most that version; replayed batches have no version."""
         return next((b for b in self.newest_first() if b.versions.get(table, 1 << 62) <= version), None)
@@ -234,6 +240,20 @@ def in_lineage(generations: Sequence[Generation], txn: Txn) -> bool:
         number == txn.generation and first - 1 <= txn.batch <= last
         for number, first, last in generation_spans(generations)
     )
+
+
+def has_present_rows(generations: Sequence[Generation], txn: Txn) -> bool:
+    """True if the rows of a position are those of the path: no recovery has discarded them, or corrected them since."""
+    on_path = {number for number, _, _ in generation_spans(generations)}
+    return in_lineage(generations, txn) and not any(
+        each.corrected is not None and each.corrected.after < txn <= Txn(each.from_generation or 0, each.from_batch)
+        for each in generations
+        if each.number in on_path
+    )
+
+
+def _covers(ends: TopicOffsets, wanted: TopicOffsets) -> bool:
+    return all(ends.get(topic, {}).get(p, 0) >= end for topic, offsets in wanted.items() for p, end in offsets.items())
 
 
 def within(ends: TopicOffsets, wanted: TopicOffsets) -> bool:

@@ -16,6 +16,7 @@ from reprocessing.planning.offline import OF_THE_STREAM, only_the_broker
 from reprocessing.planning.replay_start import replay_start
 from reprocessing.planning.snapshot import PlanningSnapshot, refuse_fenced
 from reprocessing.planning.targets import Resolved, Target, named_code, resolve
+from reprocessing.planning.until import until_border, until_of
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan
 from reprocessing.plans.plan_file import next_id, save, sealed
 from streaming_jobs.errors import PreflightRefused, UsageError
@@ -32,8 +33,8 @@ from streaming_jobs.table_sources.table_topics import versions_of
 class Request:
     """The request for a recovery of one stream.
 
-    `resolved` and `base`, if given, are used as they are. With `same_code` the code that a target names as wrong may be
-    the one that runs the replay.
+    `resolved` and `base`, if given, are used as they are. With `until` the recovery is bounded. With `same_code` the
+    code that a target names as wrong may be the one that runs the replay.
     """
 
     snapshot: PlanningSnapshot
@@ -43,6 +44,7 @@ class Request:
     base: Savepoint | None = None
     discard_state: bool = False
     same_code: bool = False
+    until: Target | None = None
 
 
 def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | None = None) -> RecoveryPlan:
@@ -69,7 +71,8 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
     snapshot, target, checks = request.snapshot, request.target, request.checks
     refuse_fenced(snapshot)
     saw = snapshot.world
-    if snapshot.unreachable is not None and target.kind not in OF_THE_STREAM:
+    asked = [target, *([request.until] if request.until is not None else [])]
+    if snapshot.unreachable is not None and any(each.kind not in OF_THE_STREAM for each in asked):
         raise only_the_broker(snapshot.unreachable, "where the topics begin and end")
     _refuse_other_topics(snapshot)
     stateful = bool(snapshot.record.state_fingerprint)
@@ -91,8 +94,13 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
         )
     if not resolved.ahead:
         _refuse_append_only(snapshot)
+    border = None if request.until is None else until_border(snapshot, request.until, resolved)
     remarks += _unknown_yet(snapshot, checks)
     start, notes, discards = _start(request, resolved)
+    until = None
+    if request.until is not None and border is not None:
+        until = until_of(snapshot, request.until, border, start)
+        remarks += border.notes
     if start.savepoint is not None and not discards:
         _refuse_other_state(snapshot, start.savepoint, undoes)
     plan = StreamPlan(
@@ -110,6 +118,7 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
         checks=checks,
         staging="",
         discards_state=discards,
+        until=until,
     )
     if plan.discards_state and not plan.records:
         raise UsageError("the target is the topic's end: there is nothing to replay", "choose an earlier one")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reprocessing.planning.history import in_lineage
+from reprocessing.planning.history import has_present_rows, in_lineage
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved
 from reprocessing.plans.plan import Base
@@ -36,16 +36,20 @@ def replay_start(
         return _base(snapshot, resolved, discard_state=discard_state)
     if gone := _lost(base.ends, snapshot):
         raise UsageError(f"savepoint {base.id} cannot be replayed from: {gone}", _ways_back(snapshot))
-    return *_from_savepoint(base, base.txn), discard_state
+    start, notes = _from_savepoint(base, base.txn)
+    generations = snapshot.record.generations
+    if in_lineage(generations, base.txn) and not has_present_rows(generations, base.txn):
+        notes.append(f"a bounded recovery has corrected rows of savepoint {base.id} since: they will be as they were")
+    return start, notes, discard_state
 
 
 def _base(snapshot: PlanningSnapshot, resolved: Resolved, *, discard_state: bool) -> Start:
     name, record = snapshot.stream.name, snapshot.record
     wanted = resolved.batch
     if wanted is not None:
-        usable = [s for s in snapshot.savepoints if in_lineage(record.generations, s.txn) and s.txn <= wanted]
+        usable = [s for s in snapshot.savepoints if has_present_rows(record.generations, s.txn) and s.txn <= wanted]
         usable = [s for s in usable if not _lost(s.ends, snapshot)]
-        if (not usable or usable[-1].txn < wanted) and (taken := _take(snapshot, wanted)) is not None:
+        if (not usable or usable[-1].txn < wanted) and (taken := taken_now(snapshot, wanted)) is not None:
             usable += [taken] if not _lost(taken.ends, snapshot) else []
         if usable:
             return *_from_savepoint(usable[-1], wanted), discard_state
@@ -78,7 +82,7 @@ def _ways_back(snapshot: PlanningSnapshot) -> str:
     ways = []
     generations, current = snapshot.record.generations, snapshot.record.generation
     for savepoint in snapshot.savepoints:
-        if in_lineage(generations, savepoint.txn) and not _lost(savepoint.ends, snapshot):
+        if has_present_rows(generations, savepoint.txn) and not _lost(savepoint.ends, snapshot):
             ways.append(f"--savepoint {savepoint.id}")
             break
     cuts = cuttable(StreamFolder.of(snapshot.settings, snapshot.stream.name).checkpoint(current))
@@ -98,8 +102,8 @@ def _from_savepoint(savepoint: Savepoint, wanted: Txn) -> tuple[Base, list[str]]
     return Base(savepoint.id, savepoint.generation, savepoint.batch, savepoint.ends), notes
 
 
-def _take(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
-    """A savepoint of the target's batch, if the logs still reach it."""
+def taken_now(snapshot: PlanningSnapshot, wanted: Txn) -> Savepoint | None:
+    """A savepoint of a batch, taken now; None if the logs no longer reach it."""
     checkpoint = StreamFolder.of(snapshot.settings, snapshot.stream.name).checkpoint(wanted.generation)
     if wanted.generation != snapshot.record.generation or wanted.batch not in cuttable(checkpoint):
         return None

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from reprocessing.planning.history import Batch, History, generation_spans, in_lineage, within
+from reprocessing.planning.history import Batch, History, generation_spans, has_present_rows, within
 from reprocessing.planning.offsets_text import parse_offsets, read_offsets
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
@@ -119,7 +119,9 @@ def at_or_before(wanted: TopicOffsets, view: View) -> Resolved:
     border: Batch | Savepoint | None = view.history.last_within(wanted)
     notes = list(view.notes)
     if border is None:  # the ledger may not reach back that far
-        earlier = [s for s in view.savepoints if in_lineage(view.record.generations, s.txn) and within(s.ends, wanted)]
+        earlier = [
+            s for s in view.savepoints if has_present_rows(view.record.generations, s.txn) and within(s.ends, wanted)
+        ]
         border = earlier[-1] if earlier else None
     if border is not None and any(
         border.ends.get(topic, {}).get(p) != offset for topic, each in wanted.items() for p, offset in each.items()
@@ -137,13 +139,13 @@ def _wanted(target: Target, view: View) -> dict[str, dict[int, int]]:
     if target.kind == "latest":
         return {topic.name: dict(topic.latest) for topic in view.topics}
     if target.kind == "offsets":
-        return _complete(parse_offsets(target.value, names), view)
+        return complete(parse_offsets(target.value, names), view)
     if target.kind == "file":
-        return _complete(read_offsets(Path(target.value)), view)
+        return complete(read_offsets(Path(target.value)), view)
     if target.kind == "shift-by":
-        shift = _integer(target, "a number of records, such as -1000")
+        shift = integer(target, "a number of records, such as -1000")
         return {topic: {p: max(o + shift, 0) for p, o in each.items()} for topic, each in view.position.items()}
-    return _at_time(_instant(target, view.now), view)
+    return _at_time(instant(target, view.now), view)
 
 
 def _at_time(at: float, view: View) -> dict[str, dict[int, int]]:
@@ -170,7 +172,8 @@ def _at_time(at: float, view: View) -> dict[str, dict[int, int]]:
     return wanted
 
 
-def _instant(target: Target, now: float) -> float:
+def instant(target: Target, now: float) -> float:
+    """The time of a duration or datetime in seconds since 1970; raises UsageError for text that is no time."""
     if target.kind == "duration":
         return now - parse_duration(target.value).total_seconds()
     try:
@@ -184,7 +187,7 @@ def _instant(target: Target, now: float) -> float:
     return at.timestamp()
 
 
-def _complete(offsets: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
+def complete(offsets: dict[str, dict[int, int]], view: View) -> dict[str, dict[int, int]]:
     """Raise UsageError unless the offsets name exactly the partitions that the stream reads."""
     for topic, position in view.position.items():
         missing = sorted(set(position) - set(offsets.get(topic, {})))
@@ -241,32 +244,38 @@ def _behind(wanted: dict[str, dict[int, int]], view: View) -> bool:
 
 
 def _batch(target: Target, view: View) -> Resolved:
-    history = view.history
     position = view.position  # raises where there is no batch
     if target.kind == "code":
         since = named_code(target.value, view.record)
         first = Txn(since.generation, since.batch)
         return Resolved(*before(first, view))
+    if target.kind == "batch" and integer(target, _NUMBER) == -1:
+        return Resolved(None, view.starts)
+    batch = named_batch(target, view)
+    if batch.ends == position:
+        raise UsageError(f"{batch.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
+    return Resolved(batch.txn, batch.ends)
+
+
+_NUMBER = "the number of a batch"
+
+
+def named_batch(target: Target, view: View) -> Batch:
+    """The batch of a number, or that made a version of the primary table; raises UsageError if the ledger has none."""
+    history = view.history
     if target.kind == "table-version":
-        version = _integer(target, "a version of the table")
+        version = integer(target, "a version of the table")
         table = next(t.name for t in view.record.tables if t.role == "primary")
         batch = history.at_version(table, version)
         if batch is None:
             raise UsageError(f"no batch in the ledger is as old as version {version} of {table}", "choose a savepoint")
-    else:
-        number = _integer(target, "the number of a batch")
-        if number == -1:
-            return Resolved(None, view.starts)
-        batch = history.numbered(number)
-        if batch is None:
-            known = sorted(batch.txn.batch for batch in history.newest_first())
-            raise UsageError(
-                f"batch {number} is not in the ledger ({known[0]} to {known[-1]} are)", "choose one of those"
-            )
-    assert batch is not None
-    if batch.ends == position:
-        raise UsageError(f"{batch.txn} is where the stream is now", "choose an earlier one; a recovery goes back")
-    return Resolved(batch.txn, batch.ends)
+        return batch
+    number = integer(target, _NUMBER)
+    batch = history.numbered(number)
+    if batch is None:
+        known = sorted(batch.txn.batch for batch in history.newest_first())
+        raise UsageError(f"batch {number} is not in the ledger ({known[0]} to {known[-1]} are)", "choose one of those")
+    return batch
 
 
 def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
@@ -278,7 +287,7 @@ def before(txn: Txn, view: View) -> tuple[Txn | None, TopicOffsets]:
     if batch is not None:
         return batch.txn, batch.ends
     generations = view.record.generations
-    earlier = [s for s in view.savepoints if in_lineage(generations, s.txn) and s.txn < txn]
+    earlier = [s for s in view.savepoints if has_present_rows(generations, s.txn) and s.txn < txn]
     if earlier:
         return earlier[-1].txn, earlier[-1].ends
     number, first, _ = next(generation_spans(generations))
@@ -310,7 +319,8 @@ def _savepoint(name: str, view: View) -> Resolved:
     return Resolved(savepoint.txn, savepoint.ends)
 
 
-def _integer(target: Target, what: str) -> int:
+def integer(target: Target, what: str) -> int:
+    """The target's number; raises UsageError if it has none, with the words `what` it should be."""
     try:
         return int(target.value)
     except ValueError as error:

@@ -76,6 +76,25 @@ class Base:
 
 
 @dataclass(frozen=True)
+class Until:
+    """The last batch that a bounded recovery corrects: its position, its end, and the savepoint with its rows.
+
+    `target` is what was asked for, in words.
+    """
+
+    savepoint: str
+    generation: int
+    batch: int
+    ends: TopicOffsets
+    target: str
+
+    @property
+    def txn(self) -> Txn:
+        """The batch."""
+        return Txn(self.generation, self.batch)
+
+
+@dataclass(frozen=True)
 class Checks:
     """The checks before publishing: SQL conditions for every row of the primary table, suites, and a bound on change.
 
@@ -97,7 +116,8 @@ class StreamPlan:
 
     `rewind` replays from `base` and publishes the rebuilt rows; with `discards_state` the replay starts with the base's
     tables and empty state. `skip` moves forward: nothing is replayed, and records from `base.ends` to `wanted` are
-    never read. `staging` is the name of its folder of staging tables.
+    never read. With `until` the recovery is bounded: the replay ends with that batch, and later rows stay as they are.
+    `staging` is the name of its folder of staging tables.
     """
 
     id: str
@@ -114,11 +134,17 @@ class StreamPlan:
     checks: Checks
     staging: str
     discards_state: bool = False
+    until: Until | None = None
 
     @property
     def skips(self) -> bool:
         """True if nothing is replayed."""
         return self.kind == "skip"
+
+    @property
+    def target_words(self) -> str:
+        """The target, and the end of a bounded recovery."""
+        return self.target if self.until is None else f"{self.target}, until batch {self.until.batch}"
 
     @property
     def generation(self) -> int:
@@ -150,7 +176,8 @@ class StreamPlan:
         """Yields the ranges to replay: (topic, partition, first offset, offset after the last)."""
         for topic in () if self.skips else self.saw.topics:
             begins = self.base.ends.get(topic.name, {})
-            for partition, end in sorted(topic.latest.items()):
+            ends = topic.latest if self.until is None else self.until.ends.get(topic.name, {})
+            for partition, end in sorted(ends.items()):
                 yield topic.name, partition, begins.get(partition, topic.earliest.get(partition, 0)), end
 
     def archived(self) -> Iterator[tuple[str, int, int, int]]:
@@ -192,7 +219,7 @@ class RecoveryPlan:
     @property
     def target(self) -> str:
         """The targets, in words."""
-        return "; ".join(dict.fromkeys(each.target for each in self.streams))
+        return "; ".join(dict.fromkeys(each.target_words for each in self.streams))
 
     @property
     def skips(self) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, Until
 from streaming_jobs.declared_names import checked_name
 from streaming_jobs.errors import UsageError
 from streaming_jobs.files import private_folder, sync, write_json
@@ -132,10 +132,12 @@ def _fingerprint(value: dict[str, Any]) -> str:
 
 
 def _as_before(value: dict[str, Any]) -> dict[str, Any]:
-    """The fields without suites, archives and tables read, if there are none: older plans lack these fields."""
+    """The fields without suites, archives, an end and tables read, if there are none: older plans lack these fields."""
     checks, saw = value.get("checks"), value.get("saw")
     if checks is not None and not checks.get("suites"):
         value = {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
+    if value.get("until", "") is None:
+        value = {key: each for key, each in value.items() if key != "until"}
     if saw is not None:
         value = {**value, "saw": {**saw, "topics": [_without_archive(topic) for topic in saw["topics"]]}}
     return value
@@ -169,7 +171,7 @@ def _as_of_one_stream(plan: RecoveryPlan) -> dict[str, Any]:
 
 
 def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
-    saw, base, checks = value["saw"], value["base"], value["checks"]
+    saw, base, checks, until = value["saw"], value["base"], value["checks"], value.get("until")
     return StreamPlan(
         **{
             **value,
@@ -194,6 +196,7 @@ def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
                 ),
             ),
             "base": Base(**{**base, "ends": decode(base["ends"])}),
+            "until": None if until is None else Until(**{**until, "ends": decode(until["ends"])}),
             "checks": Checks(tuple(checks["rules"]), checks["max_changed"], tuple(checks.get("suites", ()))),
         }
     )

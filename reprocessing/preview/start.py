@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from reprocessing.planning.history import in_lineage
+from reprocessing.planning.history import has_present_rows
 from reprocessing.planning.replay_start import lost
 from reprocessing.planning.targets import instant_words
 from streaming_jobs.durations import format_duration
@@ -90,7 +90,7 @@ def _named(name: str, view: View) -> Start:
 
 def _unusable(savepoint: Savepoint, view: View) -> str:
     """Why a savepoint cannot be replayed from, in words; empty if it can."""
-    if savepoint.txn > view.end or not in_lineage(view.generations, savepoint.txn):
+    if savepoint.txn > view.end or not has_present_rows(view.generations, savepoint.txn):
         return "a recovery has replaced what came after it"
     return lost(savepoint.ends, view.earliest, view.archived, view.continues)
 

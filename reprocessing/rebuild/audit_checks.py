@@ -10,23 +10,50 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from deltalake import DeltaTable
+
 from reprocessing.planning.conditions import broken
-from reprocessing.plans.plan import StreamPlan
+from reprocessing.plans.plan import StreamPlan, Until
 from reprocessing.rebuild.audit import Difference, compare
+from reprocessing.rebuild.bounded import combined, combined_settings, rows_until, unequal_later_rows
 from reprocessing.rebuild.context import RecoveryContext, RunSuite, no_suites
 from reprocessing.rebuild.publish import misfit
 from reprocessing.rebuild.replay_end import kept_table
+from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import LATE, StoredTable
 from streaming_jobs.sinks.tables import all_tables
+from streaming_jobs.spelling import counted
+from streaming_jobs.stream import Stream
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """One stream that was rebuilt: its published and its staging tables by name, opened once."""
+    """One stream that was rebuilt: its published and its staging tables by name, opened once.
+
+    `combined` are the tables to publish: of a bounded recovery not the staging tables, which end with the last batch to
+    correct.
+    """
 
     context: RecoveryContext
     published: Mapping[str, StoredTable]
     staged: Mapping[str, StoredTable]
+    combined: Mapping[str, StoredTable]
+
+    @classmethod
+    def of(cls, context: RecoveryContext) -> Rebuilt:
+        """The tables of a stream whose replay is over."""
+        return cls(context, context.published(), context.staged(), combined(context))
+
+    @property
+    def own(self) -> Settings:
+        """The settings under which the tables to publish are ordinary tables, for suites."""
+        return combined_settings(self.context)
+
+    @property
+    def stream(self) -> Stream:
+        """The stream."""
+        return self.context.stream
 
     @cached_property
     def differences(self) -> list[Difference]:
@@ -34,10 +61,15 @@ class Rebuilt:
         differences = []
         for declared, role in all_tables(self.context.stream):
             if role not in LATE:  # they follow from the rows, and depend on the batches that noted them
-                rebuilt = kept_table(self.context, declared) or self.staged[declared.name]
-                published = self.published[declared.name].readable()
-                differences.append(compare(declared.name, published, rebuilt.readable(), declared.keys))
+                differences.append(compare(declared.name, *self._compared(declared), declared.keys))
         return differences
+
+    def _compared(self, declared: DeclaredTable) -> tuple[DeltaTable, DeltaTable]:
+        """The published and the rebuilt rows, as of the same records."""
+        if self.context.plan.until is not None:
+            return rows_until(self.context, declared), self.staged[declared.name].readable()
+        rebuilt = kept_table(self.context, declared) or self.staged[declared.name]
+        return self.published[declared.name].readable(), rebuilt.readable()
 
 
 class AuditCheck(Protocol):
@@ -79,7 +111,7 @@ class FitsTheTable:
     def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
         """The columns and partitions that differ."""
         for name, table in rebuilt.published.items():
-            yield from misfit(table, rebuilt.staged[name])
+            yield from misfit(table, rebuilt.combined[name])
 
 
 @dataclass(frozen=True)
@@ -112,8 +144,28 @@ class SuitePasses:
 
     def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
         """The expectations that fail."""
-        for words in self.run(rebuilt.context, self.suite):
+        for words in self.run(rebuilt, self.suite):
             yield f"suite {self.suite}: {words}"
+
+
+@dataclass(frozen=True)
+class LaterRowsUnchanged:
+    """The rows after the end of a bounded recovery are the same as before, in every table."""
+
+    until: Until
+
+    def words(self) -> str:
+        """The promise."""
+        return f"the rows after batch {self.until.batch} are the same as before"
+
+    def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
+        """The tables in which they are not."""
+        for declared, _ in all_tables(rebuilt.stream):
+            if rows := unequal_later_rows(rebuilt.context, declared):
+                yield (
+                    f"{counted(rows, 'row')} of table {declared.name} after batch {self.until.batch} would not be the "
+                    "same as before"
+                )
 
 
 def checks_of(plan: StreamPlan, run_suite: RunSuite = no_suites) -> tuple[AuditCheck, ...]:
@@ -123,5 +175,6 @@ def checks_of(plan: StreamPlan, run_suite: RunSuite = no_suites) -> tuple[AuditC
         *(EveryRow(rule) for rule in plan.checks.rules),
         *(SuitePasses(suite, run_suite) for suite in plan.checks.suites),
         FitsTheTable(),
+        *([] if plan.until is None else [LaterRowsUnchanged(plan.until)]),
         *(AtMostChanged(share) for share in ([] if bound is None else [bound])),
     )

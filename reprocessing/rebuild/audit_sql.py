@@ -32,6 +32,21 @@ def net(names: Sequence[str]) -> str:
     )
 
 
+def unequal(names: Sequence[str], tables: Mapping[str, tuple[int, Sequence[str]]]) -> str:
+    """SQL for the number of rows whose weighed counts do not add up to zero; by table, its weight and columns.
+
+    A column that a table does not have is null in its rows.
+    """
+    columns = ", ".join(quoted(n) for n in names)
+    parts = (
+        f"SELECT {', '.join(quoted(n) if n in here else f'NULL AS {quoted(n)}' for n in names)}, "
+        f'{weight} AS "__w" FROM "{table}"'
+        for table, (weight, here) in tables.items()
+    )
+    sums = f'SELECT sum("__w") AS "__net" FROM ({" UNION ALL ".join(parts)}) u GROUP BY {columns}'
+    return f'SELECT coalesce(sum(abs("__net")), 0) AS n FROM ({sums}) d'
+
+
 def opened(tables: Mapping[str, DeltaTable]) -> QueryBuilder:
     """Tables by the names that queries have for them."""
     data = QueryBuilder()

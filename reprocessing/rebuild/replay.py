@@ -9,7 +9,7 @@ from typing import Any
 
 from reprocessing.planning.conditions import refuse_unaskable
 from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.rebuild.replay_end import at_the_border, border_of
+from reprocessing.rebuild.replay_end import RowByRow, at_the_border, border_of
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry
@@ -25,11 +25,19 @@ from streaming_jobs.stream import Stream
 def replay(context: RecoveryContext) -> Mapping[str, Any]:
     """Run to the topics' end, and check that the replay has reached the stream's position.
 
+    The replay of a bounded recovery runs to the end of its last batch, and not further.
+
     Raises PermanentError or TransientError, as the failure of the session was.
     """
     began = time.monotonic()
     # The replay has folders of its own; archives are where the stream's tables are.
-    queries = SparkQueries(context.own, border_of(context), archives=Archives(context.settings))
+    until = context.plan.until
+    queries = SparkQueries(
+        context.own,
+        border_of(context) if until is None else RowByRow(context.own, context.stream.name),
+        archives=Archives(context.settings),
+        until=None if until is None else until.ends,
+    )
     session = Session(context.own, [context.stream], trigger="available-now", queries=queries)
     over = threading.Event()
     refused: list[UsageError] = []
@@ -52,20 +60,20 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
             else f"continue it: recourse recover resume {context.plan.id}",
         )
     last = last_entry(context.own, context.stream)
-    before = context.kept().ends
+    before = context.kept().ends if until is None else until.ends
     reached = ends_of(last.offsets)
     for topic, ends in before.items():
         for partition, end in ends.items():
             if reached.get(topic, {}).get(partition, 0) < end:
                 raise PermanentError(
-                    f"the replay ended at {reached}, before where the stream was, {before}",
+                    f"the replay ended at {reached}, before where it was to end, {before}",
                     f"records are missing from topic {topic}; abort: recourse recover abort {context.plan.id}",
                 )
     return {
         "batch": last.batch,
         "seconds": round(time.monotonic() - began, 1),
         "records": _replayed(context, reached),
-        "since": at_the_border(context, reached),
+        "since": at_the_border(context, reached) if until is None else 0,
         "ends": {topic: dict(ends) for topic, ends in reached.items()},
     }
 

@@ -23,11 +23,14 @@ from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
 from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode
+from streaming_jobs.runtime import output_plans
+from streaming_jobs.runtime.query_plan import not_row_by_row
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
-from streaming_jobs.state import savepoints
+from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.table_sources.table_topics import versions_of
 
 _FOLDER = "_at_the_border"
@@ -95,6 +98,26 @@ class Border:
         write_atomic(log / str(batch), text)
         sync(log)
         return True
+
+
+@dataclass(frozen=True)
+class RowByRow:
+    """Called before each batch of a bounded replay: its code must make each row of one record, and keep no state."""
+
+    own: Settings
+    stream: str
+
+    def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:  # noqa: ARG002 - of any batch
+        """False: no batch is planned anew. Raises PreflightRefused if rows may depend on earlier records."""
+        record = stream_record.load(self.own, self.stream)
+        assert record is not None
+        plans = StreamFolder.of(self.own, self.stream).output_plans
+        if others := not_row_by_row(output_plans.nodes(plans, {code.hash for code in record.code[-1:]})):
+            raise PreflightRefused(
+                f"the code of stream {self.stream} has operators that keep state, or may keep it: {', '.join(others)}",
+                "rows after the end of a bounded recovery may depend on records before it: plan again without --until",
+            )
+        return False
 
 
 def border_of(context: RecoveryContext) -> Border | None:

@@ -106,6 +106,7 @@ def replay_batches(context: RecoveryContext) -> dict[str, Any]:
     base, kept = context.plan.base, context.journal.done("keep") or {}
     after = Txn(base.generation, base.batch) if base.batch >= 0 else Txn(0, -1)
     up_to = Txn(context.plan.saw.generation, kept.get("batch", context.plan.saw.batch))
+    up_to = up_to if context.plan.until is None else context.plan.until.txn
     own = ledger_file(context.own, context.plan.stream)
     replayed = own.after(context.plan.stream, None, at_most=READ + 1)
     return {

@@ -127,6 +127,7 @@ def _partitions(
 ) -> list[PartitionRanges]:
     """The ranges of every partition that the plan saw, by the findings of the stages that are done."""
     base, wanted = by_place(plan.base.ends), by_place(plan.wanted)
+    until = None if plan.until is None else by_place(plan.until.ends)
     ranges = []
     for topic in plan.saw.topics:
         for partition, latest in sorted(topic.latest.items()):
@@ -134,10 +135,11 @@ def _partitions(
             begin = base.get(place, earliest)
             end = position.get(place, begin)
             first = min(starts.get(place, min(begin, earliest)), end)
-            replayed = (end, end) if plan.skips else (begin, max(reached.get(place, latest), begin))
+            last = latest if until is None else until.get(place, begin)
+            replayed = (end, end) if plan.skips else (begin, max(reached.get(place, last), begin))
             skipped = (end, max(wanted.get(place, end), end)) if plan.skips else (begin, begin)
             # Without a savepoint the rebuilt tables begin empty: rows from before the replay are no longer there.
             since = begin if plan.base.savepoint is None else first
-            now = (since, replayed[1]) if published and not plan.skips else (first, end)
+            now = (since, replayed[1] if until is None else end) if published and not plan.skips else (first, end)
             ranges.append(PartitionRanges(topic.name, partition, (first, end), replayed, skipped, now))
     return ranges

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from reprocessing.planning.history import in_lineage
-from reprocessing.slices.eligible import Sliceable
+from reprocessing.planning.sliceable import Sliceable
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry

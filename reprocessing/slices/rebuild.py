@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from reprocessing.planning.sliceable import Sliceable, check_plan
 from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.slices.base import Base, SliceOpen, column_kind, entry_of, late_records, take_base
-from reprocessing.slices.eligible import Sliceable, check_plan
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import CommitRefused, LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.failures import classify, function_raised

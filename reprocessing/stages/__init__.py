@@ -10,6 +10,7 @@ before everything that was rebuilt has been compared.
 | fence    | opens the new generation on every table, for this plan alone         | each | old            |
 | prepare  | makes the new generation's checkpoint and staging tables             | each | old            |
 | replay   | runs an ordinary session of the stream into the staging tables       | each | old            |
+| combine  | adds the rows after the end of a bounded recovery, as they are       | each | old            |
 | audit    | checks rules, compares with the published tables, and asks           | all  | old            |
 | confirm  | asks, if nothing was rebuilt that could be compared                  | all  | old            |
 | publish  | commits once per table                                               | each | new            |
@@ -17,7 +18,8 @@ before everything that was rebuilt has been compared.
 | switch   | moves the stream's record to the new generation                      | each | new            |
 | finish   | removes staging; the streams may start                               | all  | new            |
 
-A stream that is rewound has prepare, replay, publish and switch; one that skips forward has skip.
+A stream that is rewound has prepare, replay, publish and switch, and combine if its recovery is bounded; one that skips
+forward has skip.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections.abc import Iterator
 
 from reprocessing.plans.plan import RecoveryPlan
 from reprocessing.stages.audit import Audit, AuditRefused, Confirm
+from reprocessing.stages.bounded import Combine, ContinueGeneration
 from reprocessing.stages.clean_up import CleanUp
 from reprocessing.stages.rebuild import Prepare, Publish, Replay, SwitchGeneration
 from reprocessing.stages.skip import Skip
@@ -36,7 +39,9 @@ __all__ = [
     "Audit",
     "AuditRefused",
     "CleanUp",
+    "Combine",
     "Confirm",
+    "ContinueGeneration",
     "Fence",
     "Prepare",
     "Publish",
@@ -61,8 +66,9 @@ def _stages(plan: RecoveryPlan) -> Iterator[Stage]:
     yield from map(Fence, plan.streams)
     yield from map(Prepare, rewound)
     yield from map(Replay, rewound)
+    yield from (Combine(each) for each in rewound if each.until is not None)
     yield Audit(tuple(rewound), tuple(skipping)) if rewound else Confirm(tuple(skipping))
     yield from map(Publish, rewound)
     yield from map(Skip, skipping)
-    yield from map(SwitchGeneration, rewound)
+    yield from (SwitchGeneration(each) if each.until is None else ContinueGeneration(each) for each in rewound)
     yield CleanUp(plan.streams)

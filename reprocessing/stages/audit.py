@@ -44,7 +44,7 @@ class Audit:
     def explain(self) -> str:
         """One line of the plan's text."""
         words = dict.fromkeys(check.words() for plan in self.plans for check in checks_of(plan))
-        parts = ["compare staging with the published tables, as of where these end in the topics", *filter(None, words)]
+        parts = [*dict.fromkeys(_compared_words(plan) for plan in self.plans), *filter(None, words)]
         return "; ".join([*parts, *([_ask_words(self.skipping)] if self.skipping else [])])
 
     def run(self, recovery: Recovery) -> Findings:
@@ -54,7 +54,7 @@ class Audit:
         for plan in self.plans:
             context = recovery.of(plan.stream)
             refuse_foreign(context.settings, context.stream, context.record)
-            rebuilt = Rebuilt(context, context.published(), context.staged())
+            rebuilt = Rebuilt.of(context)
             for check in checks_of(plan, recovery.run_suite):
                 refused = list(check.refusals(rebuilt))
                 refusals += refused
@@ -91,6 +91,11 @@ class Confirm:
         return {}
 
 
+def _compared_words(plan: StreamPlan) -> str:
+    end = "as of where these end in the topics" if plan.until is None else f"as of batch {plan.until.batch}"
+    return f"compare staging with the published tables, {end}"
+
+
 def _ask_words(plans: Sequence[StreamPlan]) -> str:
     records = sum(end - begin for plan in plans for _, _, begin, end in plan.skipped())
     return f"ask whether {'this one record' if records == 1 else f'these {records:,} records'} may be left out"
@@ -108,6 +113,8 @@ def _ask(recovery: Recovery) -> None:
 
 def _as_of(context: RecoveryContext) -> str:
     """The moment of the replay that is compared with the published tables, in words."""
+    if context.plan.until is not None:
+        return f"  compared as of batch {context.plan.until.batch}; the rows after it are not part of the difference"
     since = context.found("replay").get("since", 0)
     if since is None:
         return (

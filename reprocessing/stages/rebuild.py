@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from reprocessing.rebuild import staging
+from reprocessing.rebuild.bounded import combined, refuse_accepted, to_publish
 from reprocessing.rebuild.context import Recovery, RecoveryContext
 from reprocessing.rebuild.publish import publish
-from reprocessing.rebuild.replay import last_entry
 from reprocessing.rebuild.replay_end import rows_past_the_border
 from reprocessing.report.batches import replay_batches
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
 from streaming_jobs.files import sync
-from streaming_jobs.positions import ends_of
+from streaming_jobs.positions import OffsetRange, ends_of
 from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
+from streaming_jobs.sinks.stored import Content
 from streaming_jobs.spelling import counted
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -54,10 +56,11 @@ class Replay(OfOneStream):
         """One line of the plan's text."""
         seconds = "" if self.plan.seconds is None else f", about {self.plan.seconds:,.0f} s at the stream's own pace"
         records = counted(self.plan.records, self.plan.unit)
-        return f"replay {records} with code {self.plan.saw.code.hash} into staging tables{seconds}"
+        end = "" if self.plan.until is None else f", up to the end of batch {self.plan.until.batch} and no further,"
+        return f"replay {records}{end} with code {self.plan.saw.code.hash} into staging tables{seconds}"
 
     def run(self, recovery: Recovery) -> Findings:
-        """Run the session to the topics' end."""
+        """Run the session to the topics' end, or to that of a bounded recovery."""
         context = recovery.of(self.stream)
         findings = recovery.replay(context)
         staging.sync_all(context.settings, self.plan)
@@ -85,23 +88,29 @@ class Publish(OfOneStream):
     def run(self, recovery: Recovery) -> Findings:
         """Publish the staging tables' files."""
         context = recovery.of(self.stream)
-        contents = {name: table.content() for name, table in context.staged().items()}
-        last = last_entry(context.own, context.stream)
-        begins = self.plan.base.ends  # so that the log shows the offsets from which the rows were rebuilt
-        offsets = [replace(each, start=dict(begins.get(each.topic, {}))) for each in last.offsets]
+        if self.plan.until is not None:
+            refuse_accepted(context)
+        contents = {name: table.content() for name, table in combined(context).items()}
+        said = to_publish(context)
         published = publish(
             context.settings,
             context.stream,
             contents,
             record=context.record,
             plan=self.plan.id,
-            at=last.txn,
-            offsets=offsets,
-            code=last.code,
-            new=rows_past_the_border(context, ends_of(last.offsets)),
+            at=said.at,
+            offsets=said.offsets,
+            code=said.code,
+            new=self._new(context, said.offsets),
             between=lambda _: context.crash_point("recover_publish_between"),
         )
         return {"tables": [dataclasses.asdict(table) for table in published]}
+
+    def _new(self, context: RecoveryContext, offsets: Sequence[OffsetRange]) -> dict[str, Content]:
+        """By table, the rows of records that no batch had read before; a bounded recovery reads none."""
+        if self.plan.until is not None:
+            return {name: table.no_rows() for name, table in context.staged().items()}
+        return rows_past_the_border(context, ends_of(offsets))
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,20 @@ class TakeSavepoint(OfOneStream):
         """Check the plan again, now that the stream is stopped, and take the savepoint."""
         context = recovery.of(self.stream)
         context.base()
+        if self.plan.until is not None:
+            context.savepoint(self.plan.until.savepoint)
         snapshot = planning_snapshot(context.settings, context.stream, context.topics)
         refuse_foreign(context.settings, context.stream, snapshot.record)
         committed = self._refuse(snapshot)
         savepoints.drop_outdated(context.settings, context.stream, snapshot.record, committed)
         note = f"before {self.plan.id}"
         taken = savepoints.take(context.settings, context.stream, snapshot.record, committed, "recovery", note)
+        if self.plan.until is not None and taken.txn <= self.plan.until.txn:
+            raise UsageError(
+                f"{snapshot.world.txn} is in the tables, and the checkpoint ends at {taken.txn}: no finished batch is "
+                "after those to be corrected",
+                f"plan again without --until: recourse recover abort {self.plan.id}",
+            )
         savepoints.keep_for_recovery(context.settings, taken)
         position = snapshot.history.position
         if self.plan.skips and all(

@@ -142,7 +142,7 @@ def _recoveries(settings: Settings, stream: str) -> Iterator[Mark]:
             at = (place / "plan.json").stat().st_mtime
             yield Mark(at, "recovery", "unreadable", f"recovery {name}: {error.found}", name)
             continue
-        doing = f"takes back {plan.undoes}" if plan.undoes else plan.of(stream).target
+        doing = f"takes back {plan.undoes}" if plan.undoes else plan.of(stream).target_words
         yield Mark(plan.made_at, "recovery", "planned", f"recovery {name} planned: {doing}", name)
         yield from _steps(plan, stream, Journal(place / "journal.jsonl").lines())
 

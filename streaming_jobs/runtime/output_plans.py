@@ -39,6 +39,12 @@ def adopt(path: Path, other: Path) -> None:
     write(path, _read(other))
 
 
+def nodes(path: Path, codes: Iterable[str]) -> set[str]:
+    """The nodes in the output plans of these versions of the code, as far as a session has noted them."""
+    known = _read(path)
+    return {node for code in codes for output in known.get(code, {}).values() for node in output["nodes"]}
+
+
 def output_of(plan: str, sources: Iterable[str]) -> dict[str, Any]:
     """The entry for a plan (its text): `nodes` besides those of the sources, and `position`, two columns or None."""
     nodes = Counter(name for name, _ in streaming_nodes(plan))

@@ -12,7 +12,7 @@ grouping or a window changes; existing state would then be silently wrong. Filte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,6 +92,11 @@ def traits_of(plan: str) -> PlanTraits:
     multiplies = any(name.startswith(_MULTIPLIES) for name, _ in nodes)
     unknown = tuple(sorted({name for name, _ in nodes if not _is_known(name)} | _repeated_references(nodes)))
     return PlanTraits(stateful=stateful, multiplies=multiplies, reads=sources, unknown=unknown)
+
+
+def not_row_by_row(nodes: Iterable[str]) -> tuple[str, ...]:
+    """The streaming nodes, of those named, that keep state or may keep it: rows may then depend on earlier records."""
+    return tuple(sorted(name for name in nodes if not _is_known(name) or name.startswith(_STATEFUL)))
 
 
 def fingerprint_of(plan: str) -> dict[str, str]:

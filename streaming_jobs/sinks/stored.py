@@ -140,6 +140,14 @@ class Replaced:
     seconds: float
 
 
+@dataclass(frozen=True)
+class LaterRows:
+    """The pieces with rows that came after a version of a table: those that were added whole, and those split."""
+
+    whole: int
+    split: int
+
+
 class StoredTable(Protocol):
     """One table of one stream, open. Not for two threads at once."""
 
@@ -199,6 +207,14 @@ class StoredTable(Protocol):
         `place` names the place of pieces that come. Columns that only the content has are added before. `new` are the
         pieces with nothing but rows of records that no batch had read before, for streams that read the table; None if
         that is not known.
+        """
+
+    def add_later_rows(self, now: Content, then: Content) -> LaterRows:
+        """Add the rows that the content `now` has and `then` has not, as multisets, and the columns of `now`.
+
+        Both are contents of one table. A piece of `now` that holds no row of `then` is added as it is; of the others,
+        the later rows come in new pieces. Not once: the table is one that nobody else sees yet. Raises PreflightRefused
+        if `then` has rows that `now` has not.
         """
 
     def complete(self, version: int) -> bool:

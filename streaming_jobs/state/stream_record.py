@@ -17,7 +17,7 @@ from typing import Any
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.files import write_json
 from streaming_jobs.ledger import CodeVersion, Txn
-from streaming_jobs.positions import PartitionOffsets, TopicOffsets, decode_partitions
+from streaming_jobs.positions import OffsetRange, PartitionOffsets, TopicOffsets, decode_partitions
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Commit
 from streaming_jobs.sinks.tables import all_tables, store_of
@@ -30,12 +30,28 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
+class Corrected:
+    """The batches that a bounded recovery has corrected: those after one position and up to another.
+
+    `offsets` are those that its replay has read, `rows` the numbers of rows by the names of a batch's entry, `code` the
+    hash of the code that made them: together the entry of all these batches.
+    """
+
+    after: Txn
+    up_to: Txn
+    offsets: tuple[OffsetRange, ...] = ()
+    rows: Mapping[str, int] = field(default_factory=dict)
+    code: str = ""
+
+
+@dataclass(frozen=True)
 class Generation:
     """One life of the checkpoint; `opened_at` in seconds since 1970, `reason` in words.
 
     A generation opened by a recovery begins after `from_batch` (-1: at the very start) of generation `from_generation`.
     Its batch numbers continue from there; if it `restarts`, with empty state, they begin at 0 again. One that `aborts`
-    continues with the rows and the state from before a recovery that was given up.
+    continues with the rows and the state from before a recovery that was given up. One that has `corrected` earlier
+    batches continues with the state from before it, and with the corrected rows.
     """
 
     number: int
@@ -45,6 +61,7 @@ class Generation:
     from_batch: int = -1
     restarts: bool = False
     aborts: bool = False
+    corrected: Corrected | None = None
 
     @property
     def first_batch(self) -> int:
@@ -172,15 +189,29 @@ def read(path: Path) -> StreamRecord | None:
 
 def _generation(value: dict[str, Any]) -> Generation:
     """A generation in the record; one written before the field `aborts` existed has it in its reason."""
-    return Generation(**{"aborts": value["reason"].startswith("abort of "), **value})
+    corrected = value.pop("corrected", None)
+    return Generation(
+        **{"aborts": value["reason"].startswith("abort of "), **value},
+        corrected=None if corrected is None else _corrected(corrected),
+    )
+
+
+def _corrected(value: dict[str, Any]) -> Corrected:
+    offsets = (
+        OffsetRange(r["topic"], r["topic_id"], decode_partitions(r["start"]), decode_partitions(r["end"]))
+        for r in value["offsets"]
+    )
+    after, up_to = (Txn(**value[name]) for name in ("after", "up_to"))
+    return Corrected(after, up_to, tuple(offsets), value["rows"], value["code"])
 
 
 def save(settings: Settings, record: StreamRecord) -> None:
     """Write the record; it is on disk when this returns."""
     value = {"format": FORMAT, **asdict(record)}
     for generation in value["generations"]:
-        if not generation["aborts"]:  # so that an earlier version can read a record without an abort
-            del generation["aborts"]
+        for added in ("aborts", "corrected"):  # so that an earlier version can read a record without them
+            if not generation[added]:
+                del generation[added]
     write_json(StreamFolder.of(settings, record.stream).make().record, value)
 
 

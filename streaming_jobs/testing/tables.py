@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from streaming_jobs.errors import Fenced
+from streaming_jobs.errors import Fenced, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
 from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged, marked, set_aside, split
-from streaming_jobs.sinks.stored import Commit, Content, Replaced, refuse_foreign
+from streaming_jobs.sinks.stored import Commit, Content, LaterRows, Replaced, refuse_foreign
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -212,6 +212,30 @@ class MemoryTable:
         version = self._commit(entry, wanted.rows(), replaced, "WRITE", changes_data=changes)
         return Replaced(version, len(there - here), len(here - there), len(here & there), 0.0)
 
+    def add_later_rows(self, now: Content, then: Content) -> LaterRows:
+        """Add pieces of later rows; a piece with rows of `then` too is split row by row."""
+        came, gone = now.without(then), then.without(now)
+        counts = Counter(_rows_of(memory_content(gone).rows()))
+        added, split = [], 0
+        for part in memory_content(came).parts:
+            rows = _rows_of(part)
+            earlier = Counter(row for row in rows if row in counts) & counts
+            counts -= earlier
+            split += bool(earlier)
+            later = [part.slice(at, 1) for at, row in enumerate(rows) if not _taken(earlier, row)]
+            added += [part] if len(later) == part.num_rows else later
+        if counts:
+            raise PreflightRefused(
+                f"{counts.total():,} rows of table {self.name} that came before are no longer in it",
+                "plan again without --until",
+            )
+        here, columns = self.content(), memory_content(now).schema
+        known = set(here.schema.fieldNames())
+        schema = StructType([*here.schema.fields, *(f for f in columns.fields if f.name not in known)])
+        content = MemoryContent((*here.parts, *added), schema, here.partition_by)
+        self.log.append(MemoryCommit(None, NO_ROWS, content, at=_now()))
+        return LaterRows(memory_content(came).pieces - split, split)
+
     def complete(self, version: int) -> bool:
         """True for every existing version: memory loses no piece."""
         return 0 <= version <= self.version
@@ -297,6 +321,18 @@ def memory_content(content: Content) -> MemoryContent:
     """A content as a `MemoryContent`; a table receives only contents of its store."""
     assert isinstance(content, MemoryContent)
     return content
+
+
+def _rows_of(rows: pa.Table) -> list[str]:
+    """The rows as values that can be counted."""
+    return [repr(sorted(row.items())) for row in rows.to_pylist()]
+
+
+def _taken(earlier: Counter[str], row: str) -> bool:
+    """True if the row is one of the earlier ones, of which there is then one less."""
+    found = earlier[row] > 0
+    earlier[row] -= found
+    return found
 
 
 def _now() -> int:

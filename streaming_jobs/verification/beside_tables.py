@@ -26,6 +26,18 @@ ACCEPTED = "a change of somebody else was accepted"
 
 
 @dataclass(frozen=True)
+class Corrected:
+    """The batches that a bounded recovery has corrected: after one generation and batch, up to another.
+
+    `entry` stands for all of them.
+    """
+
+    after: tuple[int, int]
+    up_to: tuple[int, int]
+    entry: Entry
+
+
+@dataclass(frozen=True)
 class Life:
     """One generation: where it came from, and the number of its first batch."""
 
@@ -34,6 +46,7 @@ class Life:
     from_generation: int | None
     from_batch: int
     restarts: bool
+    corrected: Corrected | None = None
 
     @property
     def first_batch(self) -> int:
@@ -99,7 +112,7 @@ class Beside:
             return None
         try:
             return cls(
-                lives=tuple(_life(one) for one in value["generations"]),
+                lives=tuple(_life(stream, one) for one in value["generations"]),
                 topics={t["name"]: (str(t["topic_id"]), numbers(t["start"])) for t in value["topics"]},
                 skipped=tuple(
                     (int(v["generation"]), Span(v["topic"], int(v["partition"]), int(v["from"]), int(v["to"])))
@@ -126,14 +139,24 @@ class Beside:
         return next((life for life in self.lives if life.number == number), None)
 
 
-def _life(value: Mapping[str, Any]) -> Life:
+def _life(stream: str, value: Mapping[str, Any]) -> Life:
     return Life(
         int(value["number"]),
         str(value["reason"]),
         value.get("from_generation"),
         int(value.get("from_batch", -1)),
         bool(value.get("restarts", False)),
+        _corrected(stream, int(value["number"]), value["corrected"]) if value.get("corrected") else None,
     )
+
+
+def _corrected(stream: str, generation: int, value: Mapping[str, Any]) -> Corrected:
+    after, up_to = ((int(at["generation"]), int(at["batch"])) for at in (value["after"], value["up_to"]))
+    ranges = tuple(
+        Range(r["topic"], str(r["topic_id"]), numbers(r["start"]), numbers(r["end"])) for r in value["offsets"]
+    )
+    entry = Entry("batch", stream, "", generation, up_to[1], ranges, value["rows"], str(value["code"]))
+    return Corrected(after, up_to, entry)
 
 
 def _accepted(values: list[Mapping[str, Any]]) -> dict[str, frozenset[int]]:

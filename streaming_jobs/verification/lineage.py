@@ -2,16 +2,18 @@
 
 A recovery opens a generation that continues after a batch of an older one. So the rows come from a path: the batches of
 the current generation, before them those of the generation it continues, up to that batch, and so on. Batches that a
-recovery discarded are not on the path. Each batch on it is known from the table's log, or from the ledger file where
-the log is shorter; where neither has it, the offsets up to the next known batch are *unproved*.
+recovery discarded are not on the path. A bounded recovery corrects batches in the middle of it: in their place is one
+entry for all of them, in the stream's record. Each other batch is known from the table's log, or from the ledger file
+where the log is shorter; where neither has it, the offsets up to the next known batch are *unproved*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 
-from streaming_jobs.verification.beside_tables import Beside, Life
+from streaming_jobs.verification.beside_tables import Beside, Corrected, Life
 from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.offset_ranges import Span, without
 
@@ -98,7 +100,12 @@ def coverage(beside: Beside, logged: Mapping[Batch, Entry], at: Batch, published
     """
     steps = path(beside, at)
     on_path = {life.number for life, _, _ in steps}
-    walk = _Walk(beside, logged, [span for generation, span in beside.skipped if generation in on_path])
+    walk = _Walk(
+        beside,
+        logged,
+        [span for generation, span in beside.skipped if generation in on_path],
+        [life.corrected for life, _, _ in steps if life.corrected is not None],
+    )
     before: Batch | None = None
     for life, first, last in steps:
         if before is not None and life.reason.startswith("skip ") and (before[0], before[1] + 1) in logged:
@@ -113,20 +120,46 @@ def coverage(beside: Beside, logged: Mapping[Batch, Entry], at: Batch, published
 class _Walk:
     """Adds entry after entry to `result`; `_broken` while entries are missing since the last known one."""
 
-    def __init__(self, beside: Beside, logged: Mapping[Batch, Entry], holes: list[Span]) -> None:
+    def __init__(
+        self, beside: Beside, logged: Mapping[Batch, Entry], holes: list[Span], corrections: list[Corrected]
+    ) -> None:
         begins = beside.begins
         self.result = Coverage(begins=begins, skipped=holes)
         self._beside, self._logged, self._ends, self._broken = beside, logged, dict(begins), False
+        self._corrections, self._joined = corrections, list[Corrected]()
 
     def generation(self, number: int, first: int, last: int) -> None:
         """The batches of one generation."""
-        known = sorted({b for g, b in (*self._logged, *self._beside.lines) if g == number and first <= b <= last})
+        replaced = list(self._replaced(number, first, last))
+        known = {b for g, b in (*self._logged, *self._beside.lines) if g == number and first <= b <= last}
+        kept = [b for b in known if not any(low <= b <= high for low, high, _ in replaced)]
         due = first
-        for batch in known:
-            self._miss(batch - due)
-            self.join(self._entry((number, batch)))
-            due = batch + 1
+        for low, high, by in sorted([*((b, b, None) for b in kept), *replaced], key=lambda each: each[0]):
+            self._miss(low - due)
+            if by is None:
+                self.join(self._entry((number, low)))
+            else:
+                self._correct(by, high + 1 - low)
+            due = high + 1
         self._miss(last + 1 - due)
+
+    def _replaced(self, number: int, first: int, last: int) -> Iterator[tuple[int, int, Corrected]]:
+        """Yields the runs of batches of a generation that were corrected, each with the newest correction of them."""
+        newest: dict[int, int] = {}
+        for number_of, each in enumerate(self._corrections):
+            newest |= dict.fromkeys(_within(each, number, first, last), number_of)
+        for by, run in groupby(sorted(newest), key=newest.__getitem__):
+            batches = list(run)
+            yield batches[0], batches[-1], self._corrections[by]
+
+    def _correct(self, by: Corrected, batches: int) -> None:
+        """Add the entry of a correction, once; it is missing if a later correction has a part of its batches."""
+        later = self._corrections[self._corrections.index(by) + 1 :]
+        if any(other.after < by.up_to and by.after < other.up_to for other in later):
+            self._miss(batches)
+        elif by not in self._joined:
+            self._joined.append(by)
+            self.join(by.entry)
 
     def join(self, entry: Entry) -> None:
         """Add one entry; after missing entries, the offsets up to its start are unproved."""
@@ -168,6 +201,15 @@ class _Walk:
         known = entry if entry is not None else line
         assert known is not None
         return known
+
+
+def _within(corrected: Corrected, number: int, first: int, last: int) -> range:
+    """Those of the batches `first` to `last` of a generation that were corrected."""
+    after, up_to = corrected.after, corrected.up_to
+    if not after[0] <= number <= up_to[0]:
+        return range(0)
+    begin = max(first, after[1] + 1) if number == after[0] else first
+    return range(begin, (min(last, up_to[1]) if number == up_to[0] else last) + 1)
 
 
 def _in_words(batches: list[Batch]) -> str:

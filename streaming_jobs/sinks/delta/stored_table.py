@@ -11,12 +11,13 @@ from pyspark.sql.types import StructType
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of, has_content
+from streaming_jobs.sinks.delta.later_rows import add_later_rows
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.delta.replace_rows import replace_rows
 from streaming_jobs.sinks.delta.sink import STREAM_PROPERTY, DeltaSink
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.sliced import SlicedTable
-from streaming_jobs.sinks.stored import Commit, Content, Replaced
+from streaming_jobs.sinks.stored import Commit, Content, LaterRows, Replaced
 
 
 class DeltaStoredTable:
@@ -94,6 +95,10 @@ class DeltaStoredTable:
         return replace_rows(
             self.sink, delta_content(content), entry, place, None if new is None else delta_content(new)
         )
+
+    def add_later_rows(self, now: Content, then: Content) -> LaterRows:
+        """Add files of later rows, in commits of their own."""
+        return add_later_rows(self.sink, delta_content(now), delta_content(then))
 
     def sliced(self) -> SlicedTable:
         """The table as one whose slices can be replaced."""

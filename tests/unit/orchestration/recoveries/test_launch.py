@@ -57,6 +57,13 @@ def test_each_target_is_that_of_the_command_line(
     assert launch.request is not None and launch.request.target == (kind, value)
 
 
+def test_the_end_of_a_bounded_recovery_is_that_of_the_command_line(job: dg.JobDefinition) -> None:
+    fields = {"streams": ["orders"], "target": {"to_batch": 2}, "until": "batch 5"}
+    launch = launch_of(checked(job, fields))
+    assert launch.request is not None and launch.request.until == "batch 5"
+    assert Launch.decode(launch.encode()) == launch
+
+
 @pytest.mark.parametrize("share", ["5%", 0.05])
 def test_a_share_may_be_a_number_or_a_text_as_the_launchpad_reads_it(job: dg.JobDefinition, share: object) -> None:
     launch = launch_of(checked(job, {"streams": ["orders"], "target": {"to_batch": 1}, "max_changed": share}))
@@ -89,6 +96,7 @@ def test_the_launchpad_refuses_what_has_the_wrong_type(job: dg.JobDefinition, fi
         ({"plan": "orders-0001", "streams": ["orders"], "target": {"to_batch": 1}}, "do: plan makes a new plan"),
         ({"do": "apply"}, "do: apply needs a plan's id"),
         ({"do": "apply", "plan": "orders-0001", "same_code": True}, "same_code cannot be changed any more"),
+        ({"do": "apply", "plan": "orders-0001", "until": "batch 5"}, "until cannot be changed any more"),
         ({"do": "undo", "plan": "orders-0001", "target": {"to_batch": 1}}, "target cannot be changed any more"),
         ({"do": "abort", "plan": "orders-0001", "pause_before_publishing": True}, "do: abort publishes nothing"),
         ({"do": "apply", "plan": "orders-0001", "confirm": "orders"}, "confirm goes with do: plan_and_apply"),

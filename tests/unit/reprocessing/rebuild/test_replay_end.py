@@ -18,12 +18,16 @@ from reprocessing.rebuild import replay_end, staging
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.replay_end import Border
 from reprocessing.stages import TakeSavepoint
+from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import sync_tree
 from streaming_jobs.formats import Json
+from streaming_jobs.runtime import output_plans
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import store
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import CodeSince
 from tests.support.life import STREAM, TOPIC, Life, Topics, plan_one, recovery, run_stage
 from tests.support.power import Power
 
@@ -213,3 +217,16 @@ def test_an_entry_that_is_written_anew_keeps_what_else_is_in_it(tmp_path: Path) 
     (spark.log / "0").write_text('v1\n{"batchWatermarkMs":17}\n' + json.dumps({TOPIC: {"0": 95}}))
     assert Border((of({0: 40}),), False, 1_000, lambda: None)(spark.checkpoint, 0)
     assert spark.checkpoint.metadata(0) == {"batchWatermarkMs": 17} and spark.checkpoint.end(0) == of({0: 40})
+
+
+@pytest.mark.parametrize("node", ["Aggregate", "TransformWithState", "Mystery"])
+def test_the_code_of_a_bounded_replay_keeps_no_state(life: Life, node: str) -> None:
+    """Whatever the plan knew of it: the session has noted the nodes of the code that it runs."""
+    life.save(replace(life.record, code=(CodeSince("fixed", "1", 1, 0, 1.0),)))
+    checkpoint, guard = life.checkpoint(), replay_end.RowByRow(life.settings, STREAM.name)
+    plans = StreamFolder.of(life.settings, STREAM.name).output_plans
+    output_plans.write(plans, {"fixed": {"things": {"nodes": ["Filter", "Project"], "position": None}}})
+    assert guard(checkpoint, 0) is False
+    output_plans.write(plans, {"fixed": {"things": {"nodes": ["Project", node], "position": None}}})
+    with pytest.raises(PreflightRefused, match=f"keep state, or may keep it: {node}"):
+        guard(checkpoint, 0)

@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from reprocessing.rebuild.publish import misfit
 from streaming_jobs.declared_table import DeclaredTable, is_declared_table
-from streaming_jobs.errors import Fenced, ForeignWrite, OutputMismatch
+from streaming_jobs.errors import Fenced, ForeignWrite, OutputMismatch, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
@@ -327,3 +327,49 @@ def test_dead_letters_are_declared_in_the_same_store(home: Home) -> None:
     letters = home.store.dead_letters("orders_dead_letters", STREAM)
     assert is_declared_table(letters) and letters.store is home.store and letters.mode == "append"
     assert letters.schema is not None and {"topic", "offset", "reason"} <= set(letters.schema.fieldNames())
+
+
+def later(home: Home, folder: str, base: Content, now: Content, then: Content) -> tuple[StoredTable, tuple[int, int]]:
+    """A table beside it that begins with `base`; the later rows are added, and how many pieces came whole and split."""
+    made = home.create(folder, base)
+    added = made.add_later_rows(now, then)
+    return home.open(home.below(folder)), (added.whole, added.split)
+
+
+def test_later_rows_are_added_as_the_pieces_that_hold_them(home: Home) -> None:
+    first, then = home.batch(0, 1, 2).content(), home.batch(1, 3, 3, 4).content()
+    now = home.batch(2, 3, 5).content()
+    combined, pieces = later(home, "whole", first, now, then)
+    assert ids(combined) == [1, 2, 3, 5] and pieces == (1, 0)
+    assert now.without(then).without(combined.content()).pieces == 0, "the piece itself, not a copy"
+    same, pieces = later(home, "none", then, then, then)
+    assert ids(same) == [1, 2, 3, 3, 4] and pieces == (0, 0)
+
+
+def test_a_piece_that_holds_earlier_rows_too_is_split_row_by_row(home: Home) -> None:
+    """Equal rows count: of four, two are earlier ones."""
+    then = home.batch(0, 1, 3, 3).content()
+    now = home.create("now", home.open().no_rows())
+    home.kind.append(now, rows(1, 3, 3, 3, 3, 7), entry(0))
+    home.kind.append(now, rows(8), entry(1))
+    combined, pieces = later(home, "split", home.open().no_rows(), now.content(), then)
+    assert ids(combined) == [3, 3, 7, 8] and pieces == (1, 1)
+
+
+def test_earlier_rows_that_are_gone_are_told(home: Home) -> None:
+    then = home.batch(0, 1, 2).content()
+    now = home.create("now", home.open().no_rows())
+    home.kind.append(now, rows(1, 3), entry(0))
+    with pytest.raises(PreflightRefused, match="1 rows? of table placed that came before (is|are) no longer in it"):
+        later(home, "gone", home.open().no_rows(), now.content(), then)
+
+
+def test_later_rows_bring_their_columns(home: Home) -> None:
+    then = home.batch(0, 1).content()
+    home.ensure(StructType([*COLUMNS.fields, StructField("colour", StringType())]))
+    table = home.open()
+    assert home.kind.append(table, rows(2).append_column("colour", pa.array(["red"])), entry(1)) == table.version
+    combined, _ = later(home, "wider", then, table.content(), then)
+    assert combined.schema.fieldNames() == ["id", "place", "colour"]
+    shown = pa.table(QueryBuilder().register("t", combined.readable()).execute("SELECT id, colour FROM t").read_all())
+    assert sorted(map(str, shown.to_pylist())) == ["{'id': 1, 'colour': None}", "{'id': 2, 'colour': 'red'}"]

@@ -1,0 +1,236 @@
+"""The end of a bounded recovery: rebuilt rows and the rows that came after them become one content per table.
+
+With K the savepoint of the replay's start, U the last batch to correct, and L the stream's last batch, a table's new
+content is
+
+    the rows at K + the rebuilt rows of the batches up to U + the rows at L that are not among those at U
+
+as multisets. The replay has put the first two into the staging tables. Rows after U keep their files where no file
+holds both (`StoredTable.add_later_rows`). Below the folder of the staging tables are then, for the audit:
+
+    _combined/<table>    the new content, which is published
+    _until/<table>       the rows at U
+    _before/<table>      the rows at L
+
+The new generation continues after L, with the checkpoint of the old one cut there, so no later batch is read again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+
+from reprocessing.planning.conditions import columns
+from reprocessing.planning.until import accepted_since
+from reprocessing.plans.plan import Until
+from reprocessing.plans.plan_file import staging_folder
+from reprocessing.rebuild.audit_sql import one, opened, unequal
+from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.rebuild.replay import last_entry
+from streaming_jobs.declared_table import DeclaredTable
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.files import sync_tree
+from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
+from streaming_jobs.preflight.take_snapshot import ledger_file
+from streaming_jobs.runtime import output_plans
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, open_table, store_of
+from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.checkpoint_cut import copy
+from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import Corrected, Generation
+
+_COMBINED, _UNTIL, _BEFORE = "_combined", "_until", "_before"
+
+
+@dataclass(frozen=True)
+class Published:
+    """The position, offsets and code that a plan's publish gives to the tables."""
+
+    at: Txn
+    offsets: tuple[OffsetRange, ...]
+    code: CodeVersion
+
+
+def to_publish(context: RecoveryContext) -> Published:
+    """What the publish says: the end of the replay, or, of a bounded recovery, the end of the stream before it."""
+    last = last_entry(context.own, context.stream)
+    begins = context.plan.base.ends  # so that the log shows the offsets from which the rows were rebuilt
+    at, ranges = last.txn, last.offsets
+    if context.plan.until is not None:
+        kept = context.kept()
+        at, ranges = Txn(context.plan.generation, kept.batch), kept.offsets
+    offsets = tuple(replace(each, start=dict(begins.get(each.topic, {}))) for each in ranges)
+    return Published(at, offsets, last.code)
+
+
+def until_savepoint(context: RecoveryContext) -> Savepoint:
+    """The savepoint with the rows as of the last batch to correct; raises PreflightRefused if it was dropped."""
+    return context.savepoint(_until(context).savepoint)
+
+
+def combine(context: RecoveryContext) -> Mapping[str, Any]:
+    """Make the tables below the staging folder anew; returns the findings of the stage.
+
+    Raises PreflightRefused if somebody else has changed rows since the replay's start.
+    """
+    refuse_accepted(context)
+    for folder in (_COMBINED, _UNTIL, _BEFORE):
+        shutil.rmtree(_settings(context, folder).tables, ignore_errors=True)
+    before, then = (
+        savepoints.contents_of(context.settings, context.stream, savepoint)
+        for savepoint in (context.kept(), until_savepoint(context))
+    )
+    said, found = to_publish(context), dict[str, Any]()
+    for declared, _ in all_tables(context.stream):
+        staged = context.staged()[declared.name]
+        store, nothing = store_of(declared), staged.no_rows()  # a quarantine may be younger than a savepoint
+        now, earlier = before.get(declared.name, nothing), then.get(declared.name, nothing)
+        entry = LedgerEntry(
+            "publish",
+            context.stream.name,
+            declared.name,
+            said.at.generation,
+            said.at.batch,
+            said.offsets,
+            code=said.code,
+            plan=context.plan.id,
+        )
+        combined = store.create(_settings(context, _COMBINED), declared, context.stream.name, staged.content(), entry)
+        later = combined.add_later_rows(now, earlier)
+        for folder, content in ((_UNTIL, earlier), (_BEFORE, now)):
+            store.create(_settings(context, folder), declared, context.stream.name, content, None)
+        context.crash_point("recover_combine_between")
+        found[declared.name] = {"whole": later.whole, "split": later.split}
+    for folder in (_COMBINED, _UNTIL, _BEFORE):
+        sync_tree(_settings(context, folder).tables)
+    return {"later_files": found}
+
+
+def refuse_accepted(context: RecoveryContext) -> None:
+    """Raise PreflightRefused for a change of somebody else that was accepted since the replay's start."""
+    if words := accepted_since(context.record, context.base()):
+        raise PreflightRefused(
+            f"{words}: whether its rows belong to the batches to correct or to later ones is not known",
+            f"give the plan up, and plan again without --until: recourse recover abort {context.plan.id}",
+        )
+
+
+def combined(context: RecoveryContext) -> dict[str, StoredTable]:
+    """The tables that a plan publishes, by name: the combined ones, or, of an ordinary recovery, the staging tables."""
+    if context.plan.until is None:
+        return context.staged()
+    return {declared.name: _table(context, _COMBINED, declared) for declared, _ in all_tables(context.stream)}
+
+
+def combined_settings(context: RecoveryContext) -> Settings:
+    """The settings under which the tables to publish are ordinary tables."""
+    return context.own if context.plan.until is None else _settings(context, _COMBINED)
+
+
+def rows_until(context: RecoveryContext, declared: DeclaredTable) -> DeltaTable:
+    """The published rows up to the last batch to correct."""
+    return _table(context, _UNTIL, declared).readable()
+
+
+def unequal_later_rows(context: RecoveryContext, declared: DeclaredTable) -> int:
+    """The number of rows, after the last batch to correct, that the combined table lacks or has too many of.
+
+    All rows are counted, whatever files hold them: combined + at U = before + staging.
+    """
+    tables = {
+        "combined": (1, _table(context, _COMBINED, declared).readable()),
+        "until": (1, rows_until(context, declared)),
+        "before": (-1, _table(context, _BEFORE, declared).readable()),
+        "staged": (-1, context.staged()[declared.name].readable()),
+    }
+    names = list(dict.fromkeys(name for _, table in tables.values() for name in columns(table)))
+    sql = unequal(names, {name: (weight, columns(table)) for name, (weight, table) in tables.items()})
+    data = opened({name: table for name, (_, table) in tables.items()})
+    return int(one(data, sql, declared.name)["n"])
+
+
+def continue_after(context: RecoveryContext) -> Mapping[str, Any]:
+    """Let the stream continue after its last batch, in the plan's generation; may be run again after a kill."""
+    settings, record, number = context.settings, context.record, context.plan.generation
+    if record.generation == number:
+        return {"generation": number}
+    kept, folder = context.kept(), StreamFolder.of(settings, context.stream.name)
+    target = folder.checkpoint(number).folder
+    if not target.exists():
+        copy(savepoints.checkpoint_of(settings, kept), target)
+    context.crash_point("recover_switch_between")
+    ledger, line = ledger_file(settings, context.stream.name), _border_line(context, kept)
+    if not any(each.entry.txn == line.txn for each in ledger.after(line.stream, None, at_most=1)):
+        ledger.append(line, {})
+    output_plans.adopt(folder.output_plans, StreamFolder.of(context.own, context.stream.name).output_plans)
+    opened_by = Generation(
+        number,
+        time.time(),
+        f"recovery {context.plan.id}",
+        kept.generation,
+        kept.batch,
+        corrected=_corrected(context, kept),
+    )
+    stream_record.save(settings, replace(record, generations=(*record.generations, opened_by)))
+    return {"generation": number}
+
+
+def _border_line(context: RecoveryContext, kept: Savepoint) -> LedgerEntry:
+    """A batch without records after the last one, so that the ledger shows where the generation begins."""
+    at, primary = Txn(context.plan.generation, kept.batch), context.stream.primary.name
+    return LedgerEntry(
+        "batch",
+        context.stream.name,
+        primary,
+        at.generation,
+        at.batch,
+        tuple(replace(each, start=dict(each.end)) for each in kept.offsets),
+        txns={table.name: at.version for table, _ in all_tables(context.stream) if table.name != primary},
+        code=kept.code,
+    )
+
+
+def _corrected(context: RecoveryContext, kept: Savepoint) -> Corrected:
+    """What the replay has read and written, in place of the batches that it has corrected."""
+    base, until = context.plan.base, _until(context)
+    rows = Counter[str]()
+    for day in ledger_file(context.own, context.stream.name).days(context.stream.name):
+        for line in day:
+            rows.update(line.read().entry.rows)
+    offsets = (
+        OffsetRange(topic, kept.topic_ids[topic], dict(base.ends.get(topic, {})), dict(ends))
+        for topic, ends in until.ends.items()
+    )
+    after = Txn(base.generation, base.batch) if base.savepoint else Txn(0, -1)
+    return Corrected(after, until.txn, tuple(offsets), dict(rows), to_publish(context).code.hash)
+
+
+def _until(context: RecoveryContext) -> Until:
+    assert context.plan.until is not None
+    return context.plan.until
+
+
+def _settings(context: RecoveryContext, folder: str) -> Settings:
+    place: Path = staging_folder(context.settings, context.plan) / folder
+    return context.own.model_copy(update={"tables_dir": place})
+
+
+def _table(context: RecoveryContext, folder: str, declared: DeclaredTable) -> StoredTable:
+    table = open_table(_settings(context, folder), declared, context.stream.name)
+    if table is None:
+        raise PreflightRefused(
+            f"staging table {declared.name} of plan {context.plan.id} is gone",
+            f"give the plan up: recourse recover abort {context.plan.id}; then make a new one",
+        )
+    return table

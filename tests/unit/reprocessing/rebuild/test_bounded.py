@@ -1,0 +1,359 @@
+"""Bounded recoveries without Kafka and Spark: the replay is written by hand, as in `test_any_store.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from reprocessing import executor
+from reprocessing.explainer import explain
+from reprocessing.planning.history import has_present_rows
+from reprocessing.planning.planner import Request, make_plan
+from reprocessing.planning.snapshot import planning_snapshot
+from reprocessing.planning.targets import Target
+from reprocessing.plans.plan import NO_CHECKS, Checks, RecoveryPlan
+from reprocessing.plans.plan_file import load
+from reprocessing.rebuild.context import Recovery, RecoveryContext, RecoveryEvents
+from reprocessing.rebuild.replay import last_entry
+from reprocessing.stages import AuditRefused, stages_of
+from reprocessing.undo import plan_undo
+from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange
+from streaming_jobs.preflight.rules import check_start
+from streaming_jobs.preflight.take_snapshot import take_snapshot
+from streaming_jobs.rules import NotNull
+from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.sinks.tables import begin_late, open_tables
+from streaming_jobs.state import savepoints
+from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected
+from streaming_jobs.stream import DeltaTable as Declared
+from streaming_jobs.stream import Stream
+from streaming_jobs.testing import MemoryDeclaration, MemoryStore
+from tests.support.life import OTHERS, PER_BATCH, STREAM, TOPIC, TOPIC_ID, Life, Topics
+
+BATCHES, WRONG = 9, range(3, 6)
+"""Batches 3 to 5 are wrong; those after them are right."""
+END = 120
+BEFORE = sorted(-n if n // PER_BATCH in WRONG else n for n in range(BATCHES * PER_BATCH))
+RIGHT = list(range(BATCHES * PER_BATCH))
+UNTIL = Target("batch", "5")
+
+
+def in_delta() -> Stream:
+    tables = {name: Declared(name, partition_by=["place"]) for name in ("things", "copies")}
+    return replace(STREAM, sinks=tables)
+
+
+def in_memory() -> Stream:
+    store = MemoryStore()
+    return replace(STREAM, sinks={name: MemoryDeclaration(name, store) for name in ("things", "copies")})
+
+
+@pytest.fixture(params=[in_delta, in_memory])
+def life(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    return lived(Life.begin(tmp_path, request.param()))
+
+
+@pytest.fixture
+def delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    return lived(Life.begin(tmp_path, in_delta()))
+
+
+def lived(life: Life, *, then: Callable[[int], None] = lambda _: None) -> Life:
+    for number in range(BATCHES):
+        life.batch(number, wrong=number in WRONG, code="bug" if number in WRONG else "b" if number > 5 else "a")
+        then(number)
+    codes = (CodeSince("bug", "1", 1, 3, 1.0), CodeSince("b", "1", 1, 6, 2.0))
+    life.save(replace(life.record, code=(*life.record.code, *codes)))
+    return life
+
+
+def planned(life: Life, target: Target = Target("batch", "2"), checks: Checks = NO_CHECKS) -> RecoveryPlan:  # noqa: B008
+    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
+    return make_plan(life.settings, [Request(snapshot, target, checks, until=UNTIL)])
+
+
+def recovery(life: Life, plan: RecoveryPlan, replaying: Callable[[RecoveryContext], Any] | None = None) -> Recovery:
+    topics, events = Topics(end=END), RecoveryEvents()
+    return executor.recovery_of(life.settings, [life.stream], topics, plan, events, replay=replaying or replay)
+
+
+def replay(context: RecoveryContext, *, wrong: bool = False) -> Mapping[str, Any]:
+    """As the session does it, to the end of batch 5."""
+    staged, first = Life(context.own, context.stream), context.plan.base.batch + 1
+    for number in range(first, 6 if context.plan.until else END // PER_BATCH):
+        staged.plan(number, generation=context.plan.generation)
+        staged.batch(number, generation=context.plan.generation, code="fixed", wrong=wrong)
+    last = last_entry(context.own, context.stream)
+    ends = {TOPIC: dict(last.offsets[0].end)}
+    return {"batch": last.batch, "seconds": 0.1, "records": 30, "since": 0, "ends": ends}
+
+
+def run(whole: Recovery, until: str = "") -> RecoveryContext:
+    for stage in stages_of(whole.plan):
+        if stage.name == until:
+            break
+        if whole.journal.done(stage.name, stage.stream) is None:
+            whole.journal.write(stage.name, "begun", stream=stage.stream)
+            whole.journal.write(stage.name, "done", stage.run(whole), stream=stage.stream)
+    return whole.of(STREAM.name)
+
+
+def refusals(life: Life) -> list[str]:
+    findings = check_start(take_snapshot(life.settings, life.stream, Topics(end=END)))
+    return [finding.found for finding in findings if finding.severity == "refuse"]
+
+
+def files(life: Life, name: str = "things") -> set[str]:
+    return set(DeltaTable(life.settings.tables / name).file_uris())
+
+
+def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_batch(life: Life) -> None:
+    plan = planned(life)
+    assert plan.records == 30 and load(life.settings, plan.id) == plan
+    text = explain(plan)
+    for words in (
+        "rewind to batch 2, until batch 5",
+        "30 records",
+        "add the rows that came after batch 5",
+        "9. finish",
+    ):
+        assert words in text
+    whole = recovery(life, plan)
+    context = run(whole, until="publish")
+    assert life.ids() == life.ids("copies") == BEFORE
+    compared = {d.table: (d.corrected, d.new, d.gone, d.old_rows, d.new_rows) for d in whole.differences}
+    assert compared["things"] == compared["copies"] == (30, 0, 0, 60, 60), "later rows are not part of it"
+    run(whole)
+    assert life.ids() == life.ids("copies") == RIGHT and life.at() == Txn(2, BATCHES - 1)
+    assert context.found("combine")["later_files"]["things"]["split"] == 0
+    generation = life.record.generations[-1]
+    assert (generation.number, generation.from_generation, generation.from_batch) == (2, 1, BATCHES - 1)
+    read = (OffsetRange(TOPIC, TOPIC_ID, {0: 30}, {0: 60}),)
+    assert generation.corrected == Corrected(Txn(1, 2), Txn(1, 5), read, {"written": 30}, "fixed")
+    assert refusals(life) == []
+    assert whole.journal.outcome == "published" and not (life.settings.tables / "_staging").exists()
+    life.batch(BATCHES, generation=2, code="b")
+    assert life.ids() == list(range((BATCHES + 1) * PER_BATCH))
+    assert not has_present_rows(life.record.generations, Txn(1, 4)), "its savepoints have wrong rows"
+    assert has_present_rows(life.record.generations, Txn(1, 2)) and has_present_rows(life.record.generations, Txn(2, 9))
+
+
+def compact(life: Life, name: str) -> None:
+    """One file per partition, as the stream's own upkeep does it."""
+    entry = LedgerEntry("upkeep", life.stream.name, name, 1, -1, note="compacted")
+    DeltaTable(life.settings.tables / name).optimize.compact(commit_properties=noted(entry))
+
+
+def compacted(life: Life) -> Life:
+    """Savepoints of batches 2 and 5; after batch 7 all rows so far are in one file per partition."""
+
+    def then(number: int) -> None:
+        if number in (2, 5):
+            savepoints.take(life.settings, life.stream, life.record, number, "time")
+        if number == 7:
+            compact(life, "things")
+
+    return lived(life, then=then)
+
+
+@pytest.mark.parametrize("with_compaction", [False, True])
+def test_later_rows_keep_their_files_and_files_of_both_are_split(
+    tmp_path: Path, with_compaction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    life = Life.begin(tmp_path, in_delta())
+    compacted(life) if with_compaction else lived(life)
+    then = files(life)
+    whole = recovery(life, planned(life))
+    context = run(whole)
+    assert life.ids() == life.ids("copies") == RIGHT and refusals(life) == []
+    pure = {uri for uri in then if min(ids_of(uri)) >= (80 if with_compaction else 60)}
+    assert len(pure) == (5 if with_compaction else 15)
+    assert pure <= files(life), "the files with later rows alone are the same"
+    found = context.found("combine")["later_files"]["things"]
+    assert found == ({"whole": 5, "split": 5} if with_compaction else {"whole": 15, "split": 0})
+    published = {each["table"]: each for each in context.found("publish")["tables"]}["things"]
+    if with_compaction:  # in: the files of K, those of the replay, the split ones
+        assert (published["went"], published["stayed"]) == (5, 5)
+    else:
+        assert (published["came"], published["went"], published["stayed"]) == (15, 15, 30)
+
+
+def ids_of(uri: str) -> list[int]:
+    return [abs(n) for n in pq.read_table(uri.removeprefix("file://"), columns=["id"])["id"].to_pylist()]
+
+
+def test_it_is_taken_back_with_all_rows_of_before(life: Life) -> None:
+    plan = planned(life)
+    run(recovery(life, plan))
+    undo = plan_undo(life.settings, {life.stream.name: life.stream}, Topics(end=END), plan)
+    assert undo.streams[0].until is None and undo.streams[0].base.batch == BATCHES - 1
+    assert any("corrected rows of savepoint g0001-b000000008" in note for note in undo.streams[0].notes)
+    run(recovery(life, undo))
+    assert life.ids() == life.ids("copies") == sorted([*BEFORE, *range(BATCHES * PER_BATCH, END)])
+    assert has_present_rows(life.record.generations, Txn(1, 4)), "the corrected generation is not on the path"
+    assert refusals(life) == []
+
+
+@pytest.mark.parametrize("reached", ["prepare", "replay", "combine", "audit", "publish"])
+def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> None:
+    whole = recovery(life, planned(life))
+    run(whole, until=reached)
+    executor.give_up(whole)
+    assert life.ids() == life.ids("copies") == BEFORE and life.at() == Txn(3, BATCHES - 1) and refusals(life) == []
+    assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
+
+
+@pytest.mark.parametrize("stage", ["combine", "publish", "switch"])
+def test_a_stage_that_was_killed_in_its_middle_begins_again(
+    life: Life, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = recovery(life, planned(life))
+
+    def killed(_: RecoveryContext, point: str) -> None:
+        if point == f"recover_{stage}_between":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(RecoveryContext, "crash_point", killed)
+        run(whole)
+    assert whole.journal.done(stage, STREAM.name) is None
+    run(whole)
+    assert life.ids() == life.ids("copies") == RIGHT and refusals(life) == [] and life.record.generation == 2
+
+
+def test_later_rows_that_would_change_are_not_published(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit counts all rows, whatever was done with files."""
+    adding = type(life.stored()).add_later_rows
+
+    def less(table: Any, now: Any, then: Any) -> Any:
+        return adding(table, then, then) if table.name == "copies" else adding(table, now, then)
+
+    monkeypatch.setattr(type(life.stored()), "add_later_rows", less)
+    whole = recovery(life, planned(life))
+    with pytest.raises(AuditRefused, match="30 rows of table copies after batch 5 would not be the same as before"):
+        run(whole)
+    executor.give_up(whole)
+    assert life.ids() == life.ids("copies") == BEFORE
+
+
+def test_a_rule_is_about_the_rebuilt_rows_alone(life: Life) -> None:
+    """Rows after the end are left alone, whatever they are."""
+    checks = Checks(("id < 60",), 1.0)
+    run(recovery(life, planned(life, checks=checks)))
+    assert life.ids() == RIGHT
+    other = recovery(life, planned_again(life, Checks(("id < 50",))))
+    with pytest.raises(AuditRefused, match="10 rows break the rule id < 50"):
+        run(other)
+
+
+def planned_again(life: Life, checks: Checks) -> RecoveryPlan:
+    savepoints.take(life.settings, life.stream, life.record, BATCHES - 1, "time")
+    life.batch(BATCHES, generation=2)
+    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
+    until = Target("savepoint", f"g0002-b{BATCHES - 1:09d}")
+    return make_plan(life.settings, [Request(snapshot, Target("batch", "2"), checks, until=until)])
+
+
+def test_suites_judge_the_content_that_is_published(life: Life) -> None:
+    judged: list[list[int]] = []
+
+    def run_suite(rebuilt: Any, suite: str) -> list[str]:
+        judged.append(Life(rebuilt.own, rebuilt.stream).ids())
+        return []
+
+    plan = planned(life, checks=Checks(suites=("plausible",)))
+    whole = executor.recovery_of(
+        life.settings, [life.stream], Topics(end=END), plan, RecoveryEvents(), replay=replay, run_suite=run_suite
+    )
+    run(whole)
+    assert judged == [RIGHT]
+
+
+def test_a_change_of_somebody_else_that_is_accepted_meanwhile_ends_it(life: Life) -> None:
+    whole = recovery(life, planned(life))
+    run(whole, until="publish")
+    life.save(replace(life.record, accepted=(Accepted("copies", 99, "by hand", 1.0),)))
+    with pytest.raises(PreflightRefused, match=r"version 99 of table copies was accepted \(by hand\)"):
+        run(whole)
+    assert life.ids() == BEFORE
+
+
+def test_where_nothing_that_is_finished_came_after_the_end_it_is_refused_before_the_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last batch is in the tables, and Spark has not noted that it is done: the stream repeats it."""
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    life = Life.begin(tmp_path, in_delta())
+    for number in range(7):
+        life.batch(number, wrong=number in WRONG, commit=number < 6)
+    whole = recovery(life, planned(life))
+    with pytest.raises(UsageError, match="no finished batch is after those to be corrected"):
+        run(whole)
+    assert life.at() == Txn(1, 6) and whole.journal.done("fence", STREAM.name) is None
+
+
+def test_without_the_savepoint_of_its_end_it_does_not_begin(life: Life) -> None:
+    plan = planned(life)
+    assert executor.needed_savepoints(life.settings, STREAM.name) == {}
+    whole = recovery(life, plan)
+    whole.journal.write("keep", "begun", stream=STREAM.name)
+    needed = executor.needed_savepoints(life.settings, STREAM.name)
+    assert needed == {"g0001-b000000002": plan.id, "g0001-b000000005": plan.id}
+    savepoints.drop(life.settings, life.stream, "g0001-b000000005")
+    with pytest.raises(PreflightRefused, match="savepoint g0001-b000000005 of stream things is gone"):
+        run(whole)
+    assert whole.journal.done("fence", STREAM.name) is None
+
+
+def test_a_second_recovery_starts_from_rows_that_no_first_one_has_corrected(life: Life) -> None:
+    run(recovery(life, planned(life)))
+    life.batch(BATCHES, generation=2)
+    again = planned_for(life, Target("batch", "6"), None)
+    assert again.streams[0].base.savepoint == "g0001-b000000002", "that of batch 5 has wrong rows"
+    assert planned_for(life, Target("batch", "8"), None).streams[0].base.batch in (2, 8)
+
+
+def planned_for(life: Life, target: Target, until: Target | None) -> RecoveryPlan:
+    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
+    return make_plan(life.settings, [Request(snapshot, target, NO_CHECKS, until=until)])
+
+
+def test_a_quarantine_that_is_younger_than_its_savepoints_begins_empty(life: Life) -> None:
+    judged = Life(life.settings, replace(life.stream, rules={"things": [NotNull("id", on_fail="quarantine")]}))
+
+    def as_a_start_does(context: RecoveryContext) -> Mapping[str, Any]:
+        begin_late(context.own, context.stream, generation=context.plan.generation)
+        return replay(context)
+
+    run(recovery(judged, planned(judged), as_a_start_does))
+    assert judged.ids() == judged.ids("copies") == RIGHT and refusals(judged) == []
+    assert open_tables(life.settings, judged.stream)["things_quarantine"].position == Txn(2, BATCHES - 1)
+
+
+def test_two_streams_are_corrected_by_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one as a whole: its replay goes to the topic's end."""
+    monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
+    lives = [lived(Life.begin(tmp_path, in_delta())), lived(Life.begin(tmp_path, OTHERS))]
+    snapshots = [planning_snapshot(each.settings, each.stream, Topics(end=END)) for each in lives]
+    ends = (UNTIL, None)
+    requests = [
+        Request(each, Target("offsets", "0:30"), until=until) for each, until in zip(snapshots, ends, strict=True)
+    ]
+    plan = make_plan(lives[0].settings, requests)
+    whole = executor.recovery_of(
+        lives[0].settings, [each.stream for each in lives], Topics(end=END), plan, RecoveryEvents(), replay=replay
+    )
+    run(whole)
+    assert lives[0].ids() == RIGHT and lives[1].ids() == list(range(END))
+    assert [each.record.generations[-1].from_batch for each in lives] == [BATCHES - 1, 2]
