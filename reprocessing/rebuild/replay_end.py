@@ -208,7 +208,7 @@ def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None
 
 def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dict[str, Content]:
     """By table, the pieces of the staging tables that came after the border; without tables where that is not known."""
-    past = at_the_border(context, reached)
+    past = at_the_border(context, reached) if context.journal.done("keep") is not None else None
     if past is None:
         return {}
     staged = context.staged()

@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
+from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import open_sink
+from streaming_jobs.state.status import read_status
+from streaming_jobs.table_sources.versions import TableVersions
 from streaming_jobs.topology import Topology
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
-from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows
+from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows, until
 from tests.support.things import KEYS, expected_totals, thing
 
 FLOWS = ["tests.support.two_steps"]
@@ -173,3 +177,66 @@ def compact(settings: Settings, table: str) -> None:
     sink = open_sink(settings, declared, table)
     assert sink is not None
     assert TableMaintenance(sink, settings.table, 2).compact() > 1
+
+
+@pytest.mark.timeout(400)
+def test_a_reader_that_starts_first_waits_for_its_table_and_then_follows_it_live(bench: BenchFactory) -> None:
+    here = made(bench)
+    live = driver(here.settings, here.bootstrap, "--streams", "copied,clean", flows=FLOWS[0])
+    try:
+        waiting = until(
+            lambda: (s := read_status(here.settings, "copied")) and s.error and s.error["code"] == "REC-015" and s,
+            120,
+            "the wait for the table",
+        )
+        assert waiting.state == "failing" and "table clean" in waiting.error["found"]
+        produce(here.bootstrap, "things", map(thing, range(200)))
+        until(lambda: _count(here, "copied") == 200, 120, "the first rows")
+        for first in range(200, 400, 50):
+            produce(here.bootstrap, "things", map(thing, range(first, first + 50)))
+            until(lambda first=first: _count(here, "copied") == first + 50, 60, "the next rows")
+        until(
+            lambda: (s := read_status(here.settings, "copied")) and s.lag_records == 0 and s.error is None, 30, "no lag"
+        )
+        assert numbers(here, "copied") == Counter(range(400))
+    finally:
+        live.terminate()
+        code, output = finished(live)
+    assert code == 0, output[-3000:]
+
+
+@pytest.mark.timeout(600)
+def test_a_reader_behind_what_is_left_is_refused_with_the_range_and_can_be_rebuilt(bench: BenchFactory) -> None:
+    here = made(bench)
+    streams = Topology.load(FLOWS)
+    for first in range(0, 60, 10):
+        produce(here.bootstrap, "things", map(thing, range(first, first + 10)))
+        here.run(streams["clean"])
+        if not first:
+            here.run(streams["copied"])
+    position = TableVersions(here.settings.tables / "clean").newest()
+    assert position is not None
+    DeltaTable(here.settings.tables / "clean").create_checkpoint()
+    for version in range(position):
+        (here.settings.tables / "clean" / "_delta_log" / f"{version:020d}.json").unlink(missing_ok=True)
+    with pytest.raises(
+        OffsetsLost, match=rf"versions \d+ to {position - 1} of table clean can no longer be read"
+    ) as lost:
+        here.run(streams["copied"])
+    assert "recourse recover plan copied --to-batch -1" in lost.value.next_step
+    environment = {
+        **os.environ,
+        "RECOURSE_HOME": str(here.settings.home),
+        "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": here.bootstrap,
+        "RECOURSE_FLOWS": json.dumps(FLOWS),
+        "PYTHONPATH": str(ROOT),
+    }
+    for arguments in (("plan", "copied", "--to-batch", "-1"), ("apply", "copied-0001", "--yes")):
+        done = command(here.settings.home, environment, "recover", *arguments)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert numbers(here, "copied") == Counter(range(60))
+
+
+def _count(here: Bench, table: str) -> int:
+    """The rows of a table; 0 if it does not exist yet."""
+    return sum(numbers(here, table).values()) if (here.settings.tables / table / "_delta_log").is_dir() else 0

@@ -71,20 +71,32 @@ class WrittenTable:
         DeltaTable(self.path).optimize.compact(commit_properties=noted(self.entry("upkeep", batch=-1)))
         return self.version
 
-    def publish(self, *numbers: int, new: tuple[int, ...] = (), known: bool = True, further: bool = False) -> int:
-        """A publish that replaces all rows by these numbers; `new` are of records that no batch had read."""
+    def publish(self, *numbers: int, new: tuple[int, ...] = (), known: bool = True, to: int | None = None) -> int:
+        """A publish that replaces all rows by these numbers; `new` are of records that no batch had read.
+
+        It says that it read up to the offset `to`; None: as far as the last batch.
+        """
         self.generation += 1
         before = table_files(self.path, self.version)
         adds = [self._file(group) for group in (numbers, new) if group]
         removes = [file.remove(0) for file in before.values()]
         fresh = (adds[-1].path,) if new else ()
         entry = self.entry("publish", plan="r1", new=fresh if known else None)
-        if further:
-            entry = replace(entry, offsets=(OffsetRange("words", "id", {0: 0}, {0: self._batch + 5}),))
+        if to is not None:
+            entry = replace(entry, offsets=(OffsetRange("words", "id", {0: 0}, {0: to}),))
         handle = DeltaTable(self.path)
         handle.create_write_transaction(
             [*removes, *adds], "append", self.schema, [], commit_properties=self._moving(entry)
         )
+        return self.version
+
+    def slice(self, *numbers: int) -> int:
+        """A rebuilt slice: the newest file is replaced by one with these numbers."""
+        newest = max(table_files(self.path, self.version).values(), key=lambda file: file.modified)
+        entry = self.entry("slice", batch=-1, plan="s1")
+        handle = DeltaTable(self.path)
+        actions = [newest.remove(0), self._file(numbers, "slice")]
+        handle.create_write_transaction(actions, "append", self.schema, [], commit_properties=noted(entry))
         return self.version
 
     def foreign(self, *numbers: int, **options: Any) -> int:
@@ -103,10 +115,10 @@ class WrittenTable:
     def _moving(self, entry: LedgerEntry) -> CommitProperties:
         return moving(entry, app_id(self.stream, self.path.name))
 
-    def _file(self, numbers: tuple[int, ...]) -> AddAction:
+    def _file(self, numbers: tuple[int, ...], kind: str = "published") -> AddAction:
         import pyarrow.parquet as pq
 
-        name = f"published-{self.generation}-{numbers[0]}.parquet"
+        name = f"{kind}-{self.generation}-{numbers[0]}.parquet"
         pq.write_table(self.rows(*numbers), self.path / name)
         size = (self.path / name).stat().st_size
         return AddAction(name, size, {}, 0, True, f'{{"numRecords":{len(numbers)}}}')

@@ -129,7 +129,7 @@ def test_a_stream_over_them_can_start(life: Life) -> None:
     assert list(tables) == ["things", "copies", "things_dead_letters"]
     sinks = sinks_of(life.stream, tables, life.settings.for_stream(life.stream.name))
     assert [sink.name for sink in sinks] == list(tables) and sinks.primary.position == Txn(1, BATCHES - 1)
-    for upkeep in upkeep_of(life.stream, tables, life.settings.table, 1):
+    for upkeep in upkeep_of(life.stream, tables, life.settings, 1):
         upkeep.after_commit()
         assert upkeep.sink.name in tables and not upkeep.put_off
     assert versions(life) == {name: table.version for name, table in tables.items()}

@@ -43,19 +43,30 @@ def test_a_reader_gets_each_row_of_the_batches_once_whatever_comes_between(table
     table.batch(4)
     table.publish(1, 2, 3, 4, new=(5, 6))
     table.delete("n >= 5")
+    table.slice(40, 50)
     last = table.batch(7)
     assert numbers(versions, 1, last + 1) == [1, 2, 3, 4, 5, 6, 7]
     assert numbers(versions, first + 1, last + 1) == [4, 5, 6, 7]
-    assert sorted(numbers(versions, 0, last + 1)) == [1, 2, 3, 4, 7], "the whole content, as it is at that version"
+    assert sorted(numbers(versions, 0, last + 1)) == [7, 40, 50], "the whole content, as it is at that version"
 
 
 def test_a_publish_that_does_not_say_which_rows_are_new_is_refused_only_if_it_has_any(table: WrittenTable) -> None:
     versions = TableVersions(table.path, "count")
     table.batch(1)
     assert versions.version(table.publish(10, known=False)).files == ()
-    further = table.publish(10, 2, known=False, further=True)
+    further = table.publish(10, 2, known=False, to=9)
     with pytest.raises(PreflightRefused, match=f"version {further} of table numbers, published by recovery r1"):
         versions.version(further)
+
+
+def test_a_publish_that_takes_back_what_may_have_been_read_is_refused(table: WrittenTable) -> None:
+    """An abort after a crash: the last batch is in the table and not committed, so it is taken out and repeated."""
+    versions = TableVersions(table.path, "count")
+    table.batch(1)
+    table.batch(2)
+    aborted = table.publish(1, to=1)
+    with pytest.raises(PreflightRefused, match=f"version {aborted} of table numbers, by plan r1, took rows back"):
+        versions.version(aborted)
 
 
 def test_a_batch_that_rewrote_rows_is_refused(table: WrittenTable) -> None:
