@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.positions import OffsetRange, decode_partitions
+from streaming_jobs.positions import OffsetRange, WrittenRange, decode_partitions
 
 Kind = Literal["batch", "fence", "publish", "upkeep", "schema", "slice"]
 LEDGER_KEY = "recourse"
@@ -83,7 +83,7 @@ class LedgerEntry:
 
     `rows` of a batch's primary table: `written` are its own, `dead_letters`, `late`, and by name those of other tables;
     `quarantined:<table>` and `dropped:<table>` were taken out by row rules. `rules`: table -> rule -> rows that broke
-    it.
+    it. `written`: where the batch lies in the topics that it wrote.
     """
 
     kind: Kind
@@ -98,6 +98,7 @@ class LedgerEntry:
     plan: str | None = None
     note: str | None = None
     rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    written: tuple[WrittenRange, ...] = ()
 
     @property
     def txn(self) -> Txn:
@@ -127,6 +128,8 @@ class LedgerEntry:
         value.update({k: v for k, v in (("plan", self.plan), ("note", self.note)) if v is not None})
         if self.rules:
             value["rules"] = {table: dict(broken) for table, broken in self.rules.items()}
+        if self.written:
+            value["written"] = [list(astuple(r)) for r in self.written]
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
@@ -158,4 +161,5 @@ class LedgerEntry:
             plan=value.get("plan"),
             note=value.get("note"),
             rules=value.get("rules", {}),
+            written=tuple(WrittenRange(*r) for r in value.get("written", ())),
         )

@@ -1,7 +1,7 @@
 """Rows as JSON values: what the declaration's own reader reads back equal, and nothing else.
 
-Every field of the schema is in every record, null where it may be. Numbers are JSON numbers, decimals with all digits of
-their scale; dates and times are text (`2013-01-31`, `2013-01-31T05:06:07.000001Z`, without the zone for TIMESTAMP_NTZ).
+Every field of the schema is in every record, null where it may be. Numbers are JSON numbers, decimals with all digits
+of their scale; dates and times are text: `2013-01-31`, `2013-01-31T05:06:07.000001Z`, TIMESTAMP_NTZ without the zone.
 A row that the reader would refuse is refused here: a null in a required field, a number that is not finite, a text that
 is not UTF-8, a year before 1 or after 9999.
 """

@@ -1,0 +1,1 @@
+"""Topics as sinks: each batch of a stream is one transaction, with a marker in it that says which batch it is."""
