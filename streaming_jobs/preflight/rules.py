@@ -12,20 +12,21 @@ The rules:
 5. The topics are exactly those that the stream began with, and they still have all records from the stream's
    position on.
 6. The stream still has the tables that it began with; remembered deletes and quarantines may begin later.
+7. The topics that it writes are where the primary table says (`topic_sinks.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
 
 from streaming_jobs.durations import format_duration
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import ends_of
+from streaming_jobs.preflight.finding import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, TopicSnapshot, restore_checkpoint
+from streaming_jobs.preflight.topic_sinks import topic_sinks
 from streaming_jobs.sinks.stored import LATE
 from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.spelling import counted
@@ -37,15 +38,6 @@ _DECLARE_AGAIN = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One problem that preflight has found, and the next step."""
-
-    severity: Literal["refuse", "lost", "warn"]
-    found: str
-    next_step: str
-
-
 def check_start(snapshot: StreamSnapshot) -> list[Finding]:
     """All findings about a snapshot; an empty list means that the stream may start."""
     return [
@@ -55,6 +47,7 @@ def check_start(snapshot: StreamSnapshot) -> list[Finding]:
         *_positions(snapshot),
         *_foreign(snapshot),
         *_topics(snapshot),
+        *topic_sinks(snapshot),
     ]
 
 

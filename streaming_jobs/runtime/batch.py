@@ -2,7 +2,7 @@
 
 Spark has logged the batch's offsets (`offsets/N`) and calls the pipeline; after it returns, Spark writes `commits/N`.
 A crash anywhere in between repeats the batch with the same offsets, and the ledger in the tables' own commits shows
-which tables have it already. Secondary tables come first and the primary last: a batch in the primary is in all.
+which tables have it already. Secondary tables come first, then topics, and the primary last: what is in it is in all.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import structlog
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
-from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry, refuse_other_rows
+from streaming_jobs.runtime import batch_counts
+from streaming_jobs.runtime.batch_counts import BatchCounts
+from streaming_jobs.runtime.batch_frames import output_frames
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Query, StopAtBorder
 from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.runtime.stream_topics import written
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
 from streaming_jobs.sources.batch_size import FIRST
@@ -130,7 +133,7 @@ class BatchPipeline:
         with ExitStack() as held:
             staged = self._stage_all(frame, entry, path, held)
             primary = staged[self.sinks.primary.name]
-            self._learn(primary, records)
+            self._learn(staged.get(self.sinks.first.name, primary), records)
             self._look_at_sources(entry)
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
@@ -213,13 +216,9 @@ class BatchPipeline:
             held.callback(frame.unpersist)
             frame = frame.persist()
         topics = [source.name for source in self.sources]
-        frames = {self.sinks.primary.name: frame}
-        if len(self.stream.sinks) > 1:
-            held.callback(frame.unpersist)
-            outputs = self.stream.outputs(**{next(iter(self.stream.sources)): frame.persist()}).items()
-            by_table = {self.stream.sinks[name].name: output for name, output in outputs}
-            frames = {s.name: s.fit(by_table[s.name], topics) for s in (self.sinks.primary, *self.sinks.secondary)}
-        waiting = [sink for sink in self.sinks.secondary if self._done(sink, replace(entry, table=sink.name)) is None]
+        frames = output_frames(self.stream, self.sinks, frame, topics, held)
+        others = (*self.sinks.secondary, *self.sinks.topics)
+        waiting = [sink for sink in others if self._done(sink, replace(entry, table=sink.name)) is None]
         staged = {}
         for sink in (self.sinks.primary, *waiting):
             rows = BatchOfRows(self.generation, entry.batch, path == "driver", topics)
@@ -241,14 +240,15 @@ class BatchPipeline:
             elif pending is not None:
                 counts.of_write(sink.name, counted_as, pending)
                 if pending.rows:
-                    pending.commit(own_entry(entry, sink.name, pending))
+                    pending.commit(batch_counts.entry_of(sink, entry, staged, self.sinks, pending))
         note = None
         if mixed:
             note = f"mixed batch: {', '.join(mixed)} was written by an earlier version of the code"
             log.warning(note, stream=self.stream.name, batch=entry.batch)
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         counts.of_write(entry.table, "written", staged[entry.table])
-        return replace(entry, rows=counts.rows, txns=txns, note=note, rules=counts.rules)
+        ranges = written(self.sinks.topics, entry.txn)
+        return replace(entry, rows=counts.rows, txns=txns, note=note, rules=counts.rules, written=ranges)
 
     def _others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
@@ -259,6 +259,7 @@ class BatchPipeline:
         """
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
+        batch_counts.refuse_other_letters(done, staged, self.sinks, entry)
         yield letters, done, self._stage_letters(spark, entry, staged, path, held) if done is None else None
         for table, sink in self.sinks.deletes.items():
             noted = staged[table].deletes if table in staged else None
@@ -267,9 +268,9 @@ class BatchPipeline:
         for table, sink in self.sinks.quarantines.items():
             done, aside = self._done(sink, replace(entry, table=sink.name)), None
             if table in staged:
-                refuse_other_rows(done, aside := staged[table].judged.quarantine, entry)
+                batch_counts.refuse_other_rows(done, aside := staged[table].judged.quarantine, entry)
             yield sink, done, aside
-        for sink in self.sinks.secondary:
+        for sink in (*self.sinks.secondary, *self.sinks.topics):
             pending = staged.get(sink.name)
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,10 @@ from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, tra
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_tables import check_tables, make_tables, sinks_of, upkeep_of
+from streaming_jobs.runtime.stream_topics import KafkaTopicSinks, TopicSinks, check_topics
 from streaming_jobs.runtime.used_columns import used_columns
 from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import TopicReader
@@ -87,6 +89,7 @@ class QueryBuilder:
     replan: Replan | None = None
     archives: Archives | None = None
     until: TopicOffsets | None = None
+    topic_sinks: TopicSinks = field(default_factory=KafkaTopicSinks)
 
     @property
     def own(self) -> StreamSettings:
@@ -96,6 +99,12 @@ class QueryBuilder:
     @property
     def _commit_interval(self) -> timedelta:
         return self.own.commit_interval(upsert=self.stream.primary.mode == "upsert")
+
+    @property
+    def _writes_updates(self) -> bool:
+        if self.stream.topics_only:
+            return any(sink.output_mode == "update" for sink in self.stream.topic_sinks.values())
+        return self.stream.primary.mode == "upsert"
 
     @property
     def limits(self) -> Limits:
@@ -121,31 +130,34 @@ class QueryBuilder:
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)
         record = self._bound(record, snapshot, starts, outputs)
+        check_topics(self.stream, outputs)
+        topics = self.topic_sinks.open(self.settings, self.stream, record.generation, self.connection)
         tables = make_tables(self.settings, self.stream, outputs, record.generation)
         roles = {declared.name: role for declared, role in all_tables(self.stream)}
         record = replace(record, tables=tuple(BoundTable(t.name, t.table_id, roles[t.name]) for t in tables.values()))
         if record != snapshot.record:
             stream_record.save(self.settings, record)
-        by_table = {self.stream.sinks[sink].name: frame for sink, frame in outputs.items()}
+        by_table = {sink.name: outputs[name] for name, sink in self.stream.sinks.items() if name in outputs}
         output_plans.note(
             StreamFolder.of(self.settings, name).output_plans, record.code[-1].hash, by_table, frames.values()
         )
         handle = QueryHandle(spark)
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
-        pipeline = self._pipeline(record, sources, tables, plan_traits, handle, slices)
+        sinks = sinks_of(self.stream, tables, self.own, topics)
+        pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
             )
         if len(outputs) == 1:  # in the table's columns from the start, so that no batch is planned a second time
-            frame = pipeline.sinks.primary.fit(next(iter(outputs.values())), [source.name for source in sources])
+            frame = sinks.first.fit(next(iter(outputs.values())), [source.name for source in sources])
             by_name = {source.reading_name(name): source for source in sources}
             fields = {reading: source.topic.value.schema.fieldNames() for reading, source in by_name.items()}
             for reading, used in used_columns(frame, fields).items():
                 by_name[reading].build_only(name, used)
         else:
             frame = next(iter(frames.values()))
-        updates = plan_traits.stateful and self.stream.primary.mode == "upsert"
+        updates = plan_traits.stateful and self._writes_updates
         writer: DataStreamWriter = (
             frame.writeStream.queryName(name)
             .outputMode("update" if updates else "append")
@@ -163,6 +175,7 @@ class QueryBuilder:
         outputs = self._outputs(frames)
         self._checked_traits(outputs)
         self._checked_state(record, outputs, keeps_state=keeps_state)
+        check_topics(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
 
     def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
@@ -271,6 +284,7 @@ class QueryBuilder:
         record: StreamRecord,
         sources: list[KafkaSource],
         tables: Mapping[str, StoredTable],
+        sinks: SinkSet,
         plan_traits: PlanTraits,
         handle: QueryHandle,
         slices: SliceCommits,
@@ -281,7 +295,7 @@ class QueryBuilder:
             generation=record.generation,
             topic_ids={t.name: t.topic_id for t in record.topics},
             sources=sources,
-            sinks=sinks_of(self.stream, tables, self.own),
+            sinks=sinks,
             files=BatchFiles(
                 StreamFolder.of(self.settings, name).checkpoint(record.generation),
                 ledger_file(self.settings, name),

@@ -9,7 +9,7 @@ it. So staging is an ordinary folder of tables, which a recovery makes, renames 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
 from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import WrittenRange
 from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
@@ -294,6 +295,11 @@ class TableStore(Protocol):
 
     def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
         """A table of dead letters as a sink of batches."""
+
+    def batches_sink(
+        self, table: StoredTable, settings: StreamSettings, written: Callable[[Txn], Sequence[WrittenRange]]
+    ) -> Sink:
+        """The table of a stream's batches as its primary sink; `written` gives the offsets that a batch wrote."""
 
     def upkeep(
         self, table: StoredTable, settings: TableSettings, *, generation: int, forgets: timedelta | None

@@ -106,10 +106,11 @@ def in_time(doing: str, timeout: timedelta, call: Callable[[], T]) -> T:
     if not failure:
         raise ClientLost(f"{doing}: the client did not answer within {timeout.total_seconds():.0f} s")
     (error,) = failure
-    # confluent-kafka raises a fatal error while delivery reports are served, and Python wraps it in a SystemError.
-    kafka = error.__cause__ if isinstance(error, SystemError) else error
-    if isinstance(kafka, KafkaException):
-        raise of_kafka(doing, kafka.args[0]) from error
+    if isinstance(error, KafkaException):
+        raise of_kafka(doing, error.args[0]) from error
+    if isinstance(error, SystemError):
+        # So Python words a fatal error, such as being fenced, that confluent-kafka raises between delivery reports.
+        raise ClientLost(f"{doing}: the client has failed for good: {error}", fenced=True) from error
     raise error
 
 

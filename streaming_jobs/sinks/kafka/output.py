@@ -55,6 +55,7 @@ class TopicWrite:
     rows: int
     null_keys: pa.Table | None
     scratch: Path | None = None
+    table: pa.Table | None = None
     committer: ClassVar[Committer] = "direct"
     deletes: ClassVar[None] = None
     judged: ClassVar[Judged] = NOTHING_BROKEN
@@ -116,9 +117,10 @@ class TopicOutput:
         self.topics.forget()
         judge = RowJudge(self.declared, self.topics, self._headers(rows))
         if rows.driver:
-            blocks = list(judge.blocks(iter([frame.toArrow()])))
+            table = frame.toArrow()
+            blocks = list(judge.blocks(iter([table])))
             records = BatchRecords(judge, blocks, self.topics.ids)
-            return TopicWrite(self.writer, records, _written(blocks), judge.refused_rows())
+            return TopicWrite(self.writer, records, _written(blocks), judge.refused_rows(), table=table)
         scratch = self._written_files(frame, rows)
         count = _written(judge.blocks(_read(scratch)))
         again = RowJudge(self.declared, self.topics, judge.fixed)

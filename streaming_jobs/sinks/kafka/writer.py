@@ -226,4 +226,22 @@ class PlainWriter:
             self._producer = None
 
 
-Writer = TransactionWriter | PlainWriter
+class Discarded:
+    """Writes nothing: the rows of a replay beside the running stream."""
+
+    position: Txn | None = None
+    newest: LedgerEntry | None = None
+
+    def open(self, generation: int) -> None:
+        """Nothing."""
+
+    def write(self, entry: LedgerEntry, records: TopicRecords) -> bool:
+        """Nothing is sent."""
+        del entry, records
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+Writer = TransactionWriter | PlainWriter | Discarded
