@@ -19,8 +19,7 @@ from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.runtime import batch_counts
-from streaming_jobs.runtime.batch_counts import BatchCounts
-from streaming_jobs.runtime.batch_frames import output_frames
+from streaming_jobs.runtime.batch_frames import output_frames, run
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Query, StopAtBorder
 from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
 from streaming_jobs.runtime.pace import Pace
@@ -173,7 +172,7 @@ class BatchPipeline:
         """Compute the state again: the batch's rows are in the tables, but its state may not be in the checkpoint."""
         log.info("batch is in the tables already", stream=self.stream.name, batch=entry.batch)
         if self.traits.may_keep_state:
-            frame.write.format("noop").mode("overwrite").save()
+            run(frame)
             if done.code != entry.code:
                 log.warning(
                     "mixed batch: its rows are of an earlier version of the code, its state of this one",
@@ -216,9 +215,11 @@ class BatchPipeline:
             held.callback(frame.unpersist)
             frame = frame.persist()
         topics = [source.name for source in self.sources]
-        frames = output_frames(self.stream, self.sinks, frame, topics, held)
         others = (*self.sinks.secondary, *self.sinks.topics)
         waiting = [sink for sink in others if self._done(sink, replace(entry, table=sink.name)) is None]
+        frames = output_frames(self.stream, self.sinks, frame, topics, held)
+        if self.sinks.topics_only and not waiting:
+            run(frame)
         staged = {}
         for sink in (self.sinks.primary, *waiting):
             rows = BatchOfRows(self.generation, entry.batch, path == "driver", topics)
@@ -231,7 +232,7 @@ class BatchPipeline:
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> LedgerEntry:
         """Commit the secondary tables that have rows and lack this batch; returns the primary entry with their txns."""
-        counts, mixed = BatchCounts(), []
+        counts, mixed = batch_counts.BatchCounts(), []
         for sink, done, pending in self._others(spark, entry, staged, path, held):
             counted_as = self.sinks.counted_as(sink)
             if done is not None:
@@ -247,16 +248,14 @@ class BatchPipeline:
             log.warning(note, stream=self.stream.name, batch=entry.batch)
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         counts.of_write(entry.table, "written", staged[entry.table])
-        ranges = written(self.sinks.topics, entry.txn)
-        return replace(entry, rows=counts.rows, txns=txns, note=note, rules=counts.rules, written=ranges)
+        return replace(counts.onto(entry), txns=txns, note=note, written=written(self.sinks.topics, entry.txn))
 
     def _others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
-        """Yields each other table with its entry if it has the batch, else with its pending rows, if there are any.
+        """Yields each other sink with its entry if it has the batch, else with its pending rows, if there are any.
 
-        Dead letters come first, then what is found while a table is staged; one that has the batch is not staged again.
-        """
+        Dead letters come first, then what is found while a table is staged, then tables, then topics."""
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
         batch_counts.refuse_other_letters(done, staged, self.sinks, entry)
@@ -311,8 +310,8 @@ class BatchPipeline:
         null_keys = [s.null_keys for s in staged.values() if s.null_keys is not None and s.null_keys.num_rows]
         if not refused and not null_keys:
             return None
-        rows = BatchOfRows(self.generation, entry.batch, path == "driver")
         with fits_the_driver(self.settings, entry.batch):
+            rows = BatchOfRows(self.generation, entry.batch, path == "driver")
             letters = self.sinks.dead_letters.prepare_letters(spark, refused, null_keys, rows)
         held.callback(letters.close)
         return letters

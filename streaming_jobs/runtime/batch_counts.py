@@ -17,6 +17,10 @@ class BatchCounts:
     rows: dict[str, int] = field(default_factory=dict)
     rules: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
+    def onto(self, entry: LedgerEntry) -> LedgerEntry:
+        """The entry with the counts."""
+        return replace(entry, rows=self.rows, rules=self.rules)
+
     def of_commit(self, counted_as: str, done: LedgerEntry) -> None:
         """Take over the counts of a table that has the batch already."""
         self.rows |= {name: n for name, n in done.rows.items() if name.startswith(DROPPED)}

@@ -29,3 +29,8 @@ def output_frames(
     each = (sinks.primary, *sinks.secondary, *sinks.topics)
     fitted = {sink.name: sink.fit(outputs[names[sink.name]], topics) for sink in each if names[sink.name] in outputs}
     return {sinks.primary.name: frame, **fitted}
+
+
+def run(frame: DataFrame) -> None:
+    """Run the frame's plan where no sink needs its rows: its state is computed, and its records are counted."""
+    frame.write.format("noop").mode("overwrite").save()

@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 
 from streaming_jobs.archives.readable_topics import Archives
-from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.failures import function_raised
 from streaming_jobs.positions import TopicOffsets
@@ -31,6 +30,7 @@ from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_handle import QueryHandle
+from streaming_jobs.runtime.query_options import resolve_start, triggered
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.state_changes import differences
@@ -41,7 +41,6 @@ from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.state import savepoints, stream_record
@@ -327,32 +326,3 @@ def next_batch(snapshot: StreamSnapshot) -> int:
     if planned is None:
         return 0
     return planned + (1 if planned == snapshot.checkpoint.committed or primary_has(snapshot, planned) else 0)
-
-
-def resolve_start(start: str, topics: TopicReader, topic: str) -> dict[int, int]:
-    """Offsets for `earliest`, `latest`, or an ISO time with zone; raises ConfigurationError for anything else."""
-    if start in ("earliest", "latest"):
-        return dict(getattr(topics.offsets(topic), start))
-    try:
-        at = datetime.fromisoformat(start)
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
-        raise ConfigurationError(
-            f"start position '{start}' is not earliest, latest or a time with zone", "write 2026-11-21T08:00:00+00:00"
-        )
-    return topics.offsets_for_time(topic, int(at.timestamp() * 1000))
-
-
-def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> DataStreamWriter:
-    """The writer with its trigger, batches at least `at_least` apart; raises ConfigurationError for an unknown one."""
-    if trigger == "continuous":
-        return writer.trigger(processingTime=f"{max(milliseconds(at_least), 1)} milliseconds")
-    if trigger == "available-now":
-        return writer.trigger(availableNow=True)
-    if trigger.startswith("every "):
-        interval = max(parse_duration(trigger.removeprefix("every ")), at_least)
-        return writer.trigger(processingTime=f"{milliseconds(interval)} milliseconds")
-    raise ConfigurationError(
-        f"'{trigger}' is not a trigger", "use continuous, available-now, or 'every' and a duration"
-    )

@@ -141,7 +141,8 @@ class SinkSet:
     """The sinks of one stream.
 
     `topics` commit after every table but the primary one. With `topics_only`, the primary table only says what they
-    have. By the name of a table, `deletes` has the sink that remembers its deletes, `quarantines` that of rows set aside.
+    have. By the name of a table, `deletes` has the sink that remembers its deletes, `quarantines` the one of
+    rows that rules set aside.
     """
 
     primary: Sink
@@ -164,13 +165,8 @@ class SinkSet:
 
     def others(self) -> Iterator[Sink]:
         """All but the primary one."""
-        yield from (
-            *self.secondary,
-            *self.deletes.values(),
-            *self.quarantines.values(),
-            self.dead_letters,
-            *self.topics,
-        )
+        beside = (*self.deletes.values(), *self.quarantines.values(), self.dead_letters)
+        yield from (*self.secondary, *beside, *self.topics)
 
     def __iter__(self) -> Iterator[Sink]:
         yield self.primary

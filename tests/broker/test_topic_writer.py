@@ -41,6 +41,7 @@ class Records:
     topic: str
     numbers: Sequence[int]
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    most_bytes: int = 1_048_588
 
     def __iter__(self) -> Iterator[Outgoing]:
         for number in self.numbers:

@@ -16,7 +16,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetBounds, OffsetRange, TopicOffsets
-from streaming_jobs.preflight.rules import Finding, check_start
+from streaming_jobs.preflight.finding import Finding
+from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.settings import Settings

@@ -1,4 +1,4 @@
-"""The Delta table of a stream that writes topics only: a row for each batch and partition, with the offsets it wrote."""
+"""The Delta table of a stream that writes topics only: a row for each batch and partition, with its offsets."""
 
 from __future__ import annotations
 

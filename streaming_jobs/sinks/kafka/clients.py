@@ -20,6 +20,9 @@ from streaming_jobs.settings import TopicSinkSettings
 
 T = TypeVar("T")
 
+NO_LIMIT = 2**31 - 1
+"""Bytes of a request, where no topic limits them; the most that librdkafka knows."""
+
 FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -54,9 +57,10 @@ class ClientLost(Exception):
 
 
 def producer_config(
-    client: Mapping[str, Any], settings: TopicSinkSettings, transactional_id: str = ""
+    client: Mapping[str, Any], settings: TopicSinkSettings, transactional_id: str = "", most_bytes: int = NO_LIMIT
 ) -> dict[str, Any]:
-    """Properties of a producer; without a transactional id it delivers at least once. Holds secrets: never print it.
+    """Properties of a producer; without a transactional id it delivers at least once. `most_bytes` is what the topics
+    allow in one request for a partition. Holds secrets: never print it.
 
     Keys go to the partitions that Kafka's own Java client would choose. The back-off settings are those with which
     transactions follow each other in 12 ms in place of 98.
@@ -66,7 +70,7 @@ def producer_config(
         "partitioner": "murmur2_random",
         "compression.type": settings.compression,
         "linger.ms": milliseconds(settings.linger),
-        "batch.size": settings.batch_kb * 1000,
+        "batch.size": min(settings.batch_kb * 1000, most_bytes),
         "message.max.bytes": settings.max_record_kb * 1000,
         "queue.buffering.max.kbytes": settings.buffer_mb * 1024,
         "queue.buffering.max.messages": 500_000,

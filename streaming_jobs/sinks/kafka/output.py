@@ -40,6 +40,7 @@ class BatchRecords:
     judge: RowJudge
     blocks: Iterable[Block]
     topic_ids: Mapping[str, str]
+    most_bytes: int
 
     def __iter__(self) -> Iterator[Outgoing]:
         for block in self.blocks:
@@ -119,12 +120,14 @@ class TopicOutput:
         if rows.driver:
             table = frame.toArrow()
             blocks = list(judge.blocks(iter([table])))
-            records = BatchRecords(judge, blocks, self.topics.ids)
+            records = BatchRecords(judge, blocks, self.topics.ids, self.topics.smallest_batch)
             return TopicWrite(self.writer, records, _written(blocks), judge.refused_rows(), table=table)
         scratch = self._written_files(frame, rows)
         count = _written(judge.blocks(_read(scratch)))
         again = RowJudge(self.declared, self.topics, judge.fixed)
-        files = BatchRecords(again, _Repeated(partial(_blocks, again, scratch)), self.topics.ids)
+        files = BatchRecords(
+            again, _Repeated(partial(_blocks, again, scratch)), self.topics.ids, self.topics.smallest_batch
+        )
         return TopicWrite(self.writer, files, count, judge.refused_rows(), scratch)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from streaming_jobs.errors import OutputMismatch, PermanentError
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.record_format import BlockWriter
 from streaming_jobs.settings import TopicSinkSettings
+from streaming_jobs.sinks.kafka.clients import NO_LIMIT
 from streaming_jobs.sinks.kafka.producer import Outgoing
 from streaming_jobs.sources.topics import TopicInfo
 
@@ -128,6 +129,11 @@ class KnownTopics:
     def ids(self) -> dict[str, str]:
         """The ids of the topics that exist, by name."""
         return {name: info.id for name, info in self._known.items() if info is not None}
+
+    @property
+    def smallest_batch(self) -> int:
+        """The bytes that the most restrictive of them takes in one request for a partition."""
+        return min((info.max_message_bytes for info in self._known.values() if info is not None), default=NO_LIMIT)
 
     def most_bytes(self, info: TopicInfo) -> int:
         """The largest record that topic and producer take."""

@@ -27,6 +27,8 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 _ATTEMPTS = 3
+DEFAULT_MOST_BYTES = 1_048_588
+"""max.message.bytes of a topic, if nobody has set it."""
 
 
 class TopicRecords(Protocol):
@@ -35,6 +37,10 @@ class TopicRecords(Protocol):
     @property
     def topic_ids(self) -> Mapping[str, str]:
         """The ids of the topics that they go to, by name."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes that each of these topics takes in one request for a partition."""
 
     def __iter__(self) -> Any:
         """Yields them in order."""
@@ -63,6 +69,7 @@ class TransactionWriter:
     """The entry of the newest batch, as of the last `open` or `write`."""
     _owner: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
     _producer: BatchProducer | None = field(default=None, init=False)
+    _most_bytes: int = field(default=DEFAULT_MOST_BYTES, init=False)
 
     @property
     def position(self) -> Txn | None:
@@ -97,6 +104,7 @@ class TransactionWriter:
         """Write the batch; False if it is there already. Raises Fenced for an older generation."""
 
         def attempt(producer: BatchProducer) -> bool:
+            producer = self._with_requests_of(records.most_bytes, producer)
             self._refuse_older(entry)
             if self.newest is not None and self.newest.txn >= entry.txn:
                 return False
@@ -138,8 +146,16 @@ class TransactionWriter:
             "it or lower max_offsets_per_trigger",
         ) from lost
 
+    def _with_requests_of(self, most_bytes: int, producer: BatchProducer) -> BatchProducer:
+        """The producer, or another one if its requests would be too large for a topic."""
+        if most_bytes >= self._most_bytes:
+            return producer
+        self._most_bytes = most_bytes
+        self.close()
+        return self._connected()
+
     def _connected(self) -> BatchProducer:
-        config = producer_config(self.clients.config, self.settings, self.key)
+        config = producer_config(self.clients.config, self.settings, self.key, self._most_bytes)
         producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
         self._producer = producer
         producer.begin()
@@ -189,6 +205,7 @@ class PlainWriter:
     newest: LedgerEntry | None = field(default=None, init=False)
     """The entry of the batch that this driver wrote last."""
     _producer: BatchProducer | None = field(default=None, init=False)
+    _most_bytes: int = field(default=DEFAULT_MOST_BYTES, init=False)
 
     @property
     def position(self) -> Txn | None:
@@ -202,8 +219,11 @@ class PlainWriter:
         """Write the batch until all of it is acknowledged."""
         lost: ClientLost | None = None
         for _ in range(_ATTEMPTS):
+            if records.most_bytes < self._most_bytes:
+                self._most_bytes = records.most_bytes
+                self.close()
             if self._producer is None:
-                config = producer_config(self.clients.config, self.settings)
+                config = producer_config(self.clients.config, self.settings, "", self._most_bytes)
                 self._producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
             try:
                 ranges = self._producer.deliver(records, records.topic_ids)

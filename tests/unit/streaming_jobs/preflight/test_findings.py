@@ -9,7 +9,8 @@ from typing import Literal
 import pytest
 
 from streaming_jobs.errors import OffsetsLost, PreflightRefused
-from streaming_jobs.preflight.rules import Finding, check_start, enforce
+from streaming_jobs.preflight.finding import Finding
+from streaming_jobs.preflight.rules import check_start, enforce
 from tests.support.worlds import PRIMARY, SECONDARY, entry, foreign, settled, with_table, with_topic
 
 Severity = Literal["refuse", "lost", "warn"]

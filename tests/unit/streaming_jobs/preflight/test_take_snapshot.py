@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import Txn
 from streaming_jobs.positions import OffsetBounds
-from streaming_jobs.preflight.rules import Finding
+from streaming_jobs.preflight.finding import Finding
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.topics import TopicInfo
