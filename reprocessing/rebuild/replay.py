@@ -15,6 +15,7 @@ from streaming_jobs.errors import PermanentError, RecourseError, TransientError,
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import ends_of
 from streaming_jobs.runtime.stream_queries import SparkQueries
+from streaming_jobs.runtime.stream_topics import DiscardedTopicSinks
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import entries
@@ -29,7 +30,8 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     """
     began = time.monotonic()
     # The replay has folders of its own; archives are where the stream's tables are.
-    queries = SparkQueries(context.own, border_of(context), archives=Archives(context.settings))
+    discarded = DiscardedTopicSinks()
+    queries = SparkQueries(context.own, border_of(context), archives=Archives(context.settings), topic_sinks=discarded)
     session = Session(context.own, [context.stream], trigger="available-now", queries=queries)
     over = threading.Event()
     refused: list[UsageError] = []

@@ -16,6 +16,8 @@ from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.formats import Json, Raw, Text
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.stream import KafkaTopic, Stream, stream
+from streaming_jobs.verification.recompute import recompute
+from streaming_jobs.verification.verification import Options, verify_streams
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, ledger, on_topic, produce, rows
 from tests.support.things import KEYS, THINGS, thing
@@ -100,6 +102,21 @@ def test_a_table_and_a_topic_have_the_same_batches(made: tuple[Bench, str, str])
     newest = ledger(home.settings, "both_table")[-1]
     assert newest.txns[f"topic:{target}"] == newest.txn.version
     assert newest.rows[f"topic:{target}"] == sum(each.records for each in newest.written)
+
+
+@pytest.mark.parametrize("flow", [copied, both])
+def test_verify_finds_nothing_wrong_with_a_stream_that_writes_topics(
+    made: tuple[Bench, str, str], flow: Stream
+) -> None:
+    home, source, target = made
+    made_here = to_topic(flow, source, target)
+    home.run(made_here)
+    verdict, readers = verify_streams(home.settings, [made_here], [], home.bootstrap, Options(finished=True))
+    assert verdict.ok, verdict
+    assert verdict.records == COUNT
+    (one,) = verdict.streams
+    again = recompute(home.settings, made_here, home.spark, home.bootstrap, one, readers)
+    assert all(comparison.verdict in ("ok", "not compared") for comparison in again), again
 
 
 def test_changes_of_a_state_are_written_and_the_last_one_of_a_key_is_right(made: tuple[Bench, str, str]) -> None:
