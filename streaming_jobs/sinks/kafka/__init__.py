@@ -1,1 +1,1 @@
-"""Topics as sinks: each batch of a stream is one transaction, with a marker in it that says which batch it is."""
+"""Topics as sinks: each batch is one transaction, with a marker that says which batch it is. Read `writer.py` first."""
