@@ -16,13 +16,15 @@ SOURCE_COLUMN = "_source"
 
 POSITION_COLUMN = "_position"
 """Column that Recourse adds to a table with `order_by` whose rows carry `_source`: it breaks ties of the order."""
+REASON_COLUMN, DETAIL_COLUMN = "__reason", "__detail"
+"""Columns of output rows that become dead letters: the reason, a stable word, and where it has more words, these."""
 DELETED_AT_COLUMN = "_deleted_at"
 OWN_COLUMN = "recourse.column"
 """In a table's schema, the metadata of a column that Recourse has added."""
 
 _OWN_COLUMNS = frozenset(
     {"__delete", "__reset", "__reset_at", "__topic", "__partition", "__offset", "__position"}
-    | {"__row", "__number", "__broken"}
+    | {"__row", "__number", "__broken", "__reason", "__detail", "__key", "__headers", "__timestamp", "__route"}
 )
 _UNORDERED = frozenset({"array", "map", "struct", "variant", "void"})
 

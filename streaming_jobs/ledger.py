@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.positions import OffsetRange, decode_partitions
+from streaming_jobs.positions import OffsetRange, WrittenRange, decode_partitions
 
 Kind = Literal["batch", "fence", "publish", "upkeep", "schema", "slice"]
 LEDGER_KEY = "recourse"
@@ -86,7 +86,8 @@ class LedgerEntry:
     `rows` of a batch's primary table: `written` are its own, `dead_letters`, `late`, and by name those of other tables;
     `quarantined:<table>` and `dropped:<table>` were taken out by row rules; `read` counts the rows that were read, if
     offsets are the versions of a table. `rules`: table -> rule -> rows that broke it. `new`, of a publish: the files
-    that have only rows of records that no batch had read before; None if that is not known.
+    that have only rows of records that no batch had read before; None if that is not known. `written`: where the batch
+    lies in the topics that it wrote.
     """
 
     kind: Kind
@@ -102,6 +103,7 @@ class LedgerEntry:
     note: str | None = None
     rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     new: tuple[str, ...] | None = None
+    written: tuple[WrittenRange, ...] = ()
 
     @property
     def records(self) -> int:
@@ -138,6 +140,8 @@ class LedgerEntry:
             value["rules"] = {table: dict(broken) for table, broken in self.rules.items()}
         if self.new is not None:
             value["new"] = list(self.new)
+        if self.written:
+            value["written"] = [list(astuple(r)) for r in self.written]
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
@@ -170,4 +174,5 @@ class LedgerEntry:
             note=value.get("note"),
             rules=value.get("rules", {}),
             new=tuple(value["new"]) if "new" in value else None,
+            written=tuple(WrittenRange(*r) for r in value.get("written", ())),
         )

@@ -39,6 +39,21 @@ class OffsetRange:
 
 
 @dataclass(frozen=True)
+class WrittenRange:
+    """The records that one batch wrote to a partition of a topic: the first offset, the one after the last, the number.
+
+    Records of other writers and transaction markers may lie among them.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    first: int
+    end: int
+    records: int
+
+
+@dataclass(frozen=True)
 class Archived:
     """What an archive adds to a topic, by partition: the offsets that it covers, and Kafka's own first offsets."""
 

@@ -58,6 +58,35 @@ class BlockReader(Protocol):
         """Decode the values. Nothing that they hold makes it raise; None is refused with the reason `empty_value`."""
 
 
+@dataclass(frozen=True)
+class Written:
+    """The values of a block of rows, and the refusals by the row's index: the value of such a row is None."""
+
+    values: Sequence[bytes | None]
+    refused: Mapping[int, Refusal]
+
+
+class BlockWriter(Protocol):
+    """A writing of blocks; it belongs to one process and is not pickled."""
+
+    def write(self, rows: pa.RecordBatch) -> Written:
+        """The value of each row of the schema's fields. The format's reader reads it back as the same row.
+
+        A row for which there is no such value is refused; nothing that the rows hold makes it raise.
+        """
+
+
+class WritableFormat(Protocol):
+    """A format in which a stream can write a topic, too."""
+
+    @property
+    def schema(self) -> StructType:
+        """Fields of a row."""
+
+    def writer(self) -> BlockWriter:
+        """A writer of rows."""
+
+
 class Format(Protocol):
     """A format of records; picklable."""
 

@@ -30,6 +30,7 @@ from streaming_jobs.settings_sections import (
     StreamOverrides,
     StreamSettings,
     TableSettings,
+    TopicSinkSettings,
     checked_trigger,
 )
 from streaming_jobs.spelling import nearest
@@ -48,6 +49,7 @@ __all__ = [
     "StreamOverrides",
     "StreamSettings",
     "TableSettings",
+    "TopicSinkSettings",
     "checked_trigger",
     "load",
 ]
@@ -87,6 +89,7 @@ class Settings(BaseSettings):
     stream: StreamSettings = StreamSettings()
     streams: dict[str, StreamOverrides] = Field(default_factory=dict)
     table: TableSettings = TableSettings()
+    topic_sink: TopicSinkSettings = TopicSinkSettings()
     savepoint: SavepointSettings = SavepointSettings()
     dagster: DagsterSettings = DagsterSettings()
     quality: QualitySettings = QualitySettings()

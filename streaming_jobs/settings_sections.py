@@ -212,6 +212,29 @@ class TableSettings(_Section):
     ledger_retention: Duration = Field(timedelta(days=14), description="of the ledger file beside the state")
 
 
+class TopicSinkSettings(_Section):
+    """Topics that streams write (docs/kafka_sink.md)."""
+
+    prefix: str = Field(
+        "recourse",
+        pattern=r"[A-Za-z0-9._-]{1,60}",
+        description="begins transactional ids and, after two underscores, the topics of markers; keep it for ever",
+    )
+    acks: Literal["all", "1", "0"] = Field(
+        "all", description="acknowledgements for at-least-once delivery; exactly-once delivery always waits for all"
+    )
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field("lz4", description="of batches of records")
+    linger: Duration = Field(timedelta(milliseconds=5), description="wait for more records of a partition")
+    batch_kb: int = Field(1000, gt=0, description="of a request's records for one partition, kB before compression")
+    max_record_kb: int = Field(1000, gt=0, description="larger records are dead letters, kB; a topic may allow less")
+    buffer_mb: int = Field(64, gt=0, description="of records in the client that are not acknowledged yet, MB")
+    headers: bool = Field(True, description="write stream, generation, batch and source position into each record")
+    transaction_timeout: Duration = Field(
+        timedelta(seconds=60),
+        description="of one batch; then its client is replaced; 15 minutes at most",
+    )
+
+
 class SavepointSettings(_Section):
     """Savepoints that a stream's driver takes periodically; those of a person or a recovery stay until dropped."""
 

@@ -75,6 +75,7 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
     if snapshot.unreachable is not None and any(each.kind not in OF_THE_STREAM for each in asked):
         raise only_the_broker(snapshot.unreachable, "where the topics begin and end")
     _refuse_other_topics(snapshot)
+    _refuse_topic_sinks(snapshot)
     stateful = bool(snapshot.record.state_fingerprint)
     if request.discard_state and not stateful:
         raise UsageError(f"stream {snapshot.stream.name} keeps no state", "leave out --discard-state")
@@ -188,6 +189,15 @@ def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str 
             else "rebuild the state: --to-batch -1; or begin with empty state: --discard-state"
         )
         raise UsageError(f"the state of savepoint {savepoint} was made by another aggregation: {words}", ways)
+
+
+def _refuse_topic_sinks(snapshot: PlanningSnapshot) -> None:
+    if sinks := snapshot.stream.topic_sinks.values():
+        raise UsageError(
+            f"stream {snapshot.stream.name} writes topic {', '.join(sink.name for sink in sinks)}, and a recovery "
+            "takes no record of a topic back",
+            "declare a new stream with the corrected function and a topic of its own",
+        )
 
 
 def _refuse_other_topics(snapshot: PlanningSnapshot) -> None:

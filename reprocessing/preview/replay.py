@@ -29,6 +29,7 @@ from streaming_jobs.positions import by_place, ends_of
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_queries import SparkQueries
+from streaming_jobs.runtime.stream_topics import DiscardedTopicSinks
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
@@ -115,6 +116,7 @@ def replay(
             _Guard(own, stream.name, record, border(own, stream, record, until)),
             archives=Archives(folders.settings),
             until=until.ends,
+            topic_sinks=DiscardedTopicSinks(),
         ),
         runtime=LocalSpark(own, launch=partial(_launch, stream.name)),
     )

@@ -86,6 +86,11 @@ def preview(
             f"cannot start on today's state: stream {stream.name} no longer writes table {before}",
             "declare the sink again",
         )
+    if stream.topics_only:
+        raise UsageError(
+            f"stream {stream.name} writes topics only, and a preview compares tables",
+            "give a copy of the stream a table as its sink, and preview that",
+        )
     folders, clock = Folders(settings, stream.name), Clock()
     topics = Archives(settings).added_to(topics, stream)
     with alone(folders):

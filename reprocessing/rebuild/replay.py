@@ -15,6 +15,7 @@ from streaming_jobs.errors import PermanentError, RecourseError, TransientError,
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import ends_of
 from streaming_jobs.runtime.stream_queries import SparkQueries
+from streaming_jobs.runtime.stream_topics import DiscardedTopicSinks
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import entries
@@ -31,12 +32,13 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     """
     began = time.monotonic()
     # The replay has folders of its own; archives are where the stream's tables are.
-    until = context.plan.until
+    until, discarded = context.plan.until, DiscardedTopicSinks()
     queries = SparkQueries(
         context.own,
         border_of(context) if until is None else RowByRow(context.own, context.stream.name),
         archives=Archives(context.settings),
         until=None if until is None else until.ends,
+        topic_sinks=discarded,
     )
     session = Session(context.own, [context.stream], trigger="available-now", queries=queries)
     over = threading.Event()

@@ -36,6 +36,7 @@ from streaming_jobs.record_format import Refused, read_one
 
 if TYPE_CHECKING:
     from streaming_jobs.formats.json_reader import JsonReader
+    from streaming_jobs.formats.json_writer import JsonWriter
 
 REASONS = frozenset(
     {
@@ -97,6 +98,12 @@ class Json:
         from streaming_jobs.formats.json_reader import JsonReader  # here: a declaration needs no Arrow
 
         return JsonReader(self.schema, fields)
+
+    def writer(self) -> JsonWriter:
+        """A writer of rows whose values `reader` reads back equal."""
+        from streaming_jobs.formats.json_writer import JsonWriter
+
+        return JsonWriter(self.schema)
 
     def read(self, value: bytes | None) -> dict[str, Any]:
         """The record in these bytes as Python values, times in UTC; raises Refused, with `reason` and `detail`."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from streaming_jobs.formats.utf8 import joined, not_utf8
-from streaming_jobs.record_format import Block, Refusal, checked_fields, record_batch
+from streaming_jobs.record_format import Block, Refusal, Written, checked_fields, record_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _VALUE = "value"
 _BINARY = StructType([StructField(_VALUE, BinaryType(), nullable=False)])
 _STRING = StructType([StructField(_VALUE, StringType(), nullable=False)])
 _NULL = Refusal("empty_value", "the value is null")
+_NOT_UTF8 = Refusal("not_utf8", "the text is not UTF-8")
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,10 @@ class Raw:
     def reader(self, fields: Sequence[str] | None = None) -> RawReader:
         """A reader; raises UsageError for a field other than `value`."""
         return RawReader(_VALUE in checked_fields(_BINARY, fields))
+
+    def writer(self) -> ValueWriter:
+        """A writer of the bytes."""
+        return ValueWriter()
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,10 @@ class Text:
         """A reader; raises UsageError for a field other than `value`."""
         return TextReader(_VALUE in checked_fields(_STRING, fields))
 
+    def writer(self) -> ValueWriter:
+        """A writer of the text's bytes."""
+        return ValueWriter(text=True)
+
 
 @dataclass(frozen=True)
 class TextReader:
@@ -83,6 +96,23 @@ class TextReader:
             return Block(record_batch(len(values), {}), refused)
         good = [None if index in refused else value for index, value in enumerate(values)] if refused else values
         return Block(record_batch(len(values), {_VALUE: pa.array(good, pa.string())}), refused)
+
+
+@dataclass(frozen=True)
+class ValueWriter:
+    """The writer of `Raw`, or with `text` of `Text`."""
+
+    text: bool = False
+
+    def write(self, rows: pa.RecordBatch) -> Written:
+        """The column as it is; a null is refused, and a text that is not UTF-8."""
+        import pyarrow as pa
+
+        values: list[bytes | None] = rows.column(_VALUE).cast(pa.binary()).to_pylist()
+        refused = dict(_nulls(values))
+        if self.text:
+            refused |= {index: _NOT_UTF8 for index in not_utf8(values, joined(values)) if index not in refused}
+        return Written([None if index in refused else value for index, value in enumerate(values)], refused)
 
 
 def _nulls(values: Sequence[bytes | None]) -> dict[int, Refusal]:

@@ -28,10 +28,13 @@ _CLOCK = "T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 _ZONE = "(?:Z|[+-](?:(?:0[0-9]|1[0-7]):[0-5][0-9]|18:00))"
 _MICROSECONDS = "(?:[.][0-9]{1,6})?"
 _NANOSECONDS = "(?:[.][0-9]{1,9})?"
-_FIRST, _LAST = (
+FIRST_MICROSECOND, LAST_MICROSECOND = (
     (limit.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     for limit in (datetime.min, datetime.max)
 )
+"""The first and the last time that can be read, microseconds since 1970."""
+FIRST_DAY, LAST_DAY = (micros // 86_400_000_000 for micros in (FIRST_MICROSECOND, LAST_MICROSECOND))
+"""The same in days."""
 _MAX_DIGITS = 38
 _SHOWN = 40
 
@@ -103,7 +106,9 @@ class TimeColumn:
         times = texts.cast(self.type)
         if self.zoned:
             number = times.view(pa.int64())
-            bad += pc.indices_nonzero(pc.or_(pc.less(number, _FIRST), pc.greater(number, _LAST))).to_pylist()
+            bad += pc.indices_nonzero(
+                pc.or_(pc.less(number, FIRST_MICROSECOND), pc.greater(number, LAST_MICROSECOND))
+            ).to_pylist()
         return Built(times, [_wrong(position, self.name, str(values[position])) for position in bad])
 
 

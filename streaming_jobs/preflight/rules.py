@@ -12,6 +12,7 @@ The rules:
 5. The topics are exactly those that the stream began with, and they still have all records from the stream's
    position on.
 6. The stream still has the tables that it began with; remembered deletes and quarantines may begin later.
+7. The topics that it writes are where the primary table says (`topic_sinks.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from streaming_jobs.positions import ends_of
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, restore_checkpoint
 from streaming_jobs.preflight.topic_rules import topic_findings
+from streaming_jobs.preflight.topic_sinks import topic_sinks
 from streaming_jobs.sinks.stored import LATE
 
 _DECLARE_AGAIN = {
@@ -41,6 +43,7 @@ def check_start(snapshot: StreamSnapshot) -> list[Finding]:
         *_positions(snapshot),
         *_foreign(snapshot),
         *topic_findings(snapshot),
+        *topic_sinks(snapshot),
     ]
 
 

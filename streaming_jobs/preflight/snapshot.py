@@ -6,12 +6,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import Archived, TopicOffsets
 from streaming_jobs.sinks.stored import Commit, Role
 from streaming_jobs.state.stream_record import StreamRecord
+
+if TYPE_CHECKING:
+    from streaming_jobs.sources.topics import TopicInfo
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,28 @@ class TopicSnapshot:
 
 
 @dataclass(frozen=True)
+class TopicSinkSnapshot:
+    """One topic that the stream writes: `info` is None if it does not exist, `marker` is its newest batch's entry.
+
+    `name` is the sink's name in ledger entries.
+    """
+
+    name: str
+    topic: str
+    info: TopicInfo | None
+    exactly_once: bool
+    acks: str = "all"
+    marker_topic: str = ""
+    marker: LedgerEntry | None = None
+
+    @property
+    def written_id(self) -> str | None:
+        """The id of the topic that the newest batch was written to; None if it wrote nothing to it."""
+        written = self.marker.written if self.marker is not None else ()
+        return next((each.topic_id for each in written if each.topic == self.topic and each.topic_id), None)
+
+
+@dataclass(frozen=True)
 class CheckpointSnapshot:
     """The checkpoint: last planned and last committed batch, the ends of both, the start of the planned one."""
 
@@ -69,6 +94,9 @@ class StreamSnapshot:
     tables: tuple[TableSnapshot, ...]
     topics: tuple[TopicSnapshot, ...]
     folders: tuple[Path, ...] = ()
+    topic_sinks: tuple[TopicSinkSnapshot, ...] = ()
+    topic_sinks_known: bool = False
+    """False where nobody looked at the topics that it writes, as in a replay."""
 
     @property
     def start_over(self) -> str:

@@ -2,7 +2,7 @@
 
 Spark has logged the batch's offsets (`offsets/N`) and calls the pipeline; after it returns, Spark writes `commits/N`.
 A crash anywhere in between repeats the batch with the same offsets, and the ledger in the tables' own commits shows
-which tables have it already. Secondary tables come first and the primary last: a batch in the primary is in all.
+which tables have it already. Secondary tables come first, then topics, and the primary last: what is in it is in all.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import structlog
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import READ, CodeVersion, LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
-from streaming_jobs.runtime.batch_counts import BatchCounts, own_entry, range_words, refuse_other_rows, rows_read
+from streaming_jobs.runtime import batch_counts
+from streaming_jobs.runtime.batch_frames import output_frames, run
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, Query, StopAtBorder
 from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
+from streaming_jobs.runtime.stream_topics import written
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
 from streaming_jobs.sources.batch_size import FIRST
@@ -119,7 +121,7 @@ class BatchPipeline:
             self._on_disk.state()
             self._finish(done, began, "driver", "direct", None, skipped=True)
             return
-        self._read = rows_read(self.sources, entry.offsets)
+        self._read = batch_counts.rows_read(self.sources, entry.offsets)
         records = sum(self._read.values())
         path = choose_path(
             self.settings,
@@ -133,7 +135,7 @@ class BatchPipeline:
         with ExitStack() as held:
             staged = self._stage_all(frame, entry, path, held)
             primary = staged[self.sinks.primary.name]
-            self._learn(primary, records)
+            self._learn(staged.get(self.sinks.first.name, primary), records)
             self._look_at_sources()
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
@@ -172,7 +174,7 @@ class BatchPipeline:
         """Compute the state again: the batch's rows are in the tables, but its state may not be in the checkpoint."""
         log.info("batch is in the tables already", stream=self.stream.name, batch=entry.batch)
         if self.traits.may_keep_state:
-            frame.write.format("noop").mode("overwrite").save()
+            run(frame)
             if done.code != entry.code:
                 log.warning(
                     "mixed batch: its rows are of an earlier version of the code, its state of this one",
@@ -201,8 +203,8 @@ class BatchPipeline:
             )
         if not committed.same_offsets(entry):
             raise LedgerConflict(
-                f"{entry.txn} is in table {sink.name} with offsets {range_words(committed)}, "
-                f"the checkpoint has {range_words(entry)}",
+                f"{entry.txn} is in table {sink.name} with offsets {batch_counts.range_words(committed)}, "
+                f"the checkpoint has {batch_counts.range_words(entry)}",
                 "put the checkpoint back that belongs to the table",
             )
         sink.sync()  # the file system may still hold it in memory only, after a driver was killed
@@ -215,13 +217,11 @@ class BatchPipeline:
             held.callback(frame.unpersist)
             frame = frame.persist()
         topics = [source.name for source in self.sources]
-        frames = {self.sinks.primary.name: frame}
-        if len(self.stream.sinks) > 1:
-            held.callback(frame.unpersist)
-            outputs = self.stream.outputs(**{next(iter(self.stream.sources)): frame.persist()}).items()
-            by_table = {self.stream.sinks[name].name: output for name, output in outputs}
-            frames = {s.name: s.fit(by_table[s.name], topics) for s in (self.sinks.primary, *self.sinks.secondary)}
-        waiting = [sink for sink in self.sinks.secondary if self._done(sink, replace(entry, table=sink.name)) is None]
+        others = (*self.sinks.secondary, *self.sinks.topics)
+        waiting = [sink for sink in others if self._done(sink, replace(entry, table=sink.name)) is None]
+        frames = output_frames(self.stream, self.sinks, frame, topics, held)
+        if self.sinks.topics_only and not waiting:
+            run(frame)
         staged = {}
         for sink in (self.sinks.primary, *waiting):
             rows = BatchOfRows(self.generation, entry.batch, path == "driver", topics)
@@ -234,7 +234,7 @@ class BatchPipeline:
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> LedgerEntry:
         """Commit the secondary tables that have rows and lack this batch; returns the primary entry with their txns."""
-        counts, mixed = BatchCounts(), []
+        counts, mixed = batch_counts.BatchCounts(), []
         for sink, done, pending in self._others(spark, entry, staged, path, held):
             counted_as = self.sinks.counted_as(sink)
             if done is not None:
@@ -243,24 +243,24 @@ class BatchPipeline:
             elif pending is not None:
                 counts.of_write(sink.name, counted_as, pending)
                 if pending.rows:
-                    pending.commit(own_entry(entry, sink.name, pending))
+                    pending.commit(batch_counts.entry_of(sink, entry, staged, self.sinks, pending))
         note = None
         if mixed:
             note = f"mixed batch: {', '.join(mixed)} was written by an earlier version of the code"
             log.warning(note, stream=self.stream.name, batch=entry.batch)
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         counts.of_write(entry.table, "written", staged[entry.table])
-        return replace(entry, rows=counts.rows, txns=txns, note=note, rules=counts.rules)
+        return replace(counts.onto(entry), txns=txns, note=note, written=written(self.sinks.topics, entry.txn))
 
     def _others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
     ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
-        """Yields each other table with its entry if it has the batch, else with its pending rows, if there are any.
+        """Yields each other sink with its entry if it has the batch, else with its pending rows, if there are any.
 
-        Dead letters come first, then what is found while a table is staged; one that has the batch is not staged again.
-        """
+        Dead letters come first, then what is found while a table is staged, then tables, then topics."""
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
+        batch_counts.refuse_other_letters(done, staged, self.sinks, entry)
         yield letters, done, self._stage_letters(spark, entry, staged, path, held) if done is None else None
         for table, sink in self.sinks.deletes.items():
             noted = staged[table].deletes if table in staged else None
@@ -269,9 +269,9 @@ class BatchPipeline:
         for table, sink in self.sinks.quarantines.items():
             done, aside = self._done(sink, replace(entry, table=sink.name)), None
             if table in staged:
-                refuse_other_rows(done, aside := staged[table].judged.quarantine, entry)
+                batch_counts.refuse_other_rows(done, aside := staged[table].judged.quarantine, entry)
             yield sink, done, aside
-        for sink in self.sinks.secondary:
+        for sink in (*self.sinks.secondary, *self.sinks.topics):
             pending = staged.get(sink.name)
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending
 
@@ -311,8 +311,8 @@ class BatchPipeline:
         null_keys = [s.null_keys for s in staged.values() if s.null_keys is not None and s.null_keys.num_rows]
         if not refused and not null_keys:
             return None
-        rows = BatchOfRows(self.generation, entry.batch, path == "driver")
         with fits_the_driver(self.settings, entry.batch):
+            rows = BatchOfRows(self.generation, entry.batch, path == "driver")
             letters = self.sinks.dead_letters.prepare_letters(spark, refused, null_keys, rows)
         held.callback(letters.close)
         return letters

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger import DROPPED, LedgerEntry
 from streaming_jobs.positions import OffsetRange
-from streaming_jobs.sinks.base import PendingWrite
+from streaming_jobs.sinks.base import PendingWrite, Sink, SinkSet
 from streaming_jobs.sources.base import Source
 
 
@@ -18,6 +18,10 @@ class BatchCounts:
 
     rows: dict[str, int] = field(default_factory=dict)
     rules: dict[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def onto(self, entry: LedgerEntry) -> LedgerEntry:
+        """The entry with the counts."""
+        return replace(entry, rows=self.rows, rules=self.rules)
 
     def of_commit(self, counted_as: str, done: LedgerEntry) -> None:
         """Take over the counts of a table that has the batch already."""
@@ -45,6 +49,39 @@ def own_entry(batch: LedgerEntry, table: str, pending: PendingWrite) -> LedgerEn
     counts = BatchCounts()
     counts.of_write(table, "written", pending)
     return replace(batch, table=table, rows=counts.rows, rules=counts.rules)
+
+
+def entry_of(
+    sink: Sink, batch: LedgerEntry, staged: Mapping[str, PendingWrite], sinks: SinkSet, pending: PendingWrite
+) -> LedgerEntry:
+    """The entry of a sink's own commit of the batch; that of dead letters counts the rows that each topic refused."""
+    own = own_entry(batch, sink.name, pending)
+    if sink is not sinks.dead_letters:
+        return own
+    refused = {sink.name: number for sink in sinks.topics if (number := _refused(staged.get(sink.name)))}
+    return replace(own, rows={**own.rows, **refused})
+
+
+def refuse_other_letters(
+    done: LedgerEntry | None, staged: Mapping[str, PendingWrite], sinks: SinkSet, batch: LedgerEntry
+) -> None:
+    """Raise LedgerConflict if a repeated batch has other rows for a topic than those beside its dead letters.
+
+    Topics or their limits have changed since the driver was killed: a row would be in a topic and a dead letter too, or
+    neither.
+    """
+    if done is None:
+        return
+    for sink in sinks.topics:
+        if sink.name in staged and (now := _refused(staged[sink.name])) != (then := done.rows.get(sink.name, 0)):
+            raise LedgerConflict(
+                f"{sink.name} refused {then} rows of {batch.txn} before the driver ended, and refuses {now} now",
+                "undo what has changed since: a topic that was made or deleted, a limit of its records, the code",
+            )
+
+
+def _refused(pending: PendingWrite | None) -> int:
+    return 0 if pending is None or pending.null_keys is None else int(pending.null_keys.num_rows)
 
 
 def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, batch: LedgerEntry) -> None:

@@ -17,6 +17,9 @@ POINTS = (
     "batch_committed",  # Spark has written commits/N
 )
 
+TOPIC_POINTS = ("transaction_open",)  # the records of a batch are in its topic, the transaction is not committed
+"""The point of a stream that writes a topic."""
+
 SLICE_POINTS = (
     "slice_staged",  # the files of a rebuilt slice are written, nothing waits for the driver
     "slice_asked",  # the change is left for whoever may commit it

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 
 from streaming_jobs.archives.readable_topics import Archives
-from streaming_jobs.durations import milliseconds, parse_duration
 from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.failures import function_raised
 from streaming_jobs.positions import TopicOffsets
@@ -31,16 +30,18 @@ from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_handle import QueryHandle
+from streaming_jobs.runtime.query_options import resolve_start, triggered
 from streaming_jobs.runtime.query_plan import PlanTraits, state_fingerprint, traits
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_sources import sources_of
 from streaming_jobs.runtime.stream_tables import check_tables, make_tables, sinks_of, upkeep_of
+from streaming_jobs.runtime.stream_topics import KafkaTopicSinks, TopicSinks, check_topics
 from streaming_jobs.runtime.used_columns import used_columns
 from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.state import savepoints, stream_record
@@ -89,6 +90,7 @@ class QueryBuilder:
     replan: Replan | None = None
     archives: Archives | None = None
     until: TopicOffsets | None = None
+    topic_sinks: TopicSinks = field(default_factory=KafkaTopicSinks)
 
     @property
     def own(self) -> StreamSettings:
@@ -103,6 +105,12 @@ class QueryBuilder:
     def _is_replay(self) -> bool:
         """True if the stream writes staging tables: what it reads lies elsewhere."""
         return self.archives is not None and self.archives.settings.tables != self.settings.tables
+
+    @property
+    def _writes_updates(self) -> bool:
+        if self.stream.topics_only:
+            return any(sink.output_mode == "update" for sink in self.stream.topic_sinks.values())
+        return self.stream.primary.mode == "upsert"
 
     @property
     def limits(self) -> Limits:
@@ -128,31 +136,34 @@ class QueryBuilder:
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)
         record = self._bound(record, snapshot, starts, outputs)
+        check_topics(self.stream, outputs)
+        topics = self.topic_sinks.open(self.settings, self.stream, record.generation, self.connection)
         tables = make_tables(self.settings, self.stream, outputs, record.generation)
         roles = {declared.name: role for declared, role in all_tables(self.stream)}
         record = replace(record, tables=tuple(BoundTable(t.name, t.table_id, roles[t.name]) for t in tables.values()))
         if record != snapshot.record:
             stream_record.save(self.settings, record)
-        by_table = {self.stream.sinks[sink].name: frame for sink, frame in outputs.items()}
+        by_table = {sink.name: outputs[name] for name, sink in self.stream.sinks.items() if name in outputs}
         output_plans.note(
             StreamFolder.of(self.settings, name).output_plans, record.code[-1].hash, by_table, frames.values()
         )
         handle = QueryHandle(spark)
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
-        pipeline = self._pipeline(record, sources, tables, plan_traits, handle, slices)
+        sinks = sinks_of(self.stream, tables, self.own, topics)
+        pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
             )
         if len(outputs) == 1:  # in the table's columns from the start, so that no batch is planned a second time
-            frame = pipeline.sinks.primary.fit(next(iter(outputs.values())), [source.name for source in sources])
+            frame = sinks.first.fit(next(iter(outputs.values())), [source.name for source in sources])
             by_name = {source.reading_name(name): source for source in sources}
             fields = {reading: source.fields for reading, source in by_name.items()}
             for reading, used in used_columns(frame, fields).items():
                 by_name[reading].build_only(name, used)
         else:
             frame = next(iter(frames.values()))
-        updates = plan_traits.stateful and self.stream.primary.mode == "upsert"
+        updates = plan_traits.stateful and self._writes_updates
         writer: DataStreamWriter = (
             frame.writeStream.queryName(name)
             .outputMode("update" if updates else "append")
@@ -170,6 +181,7 @@ class QueryBuilder:
         outputs = self._outputs(frames)
         self._checked_traits(outputs)
         self._checked_state(record, outputs, keeps_state=keeps_state)
+        check_topics(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
 
     def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
@@ -268,6 +280,7 @@ class QueryBuilder:
         record: StreamRecord,
         sources: list[KafkaSource | TableSource],
         tables: Mapping[str, StoredTable],
+        sinks: SinkSet,
         plan_traits: PlanTraits,
         handle: QueryHandle,
         slices: SliceCommits,
@@ -278,7 +291,7 @@ class QueryBuilder:
             generation=record.generation,
             topic_ids={t.name: t.topic_id for t in record.topics},
             sources=sources,
-            sinks=sinks_of(self.stream, tables, self.own),
+            sinks=sinks,
             files=BatchFiles(
                 StreamFolder.of(self.settings, name).checkpoint(record.generation),
                 ledger_file(self.settings, name),
@@ -310,32 +323,3 @@ def next_batch(snapshot: StreamSnapshot) -> int:
     if planned is None:
         return 0
     return planned + (1 if planned == snapshot.checkpoint.committed or primary_has(snapshot, planned) else 0)
-
-
-def resolve_start(start: str, topics: TopicReader, topic: str) -> dict[int, int]:
-    """Offsets for `earliest`, `latest`, or an ISO time with zone; raises ConfigurationError for anything else."""
-    if start in ("earliest", "latest"):
-        return dict(getattr(topics.offsets(topic), start))
-    try:
-        at = datetime.fromisoformat(start)
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
-        raise ConfigurationError(
-            f"start position '{start}' is not earliest, latest or a time with zone", "write 2026-11-21T08:00:00+00:00"
-        )
-    return topics.offsets_for_time(topic, int(at.timestamp() * 1000))
-
-
-def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> DataStreamWriter:
-    """The writer with its trigger, batches at least `at_least` apart; raises ConfigurationError for an unknown one."""
-    if trigger == "continuous":
-        return writer.trigger(processingTime=f"{max(milliseconds(at_least), 1)} milliseconds")
-    if trigger == "available-now":
-        return writer.trigger(availableNow=True)
-    if trigger.startswith("every "):
-        interval = max(parse_duration(trigger.removeprefix("every ")), at_least)
-        return writer.trigger(processingTime=f"{milliseconds(interval)} milliseconds")
-    raise ConfigurationError(
-        f"'{trigger}' is not a trigger", "use continuous, available-now, or 'every' and a duration"
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from streaming_jobs.runtime.batch import BatchPipeline
     from streaming_jobs.runtime.query_builder import BuiltQuery
+    from streaming_jobs.runtime.stream_topics import TopicSinks
 
 log = structlog.get_logger()
 
@@ -178,6 +179,7 @@ class SparkQueries:
     connection: Connection | None = None
     archives: Archives | None = None
     until: TopicOffsets | None = None
+    topic_sinks: TopicSinks | None = None
     _ends: EndOffsets | None = field(default=None, init=False)
     _client: Path | None = field(default=None, init=False)
 
@@ -211,6 +213,8 @@ class SparkQueries:
         """Repair files that a power cut has torn, take the snapshot, and check it."""
         mend(self.settings, stream)
         snapshot = take_snapshot(self.settings, stream, self._archives.added_to(self._reach.topics, stream))
+        if stream.topic_sinks and (seen := self.topics_written.look(self.settings, stream, self._reach)) is not None:
+            snapshot = replace(snapshot, topic_sinks=tuple(seen), topic_sinks_known=True)
         return Preflight(snapshot, enforce(check_start(snapshot)))
 
     def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
@@ -228,6 +232,7 @@ class SparkQueries:
             replan=self.replan,
             archives=self._archives,
             until=self.until,
+            topic_sinks=self.topics_written,
         ).assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
         return start(built, hooks)
@@ -240,8 +245,19 @@ class SparkQueries:
         """The ends in the newest look of the thread."""
         return self._ends.newest(end_names(stream)) if self._ends is not None else None
 
+    @property
+    def topics_written(self) -> TopicSinks:
+        """The topics that streams write; their clients are made when the first one is opened."""
+        if self.topic_sinks is None:
+            from streaming_jobs.runtime.stream_topics import KafkaTopicSinks
+
+            self.topic_sinks = KafkaTopicSinks()
+        return self.topic_sinks
+
     def close(self) -> None:
         """Stop the thread that looks at the topics, and remove the files that the processes of Spark read."""
+        if self.topic_sinks is not None:
+            self.topic_sinks.close()
         if self._ends is not None:
             self._ends.close()
         if self._client is not None:

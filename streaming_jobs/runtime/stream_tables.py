@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from streaming_jobs.columns import SOURCE_COLUMN, checked_columns, checked_order
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.runtime.stream_topics import written
 from streaming_jobs.settings import Settings, StreamSettings
-from streaming_jobs.sinks.base import SinkSet, Upkeep
-from streaming_jobs.sinks.schemas import DEAD_LETTERS, POSITION_FIELD, TOPICS, quarantine_of, remembered_deletes
+from streaming_jobs.sinks.base import Sink, SinkSet, Upkeep
+from streaming_jobs.sinks.schemas import (
+    BATCHES,
+    DEAD_LETTERS,
+    POSITION_FIELD,
+    TOPICS,
+    quarantine_of,
+    remembered_deletes,
+)
 from streaming_jobs.sinks.stored import StoredTable, no_readers
 from streaming_jobs.sinks.tables import all_tables, store_of
 from streaming_jobs.stream import Stream
@@ -42,8 +50,10 @@ def check_tables(settings: Settings, stream: Stream, outputs: Mapping[str, DataF
         store_of(declared).check_output(settings, declared, stream.name, _schema(stream, declared.name, outputs))
 
 
-def sinks_of(stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings) -> SinkSet:
-    """The tables as the sinks of the stream's batches."""
+def sinks_of(
+    stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings, topics: Sequence[Sink] = ()
+) -> SinkSet:
+    """The tables as the sinks of the stream's batches; `topics` are open already."""
     outputs, deletes, quarantines = [], {}, {}
     for declared in stream.sinks.values():
         store, remembered = store_of(declared), tables[declared.deletes.name] if declared.deletes else None
@@ -56,7 +66,10 @@ def sinks_of(stream: Stream, tables: Mapping[str, StoredTable], settings: Stream
             quarantines[declared.name] = store.sink(aside, settings)
     letters = store_of(stream.primary).dead_letter_sink(tables[stream.dead_letters], settings)
     primary, *secondary = outputs
-    return SinkSet(primary, secondary, letters, deletes, quarantines)
+    if stream.topics_only:
+        batches = tables[stream.primary.name]
+        primary = store_of(stream.primary).batches_sink(batches, settings, lambda txn: written(topics, txn))
+    return SinkSet(primary, secondary, letters, deletes, quarantines, topics, stream.topics_only)
 
 
 def upkeep_of(
@@ -89,6 +102,8 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
 
     if table == stream.dead_letters:
         return DEAD_LETTERS
+    if stream.topics_only and table == stream.primary.name:
+        return BATCHES
     for sink in stream.sinks.values():
         if sink.deletes is not None and sink.deletes.name == table:
             output = _schema(stream, sink.name, outputs)
@@ -96,7 +111,7 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
             return remembered_deletes(sink, output)
         if stream.quarantines.get(sink.name) == table:
             return quarantine_of(sink.name, _schema(stream, sink.name, outputs))
-    sink, frame = next((stream.sinks[name], f) for name, f in outputs.items() if stream.sinks[name].name == table)
+    sink, frame = next((sink, outputs[name]) for name, sink in stream.sinks.items() if sink.name == table)
     output = StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
     checked_columns(table, output.fieldNames())
     if sink.order_by and SOURCE_COLUMN in frame.columns:

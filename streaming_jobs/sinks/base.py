@@ -140,7 +140,9 @@ class Upkeep(Protocol):
 class SinkSet:
     """The sinks of one stream.
 
-    By the name of a table, `deletes` has the sink that remembers its deletes, `quarantines` that of rows set aside.
+    `topics` commit after every table but the primary one. With `topics_only`, the primary table only says what they
+    have. By the name of a table, `deletes` has the sink that remembers its deletes, `quarantines` the one of
+    rows that rules set aside.
     """
 
     primary: Sink
@@ -148,6 +150,13 @@ class SinkSet:
     dead_letters: DeadLetterSink
     deletes: Mapping[str, Sink] = field(default_factory=dict)
     quarantines: Mapping[str, Sink] = field(default_factory=dict)
+    topics: Sequence[Sink] = ()
+    topics_only: bool = False
+
+    @property
+    def first(self) -> Sink:
+        """The sink of the function's first output: the primary one, if the stream does not write topics only."""
+        return self.topics[0] if self.topics_only else self.primary
 
     def counted_as(self, sink: Sink) -> str:
         """The name under which the primary table's entry counts the rows of another sink."""
@@ -156,7 +165,8 @@ class SinkSet:
 
     def others(self) -> Iterator[Sink]:
         """All but the primary one."""
-        yield from (*self.secondary, *self.deletes.values(), *self.quarantines.values(), self.dead_letters)
+        beside = (*self.deletes.values(), *self.quarantines.values(), self.dead_letters)
+        yield from (*self.secondary, *beside, *self.topics)
 
     def __iter__(self) -> Iterator[Sink]:
         yield self.primary

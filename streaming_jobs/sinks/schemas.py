@@ -32,6 +32,20 @@ DEAD_LETTERS = T.StructType(
 )
 """The columns of a table of dead letters."""
 
+BATCHES = T.StructType(
+    [
+        _column("generation", T.IntegerType(), "generation of the batch"),
+        _column("batch", T.LongType(), "its number"),
+        _column("topic", T.StringType(), "a topic that it wrote"),
+        _column("topic_id", T.StringType(), "the topic's id"),
+        _column("partition", T.IntegerType(), "a partition of the topic"),
+        _column("first_offset", T.LongType(), "the offset of its first record there"),
+        _column("end_offset", T.LongType(), "the offset after its last record there"),
+        _column("records", T.LongType(), "its records there; others may lie among them"),
+    ]
+)
+"""The columns of the primary table of a stream that writes topics only."""
+
 QUARANTINE_FIELDS = (
     _column("_rules", T.ArrayType(T.StringType()), "the row rules that the row breaks"),
     _column("_reason", T.StringType(), "the same in words"),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import ForeignWrite
 from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import WrittenRange
 from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
@@ -321,6 +322,11 @@ class TableStore(Protocol):
 
     def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
         """A table of dead letters as a sink of batches."""
+
+    def batches_sink(
+        self, table: StoredTable, settings: StreamSettings, written: Callable[[Txn], Sequence[WrittenRange]]
+    ) -> Sink:
+        """The table of a stream's batches as its primary sink; `written` gives the offsets that a batch wrote."""
 
     def upkeep(
         self,

@@ -60,6 +60,10 @@ class TopicInfo:
     partitions: int
     retention_ms: int
     cleanup_policy: str
+    replicas: int = 1
+    min_insync_replicas: int = 1
+    max_message_bytes: int = 1_048_588
+    """Of a batch of records, as Kafka's default."""
 
 
 class Topics:
@@ -214,6 +218,9 @@ class Topics:
             partitions=len(topic.partitions),
             retention_ms=int(values["retention.ms"].value),
             cleanup_policy=values["cleanup.policy"].value,
+            replicas=min((len(partition.replicas) for partition in topic.partitions), default=1),
+            min_insync_replicas=int(values["min.insync.replicas"].value),
+            max_message_bytes=int(values["max.message.bytes"].value),
         )
 
     def _partitions(self, name: str, deadline: float) -> range:

@@ -7,7 +7,7 @@ So a table exists as long as its folder does, and moves with it: staging is made
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,8 @@ from pyspark.sql.types import StructType
 from streaming_jobs.declared_table import DeclaredTable, Mode
 from streaming_jobs.errors import OutputMismatch, PreflightRefused
 from streaming_jobs.files import private_folder, write_atomic
-from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import WrittenRange
 from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Named, Sink, Upkeep
@@ -34,7 +35,14 @@ from streaming_jobs.sinks.stored import (
     Unread,
     no_readers,
 )
-from streaming_jobs.testing.tables import NO_ROWS, MemoryCommit, MemoryContent, MemoryTable, memory_content
+from streaming_jobs.testing.tables import (
+    NO_ROWS,
+    MemoryBatches,
+    MemoryCommit,
+    MemoryContent,
+    MemoryTable,
+    memory_content,
+)
 
 _FILE = "in_memory"
 
@@ -168,6 +176,13 @@ class MemoryStore:
     def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
         """The table itself."""
         return _table(table)
+
+    def batches_sink(
+        self, table: StoredTable, settings: StreamSettings, written: Callable[[Txn], Sequence[WrittenRange]]
+    ) -> Sink:
+        """A `MemoryBatches` over the same log."""
+        opened = _table(table)
+        return MemoryBatches(opened.name, opened.log, opened.table_id, opened.owner, written=written)
 
     def upkeep(
         self,

@@ -193,6 +193,8 @@ def _with(verdict: StreamVerdict, more: Sequence[Comparison]) -> StreamVerdict:
 def _without_truth(stream: Stream, truths: Sequence[Truth]) -> list[Comparison]:
     known = {truth.table for truth in truths}
     text = "no truth is declared for it (`@truth`); --recompute compares with the stream's own function"
+    if stream.topics_only:
+        text = "it says where the batches lie in the topics that the stream writes"
     return [
         Comparison(sink.name, "values", "not compared", text)
         for sink in stream.sinks.values()

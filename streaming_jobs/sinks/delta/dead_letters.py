@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from streaming_jobs.columns import DETAIL_COLUMN, REASON_COLUMN
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.output import DeltaOutput
-from streaming_jobs.sinks.delta.refused_rows import DETAILS, REASON_COLUMN, with_bytes
+from streaming_jobs.sinks.delta.refused_rows import DETAILS, with_bytes
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.time_range import without_outside
 from streaming_jobs.sinks.delta.writers import prepare_write
@@ -96,6 +97,7 @@ def _from_rows(rows: pa.Table) -> pa.Table:
         topic, partition, offset = (row.pop(name, None) for name in ("__topic", "__partition", "__offset"))
         row.pop("__delete", None)
         reason = _shown(row.pop(REASON_COLUMN, None) or b"null_key")
+        detail = row.pop(DETAIL_COLUMN, None)
         value = json.dumps(row, default=_shown).encode()
         letters.append(
             {
@@ -104,7 +106,7 @@ def _from_rows(rows: pa.Table) -> pa.Table:
                 "offset": offset,
                 "value": value,
                 "reason": reason,
-                "detail": DETAILS.get(reason, "an output row has no key"),
+                "detail": _shown(detail) if detail else DETAILS.get(reason, "an output row has no key"),
             }
         )
     return pa.Table.from_pylist(letters, schema=_arrow_schema())

@@ -14,12 +14,12 @@ import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from streaming_jobs.columns import REASON_COLUMN
 from streaming_jobs.ledger import Txn
 from streaming_jobs.sinks import row_rules
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend, CommittedBefore
 from streaming_jobs.sinks.delta.quarantine import NO_JUDGE, Judge, frame_aside, rows_aside
-from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, NOTHING_BROKEN, Judged

@@ -25,13 +25,13 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
+from streaming_jobs.columns import REASON_COLUMN
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.sinks.delta import time_range
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-REASON_COLUMN = "__reason"
 NOT_UTF8, TIME_OUT_OF_RANGE, PARTITION_VALUE = "not_utf8", "time_out_of_range", "partition_value"
 DETAILS = {
     NOT_UTF8: "a text of the output row is not UTF-8",

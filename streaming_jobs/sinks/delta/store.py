@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -23,11 +23,13 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.files import hard_link, sync, sync_files
-from streaming_jobs.ledger import LedgerEntry, app_id
+from streaming_jobs.ledger import LedgerEntry, Txn, app_id
+from streaming_jobs.positions import WrittenRange
 from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
 from streaming_jobs.sinks.delta import torn_commits
+from streaming_jobs.sinks.delta.batches import BatchesTable
 from streaming_jobs.sinks.delta.commit_properties import moving
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
 from streaming_jobs.sinks.delta.dead_letters import DeadLetterTable, declared_dead_letters
@@ -112,6 +114,12 @@ class DeltaStore:
     def dead_letter_sink(self, table: StoredTable, settings: StreamSettings) -> DeadLetterSink:
         """The table of dead letters as batches see it."""
         return DeadLetterTable(_sink(table), settings)
+
+    def batches_sink(
+        self, table: StoredTable, settings: StreamSettings, written: Callable[[Txn], Sequence[WrittenRange]]
+    ) -> Sink:
+        """A `BatchesTable`."""
+        return BatchesTable(_sink(table), settings, written)
 
     def upkeep(
         self,

@@ -25,6 +25,7 @@ import pyarrow as pa
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
+from streaming_jobs.columns import REASON_COLUMN
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta import refused_rows, upsert_order_frames
 from streaming_jobs.sinks.delta import remembered_deletes as deletes
@@ -33,7 +34,6 @@ from streaming_jobs.sinks.delta.fitting import ORDER, PLACE, as_returned, has_pl
 from streaming_jobs.sinks.delta.judging import Judging
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.quarantine import NO_JUDGE, Judge
-from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.spark_writers import SparkAppend, SparkMerge
 from streaming_jobs.sinks.delta.upsert_order import ROW_COLUMN, last_events, order_of

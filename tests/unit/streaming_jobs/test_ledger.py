@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn, app_id
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.positions import OffsetRange, WrittenRange
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.stored import entries
 from streaming_jobs.state import ledger_file
@@ -40,6 +40,9 @@ ledger_entries = st.builds(
     code=st.builds(CodeVersion, st.text(), st.text()),
     plan=st.none() | st.text(),
     note=st.none() | st.text(),
+    written=st.lists(st.builds(WrittenRange, st.text(), st.text(), *[st.integers(0, 2**63 - 1)] * 4), max_size=3).map(
+        tuple
+    ),
 )
 
 

@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 
 from streaming_jobs.errors import ConfigurationError, FunctionRaised, UsageError
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.runtime.query_builder import QueryBuilder, next_batch, resolve_start, triggered
+from streaming_jobs.runtime.query_builder import QueryBuilder, next_batch
 from streaming_jobs.runtime.query_handle import QueryHandle
+from streaming_jobs.runtime.query_options import resolve_start, triggered
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Observed
 from streaming_jobs.stream import DeltaTable, Stream

@@ -27,12 +27,12 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from streaming_jobs.columns import REASON_COLUMN
 from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta import dead_letters, refused_rows
 from streaming_jobs.sinks.delta.direct_writers import ArrowAppend
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
-from streaming_jobs.sinks.delta.refused_rows import REASON_COLUMN
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_setup import ensure_sink
 from streaming_jobs.sinks.delta.writers import merged

@@ -1,0 +1,123 @@
+"""The rules by which the topics that a stream writes must agree with its checkpoint and its primary table.
+
+1. Each topic exists, and its `min.insync.replicas` can be reached.
+2. The marker of an exactly-once topic is there, once the stream has begun: without it a batch may be written twice.
+3. The marker is at the batch that the primary's newest entry lists for it, or at the planned batch.
+4. The stream still writes the topics that it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from streaming_jobs.kafka_sink import TOPIC_SINK
+from streaming_jobs.ledger import Txn
+from streaming_jobs.preflight.findings import Finding
+from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSinkSnapshot
+
+
+def topic_sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    """Findings about the topics that the stream writes."""
+    for sink in snapshot.topic_sinks:
+        yield from _topic(sink, snapshot.stream)
+        if sink.exactly_once:
+            yield from _marker(sink, snapshot)
+    if snapshot.topic_sinks_known:
+        yield from _gone(snapshot)
+
+
+def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[Finding]:
+    info = sink.info
+    if info is None:
+        yield Finding(
+            "refuse",
+            f"topic {sink.topic}, which stream {stream} writes, does not exist",
+            "create it, or correct the name",
+        )
+        return
+    if info.min_insync_replicas > info.replicas:
+        yield Finding(
+            "refuse",
+            f"topic {sink.topic} has {info.replicas} replicas and min.insync.replicas={info.min_insync_replicas}: no "
+            "record can be acknowledged by all",
+            "lower min.insync.replicas of the topic, or give it more replicas",
+        )
+    elif info.replicas > 1 and info.min_insync_replicas == 1:
+        yield Finding(
+            "warn",
+            f"topic {sink.topic} has {info.replicas} replicas and min.insync.replicas=1: an acknowledged record "
+            "is lost with the one broker that has it",
+            "set min.insync.replicas=2 on the topic",
+        )
+    if sink.acks != "all":
+        yield Finding(
+            "warn",
+            f"topic {sink.topic} is written with acks={sink.acks}: records may be lost when a broker ends",
+            "set topic_sink.acks=all",
+        )
+    if sink.written_id is not None and sink.written_id != info.id:
+        yield Finding(
+            "warn",
+            f"topic {sink.topic} was deleted and made anew: what stream {stream} wrote to it before is gone",
+            "rebuild it, if its readers need the old records",
+        )
+
+
+def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Finding]:
+    if snapshot.record is None:
+        if sink.marker is not None and sink.marker.txn.batch >= 0:
+            yield Finding(
+                "refuse",
+                f"topic {sink.topic} has records of stream {snapshot.stream} up to {sink.marker.txn}, but the stream's "
+                "record is gone",
+                snapshot.start_over,
+            )
+        return
+    generation, planned = snapshot.record.generation, snapshot.checkpoint.planned
+    primary = next(t for t in snapshot.tables if t.role == "primary")
+    listed = (primary.entry.txns if primary.entry else {}).get(sink.name)
+    expected = None if listed is None else Txn.of(listed)
+    at = None if sink.marker is None else sink.marker.txn
+    if at is None:
+        if planned is None and expected is None:
+            return
+        lost = expected is not None
+        yield Finding(
+            "refuse",
+            f"the marker of topic {sink.topic} is {'gone' if lost else 'missing'}: nobody knows which batches of "
+            f"stream {snapshot.stream} the topic has",
+            f"put the topic {sink.marker_topic} back from a copy; or {snapshot.start_over}"
+            if lost
+            else "declare the topic as a sink of a new stream; or take it out of the declaration",
+        )
+        return
+    if at.generation > generation:
+        yield Finding(
+            "refuse",
+            f"topic {sink.topic} is in generation {at.generation}, the stream's state in {generation}: the state "
+            "folder is an old copy",
+            "put the state folder back from the newest copy",
+        )
+        return
+    opened = at == Txn(generation, -1) and (expected is None or expected.generation < generation)
+    done = -1 if snapshot.checkpoint.committed is None else snapshot.checkpoint.committed
+    in_flight = planned is not None and planned > done and at == Txn(generation, planned)
+    if not (at == expected or opened or in_flight):
+        yield Finding(
+            "refuse",
+            f"topic {sink.topic} is at {at}, but table {primary.name} says it should be at {expected or 'no batch'}",
+            f"put the table and the checkpoint back that belong to the topic; or {snapshot.start_over}",
+        )
+
+
+def _gone(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    primary = next((t for t in snapshot.tables if t.role == "primary"), None)
+    listed = primary.entry.txns if primary is not None and primary.entry is not None else {}
+    declared = {sink.name for sink in snapshot.topic_sinks if sink.exactly_once}
+    for name in sorted(listed.keys() - declared):
+        if name.startswith(TOPIC_SINK):
+            yield Finding(
+                "refuse",
+                f"stream {snapshot.stream} no longer writes topic {name.removeprefix(TOPIC_SINK)} exactly once",
+                "declare the sink again as it was, or make it a new stream",
+            )

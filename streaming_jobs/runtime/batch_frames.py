@@ -1,0 +1,36 @@
+"""The frames of a batch, by the sinks that take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from streaming_jobs.sinks.base import SinkSet
+from streaming_jobs.stream import Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def output_frames(
+    stream: Stream, sinks: SinkSet, frame: DataFrame, topics: Sequence[str], held: ExitStack
+) -> dict[str, DataFrame]:
+    """A fitted frame for each sink of the function's outputs, by the sink's name.
+
+    With one output, Spark's frame is fitted to it already. With several, it is the source's, and computed once for all.
+    """
+    if len(stream.output_names) == 1:
+        return {sinks.primary.name: frame, sinks.first.name: frame}
+    held.callback(frame.unpersist)
+    outputs = stream.outputs(**{next(iter(stream.sources)): frame.persist()})
+    names = {sink.name: name for name, sink in stream.sinks.items()}
+    names |= {sink.ledger_name: name for name, sink in stream.topic_sinks.items()}
+    each = (sinks.primary, *sinks.secondary, *sinks.topics)
+    fitted = {sink.name: sink.fit(outputs[names[sink.name]], topics) for sink in each if names[sink.name] in outputs}
+    return {sinks.primary.name: frame, **fitted}
+
+
+def run(frame: DataFrame) -> None:
+    """Run the frame's plan where no sink needs its rows: its state is computed, and its records are counted."""
+    frame.write.format("noop").mode("overwrite").save()

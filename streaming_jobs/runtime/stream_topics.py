@@ -1,0 +1,165 @@
+"""The topics that a stream writes: opened as sinks of its batches, or discarded where a replay must not write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
+
+import structlog
+
+from streaming_jobs.errors import BrokerUnreachable
+from streaming_jobs.kafka_sink import KafkaSink
+from streaming_jobs.ledger import Txn
+from streaming_jobs.positions import WrittenRange
+from streaming_jobs.preflight.snapshot import TopicSinkSnapshot
+from streaming_jobs.runtime.connection import Connection
+from streaming_jobs.runtime.crash_points import crash_point
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.base import Sink
+from streaming_jobs.sinks.kafka.clients import ClientLost
+from streaming_jobs.sinks.kafka.markers import (
+    TopicMaker,
+    ensure_marker_topic,
+    marker_topic,
+    read_marker,
+    transactional_id,
+)
+from streaming_jobs.sinks.kafka.output import TopicOutput
+from streaming_jobs.sinks.kafka.rows import KnownTopics, check_columns
+from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, TransactionWriter, Writer
+from streaming_jobs.sources.client_file import read_client_file
+from streaming_jobs.stream import Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = structlog.get_logger()
+
+
+class TopicSinks(Protocol):
+    """Opens the topics that streams write."""
+
+    def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
+        """The stream's topics as sinks, in their order; nobody else writes them from now on."""
+
+    def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
+        """The topics as they are, for preflight; None if they do not matter."""
+
+    def close(self) -> None:
+        """Let go of all clients."""
+
+
+@dataclass
+class KafkaTopicSinks:
+    """The topics themselves. Opening fences the producers of every earlier start of the stream."""
+
+    _open: dict[str, list[TopicOutput]] = field(default_factory=dict, init=False)
+
+    def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
+        """Open each topic in the generation; raises Fenced, ConfigurationError and BrokerUnreachable."""
+        self._leave(stream.name)
+        outputs = self._open.setdefault(stream.name, [])
+        for sink in stream.topic_sinks.values():
+            output = _output(settings, stream, sink, connection, _writer(settings, stream, sink, connection))
+            outputs.append(output)
+            if sink.exactly_once:
+                name = marker_topic(settings.topic_sink.prefix, stream.name, sink.name)
+                ensure_marker_topic(cast("TopicMaker", connection.topics), name)
+            output.writer.open(generation)
+            _say(stream, sink, output)
+        return outputs
+
+    def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
+        """Describe each topic and read its marker; raises BrokerUnreachable if that takes too long."""
+        return [_snapshot(settings, stream, sink, connection) for sink in stream.topic_sinks.values()]
+
+    def close(self) -> None:
+        """Let go of all clients."""
+        for name in list(self._open):
+            self._leave(name)
+
+    def _leave(self, stream: str) -> None:
+        for output in self._open.pop(stream, []):
+            output.close()
+
+
+class DiscardedTopicSinks:
+    """Sinks that judge every row and write none: for replays beside the running stream."""
+
+    def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
+        """Sinks without a producer."""
+        del generation
+        return [_output(settings, stream, sink, connection, Discarded()) for sink in stream.topic_sinks.values()]
+
+    def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
+        """None: nothing is written."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def check_topics(stream: Stream, outputs: Mapping[str, DataFrame]) -> None:
+    """Raise OutputMismatch for an output that does not fit its topic."""
+    for name, sink in stream.topic_sinks.items():
+        check_columns(sink, outputs[name])
+
+
+def written(topics: Sequence[Sink], txn: Txn) -> tuple[WrittenRange, ...]:
+    """Where a batch lies in the topics that have it."""
+    entries = [entry for sink in topics if (entry := sink.newest_entry()) is not None and entry.txn == txn]
+    return tuple(each for entry in entries for each in entry.written)
+
+
+def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection) -> TopicSinkSnapshot:
+    info, own = connection.topics.describe(sink.name), settings.topic_sink
+    if not sink.exactly_once:
+        return TopicSinkSnapshot(sink.ledger_name, sink.name, info, exactly_once=False, acks=own.acks)
+    name, marker = marker_topic(own.prefix, stream.name, sink.name), None
+    if connection.topics.describe(name) is not None:
+        config, _ = read_client_file(connection.client)
+        key = transactional_id(own.prefix, stream.name, sink.name)
+        try:
+            marker = read_marker(config, name, key, settings.kafka.timeout)
+        except ClientLost as lost:
+            raise BrokerUnreachable(
+                f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker (`recourse doctor`)"
+            ) from lost
+    entry = None if marker is None else marker.entry
+    return TopicSinkSnapshot(sink.ledger_name, sink.name, info, exactly_once=True, marker_topic=name, marker=entry)
+
+
+def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, writer: Writer) -> TopicOutput:
+    return TopicOutput(
+        declared=sink,
+        stream=stream.name,
+        settings=settings.topic_sink,
+        writer=writer,
+        topics=KnownTopics(connection.topics.describe, settings.topic_sink),
+        folder=settings.tables / stream.primary.name,
+    )
+
+
+def _writer(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection) -> Writer:
+    config, _ = read_client_file(connection.client)
+    name, clients = sink.ledger_name, Clients(config)
+    if not sink.exactly_once:
+        return PlainWriter(stream.name, name, sink.name, settings.topic_sink, clients)
+    writer = TransactionWriter(stream.name, name, sink.name, settings.topic_sink, clients)
+    writer.before_commit = lambda batch: crash_point("transaction_open", stream.name, batch)
+    return writer
+
+
+def _say(stream: Stream, sink: KafkaSink, output: TopicOutput) -> None:
+    info = output.topics[sink.name]
+    if info is not None:
+        log.info(
+            "topic opened",
+            stream=stream.name,
+            topic=sink.name,
+            delivery=sink.delivery,
+            acks="all" if sink.exactly_once else output.settings.acks,
+            replicas=info.replicas,
+            min_insync_replicas=info.min_insync_replicas,
+            max_message_bytes=info.max_message_bytes,
+        )

@@ -1,0 +1,175 @@
+"""A topic as a sink of a stream's batches (`sinks/base.py`).
+
+All rows are computed and judged before the transaction begins, which lasts only as long as sending takes. Rows that may
+pass through the driver are held in its memory; others wait in Parquet files beside the stream's primary table, which
+the executors write and the driver reads block by block.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streaming_jobs.kafka_sink import KafkaSink
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.settings import TopicSinkSettings
+from streaming_jobs.sinks.base import BatchOfRows, Committer
+from streaming_jobs.sinks.kafka.producer import Outgoing
+from streaming_jobs.sinks.kafka.rows import Block, Header, KnownTopics, RowJudge, fitted
+from streaming_jobs.sinks.kafka.writer import Writer
+from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_SCRATCH = "_topics"
+
+
+@dataclass
+class BatchRecords:
+    """The records of one batch; it can be gone through again."""
+
+    judge: RowJudge
+    blocks: Iterable[Block]
+    topic_ids: Mapping[str, str]
+    most_bytes: int
+
+    def __iter__(self) -> Iterator[Outgoing]:
+        for block in self.blocks:
+            yield from self.judge.records(block)
+
+
+@dataclass
+class TopicWrite:
+    """Judged rows of one batch for one topic; nothing of them is sent yet."""
+
+    writer: Writer
+    records: BatchRecords
+    rows: int
+    null_keys: pa.Table | None
+    scratch: Path | None = None
+    table: pa.Table | None = None
+    committer: ClassVar[Committer] = "direct"
+    deletes: ClassVar[None] = None
+    judged: ClassVar[Judged] = NOTHING_BROKEN
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Write the records once; the position's number, or None if the batch was there already."""
+        return entry.txn.version if self.writer.write(entry, self.records) else None
+
+    def close(self) -> None:
+        """Remove the files that the executors have written."""
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+@dataclass
+class TopicOutput:
+    """A stream's topic; `folder` is that of its primary table, where large batches wait in files."""
+
+    declared: KafkaSink
+    stream: str
+    settings: TopicSinkSettings
+    writer: Writer
+    topics: KnownTopics
+    folder: Path
+    _readers: int = field(default=0, init=False)
+
+    @property
+    def name(self) -> str:
+        """The sink's name in ledger entries."""
+        return self.declared.ledger_name
+
+    @property
+    def position(self) -> Txn | None:
+        """The newest batch in the topic; None if it delivers at least once, since the topic does not say."""
+        return self.writer.position
+
+    @property
+    def version(self) -> int:
+        """The number of its position."""
+        at = self.position
+        return -1 if at is None else at.version
+
+    def refresh(self) -> None:
+        """Nothing: while this producer is not fenced, nobody else has written."""
+
+    def newest_entry(self) -> LedgerEntry | None:
+        """The entry of the newest batch."""
+        return self.writer.newest
+
+    def sync(self) -> None:
+        """Nothing: the broker has acknowledged it."""
+
+    def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:  # noqa: ARG002 - of every sink
+        """The output in the topic's columns; raises OutputMismatch."""
+        return fitted(self.declared, output)
+
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> TopicWrite:
+        """Compute and judge the rows; raises PermanentError for a topic that does not exist, by choice."""
+        self.topics.forget()
+        judge = RowJudge(self.declared, self.topics, self._headers(rows))
+        if rows.driver:
+            table = frame.toArrow()
+            blocks = list(judge.blocks(iter([table])))
+            records = BatchRecords(judge, blocks, self.topics.ids, self.topics.smallest_batch)
+            return TopicWrite(self.writer, records, _written(blocks), judge.refused_rows(), table=table)
+        scratch = self._written_files(frame, rows)
+        count = _written(judge.blocks(_read(scratch)))
+        again = RowJudge(self.declared, self.topics, judge.fixed)
+        files = BatchRecords(
+            again, _Repeated(partial(_blocks, again, scratch)), self.topics.ids, self.topics.smallest_batch
+        )
+        return TopicWrite(self.writer, files, count, judge.refused_rows(), scratch)
+
+    def close(self) -> None:
+        """Let go of its clients."""
+        self.writer.close()
+
+    def _headers(self, rows: BatchOfRows) -> list[Header]:
+        if not self.settings.headers:
+            return []
+        numbers = (("stream", self.stream), ("generation", rows.generation), ("batch", rows.batch))
+        return [(f"recourse.{name}", str(value).encode()) for name, value in numbers]
+
+    def _written_files(self, frame: DataFrame, rows: BatchOfRows) -> Path:
+        folder = self.folder / _SCRATCH / self.declared.name
+        shutil.rmtree(folder, ignore_errors=True)  # of attempts that died
+        target = folder / f"g{rows.generation:04d}-b{rows.batch:09d}-{uuid.uuid4().hex[:8]}"
+        frame.write.parquet(str(target))
+        return target
+
+
+class _Repeated:
+    """An iterable that begins anew each time."""
+
+    def __init__(self, begin: partial[Iterator[Block]]) -> None:
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Block]:
+        return self._begin()
+
+
+def _blocks(judge: RowJudge, scratch: Path) -> Iterator[Block]:
+    for block in judge.blocks(_read(scratch)):
+        judge.refused.clear()  # they are dead letters already
+        yield block
+
+
+def _read(folder: Path) -> Iterator[pa.RecordBatch]:
+    """The rows of the files, in the order of the frame's partitions."""
+    for file in sorted(folder.glob("part-*.parquet")):
+        with pq.ParquetFile(file) as opened:
+            yield from opened.iter_batches()
+
+
+def _written(blocks: Iterable[Block]) -> int:
+    return sum(len(block.written) for block in blocks)

@@ -1,0 +1,154 @@
+"""One producer, from its start to its first failure: afterwards it is thrown away, never repaired."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from streaming_jobs.positions import Place, WrittenRange
+from streaming_jobs.sinks.kafka.clients import ClientLost, in_time, leave, of_kafka
+
+_LOOK_EVERY = 2000
+_WAIT = 0.1
+_GRACE = timedelta(seconds=5)
+
+
+class Outgoing(NamedTuple):
+    """A record to be written; `timestamp` in ms since 1970, 0: the time of writing."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    timestamp: int = 0
+
+
+Connect = Callable[[dict[str, Any]], Any]
+"""Makes a client of properties, as `confluent_kafka.Producer` does."""
+
+
+class Delivered:
+    """The acknowledged records by partition, from delivery reports."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[Place, list[int]] = {}
+        self.failure: KafkaError | None = None
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        """Note one report; the client's library calls it, so it must not raise."""
+        if error is not None:
+            self.failure = self.failure or error
+            return
+        place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+        if (known := self._ranges.get(place)) is None:
+            self._ranges[place] = [offset, offset + 1, 1]
+        else:
+            known[0], known[1] = min(known[0], offset), max(known[1], offset + 1)
+            known[2] += 1
+
+    def ranges(self, ids: Mapping[str, str]) -> tuple[WrittenRange, ...]:
+        """Where the records lie; `ids` has the topics' ids by name."""
+        return tuple(
+            WrittenRange(topic, ids.get(topic, ""), partition, *numbers)
+            for (topic, partition), numbers in sorted(self._ranges.items())
+        )
+
+
+class BatchProducer:
+    """Writes batches, each within `timeout`; raises ClientLost when it can be used no more.
+
+    With a transactional id in its properties, `begin` and `transact` belong to it, else `deliver`.
+    """
+
+    def __init__(self, config: dict[str, Any], timeout: timedelta, connect: Connect = Producer) -> None:
+        self._timeout = timeout
+        self._client = connect(config)
+
+    def begin(self) -> None:
+        """Fence every older producer of the transactional id, and end what it has left open."""
+        seconds = self._timeout.total_seconds()
+        in_time("init_transactions", self._timeout + _GRACE, lambda: self._client.init_transactions(seconds))
+
+    def transact(
+        self,
+        records: Iterable[Outgoing],
+        ids: Mapping[str, str],
+        marker: Callable[[tuple[WrittenRange, ...]], Outgoing],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> tuple[WrittenRange, ...]:
+        """One transaction of these records and a marker, which is made when their offsets are known."""
+
+        def run() -> tuple[WrittenRange, ...]:
+            until = time.monotonic() + self._timeout.total_seconds()
+            self._client.begin_transaction()
+            ranges = self._send(records, until).ranges(ids)
+            self._send([marker(ranges)], until)
+            before_commit()
+            self._commit(until)
+            return ranges
+
+        return in_time("transaction", self._timeout + _GRACE, run)
+
+    def deliver(self, records: Iterable[Outgoing], ids: Mapping[str, str]) -> tuple[WrittenRange, ...]:
+        """Write the records outside of a transaction, until all are acknowledged."""
+
+        def run() -> tuple[WrittenRange, ...]:
+            return self._send(records, time.monotonic() + self._timeout.total_seconds()).ranges(ids)
+
+        return in_time("delivery", self._timeout + _GRACE, run)
+
+    def leave(self) -> None:
+        """Let go of the client."""
+        client, self._client = self._client, None
+        if client is not None:
+            leave(client)
+
+    def _send(self, records: Iterable[Outgoing], until: float) -> Delivered:
+        delivered, client = Delivered(), self._client
+        for number, record in enumerate(records):
+            while not self._queued(client, record, delivered):
+                client.poll(_WAIT)
+                _check(until)
+            if number % _LOOK_EVERY == 0:
+                client.poll(0)
+                _check(until)
+        if client.flush(max(until - time.monotonic(), 0.0)):
+            raise ClientLost("records were not acknowledged in time")
+        if delivered.failure is not None:
+            raise of_kafka("write records", delivered.failure)
+        return delivered
+
+    @staticmethod
+    def _queued(client: Any, record: Outgoing, delivered: Delivered) -> bool:
+        """False while the client's buffer is full."""
+        try:
+            client.produce(
+                record.topic,
+                value=record.value,
+                key=record.key,
+                headers=list(record.headers) or None,
+                timestamp=record.timestamp,
+                on_delivery=delivered,
+            )
+        except BufferError:
+            return False
+        return True
+
+    def _commit(self, until: float) -> None:
+        while True:
+            try:
+                self._client.commit_transaction(max(until - time.monotonic(), 0.1))
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() >= until:
+                    raise
+                continue
+            return
+
+
+def _check(until: float) -> None:
+    if time.monotonic() >= until:
+        raise ClientLost("the transaction took too long: its records were not all queued in time")

@@ -1,0 +1,266 @@
+"""Rows of a stream's output as records of a topic: the columns, and the verdict on every row, before anything is sent.
+
+| reason              | row                                                                                          |
+|---------------------|----------------------------------------------------------------------------------------------|
+| those of the format | there is no value that the topic's readers would read back equal (`docs/json.md`)            |
+| `unknown_topic`     | the topic that the row names does not exist, and the sink is declared with `dead_letter`     |
+| `too_large`         | key, value and headers are larger than the topic or `topic_sink.max_record_kb` allows        |
+| `null_key`          | the topic is compacted, and the row has no key                                               |
+| `time_out_of_range` | its timestamp is not after 1970-01-01: Kafka has no such time                                |
+| `nameless_header`   | a header without a name                                                                      |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streaming_jobs.columns import DETAIL_COLUMN, REASON_COLUMN, SOURCE_COLUMN
+from streaming_jobs.errors import OutputMismatch, PermanentError
+from streaming_jobs.kafka_sink import KafkaSink
+from streaming_jobs.record_format import BlockWriter
+from streaming_jobs.settings import TopicSinkSettings
+from streaming_jobs.sinks.kafka.clients import NO_LIMIT
+from streaming_jobs.sinks.kafka.producer import Outgoing
+from streaming_jobs.sources.topics import TopicInfo
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KEY, HEADERS, TIMESTAMP, ROUTE = "__key", "__headers", "__timestamp", "__route"
+_PLACE = ("__topic", "__partition", "__offset")
+_HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+_BLOCK = 10_000
+_RECORD_OVERHEAD, _HEADER_OVERHEAD = 100, 10
+"""Bytes that Kafka's format adds at most to a record alone in its batch, and to a header."""
+
+Header = tuple[str, bytes | None]
+
+
+def fitted(sink: KafkaSink, output: DataFrame) -> DataFrame:
+    """The value's columns, then key, headers, timestamp, route and source position; raises as `check_columns`."""
+    from pyspark.sql import functions as F
+
+    check_columns(sink, output)
+    columns = [F.col(f"`{name}`") for name in sink.topic.value.schema.fieldNames()]
+    if sink.key is not None:
+        columns.append(F.col(f"`{sink.key}`").cast("binary").alias(KEY))
+    if sink.headers is not None:
+        headers = F.col(f"`{sink.headers}`")
+        entries = F.map_entries(headers) if _kind(output, sink.headers) == "map" else headers
+        columns.append(entries.cast(_HEADERS_TYPE).alias(HEADERS))
+    if sink.timestamp is not None:
+        columns.append(F.unix_millis(F.col(f"`{sink.timestamp}`")).alias(TIMESTAMP))
+    if sink.route is not None:
+        columns.append(F.col(f"`{sink.route}`").alias(ROUTE))
+    if SOURCE_COLUMN in output.columns:
+        columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in _PLACE]
+    return output.select(*columns)
+
+
+def check_columns(sink: KafkaSink, output: DataFrame) -> None:
+    """Raise OutputMismatch for a column that is missing, not declared, or of another type."""
+    schema = sink.topic.value.schema
+    wanted = {f.name: f.dataType.simpleString() for f in schema.fields}
+    there = {f.name: f.dataType.simpleString() for f in output.schema.fields}
+    missing = [name for name in (*wanted, *sink.own_columns) if name not in there]
+    known = {*wanted, *sink.own_columns, SOURCE_COLUMN}
+    unknown = [name for name in there if name not in known]
+    if missing or unknown:
+        words = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(unknown)} too"] * bool(unknown)
+        raise OutputMismatch(
+            f"the output for topic {sink.name} {' and '.join(words)}; its value has {', '.join(wanted)}",
+            "return the columns of the topic's value, and those that the sink names",
+        )
+    for name, kind in wanted.items():
+        if there[name] != kind:
+            raise OutputMismatch(
+                f"column {name} for topic {sink.name} is {there[name]}, its value has {kind}",
+                f"cast it: F.col('{name}').cast('{kind}')",
+            )
+    for option, kinds in _OWN_TYPES.items():
+        column = getattr(sink, option)
+        if column is not None and there[column] not in kinds:
+            raise OutputMismatch(
+                f"column {column} for topic {sink.name} is {there[column]}, and its {option} is one of {list(kinds)}",
+                f"cast it: F.col('{column}').cast('{kinds[0]}')",
+            )
+
+
+_OWN_TYPES: Mapping[str, Sequence[str]] = {
+    "key": ("string", "binary"),
+    "timestamp": ("timestamp",),
+    "route": ("string",),
+    "headers": tuple(
+        kind
+        for value in ("string", "binary")
+        for kind in (f"map<string,{value}>", f"array<struct<key:string,value:{value}>>")
+    ),
+}
+
+
+def _kind(output: DataFrame, column: str) -> str:
+    return output.schema[column].dataType.typeName()
+
+
+class KnownTopics:
+    """The topics that rows name, as the broker describes them."""
+
+    def __init__(self, describe: Callable[[str], TopicInfo | None], settings: TopicSinkSettings) -> None:
+        self._describe = describe
+        self._settings = settings
+        self._known: dict[str, TopicInfo | None] = {}
+
+    def forget(self) -> None:
+        """Ask again, once for each batch."""
+        self._known.clear()
+
+    def __getitem__(self, name: str) -> TopicInfo | None:
+        if name not in self._known:
+            possible = bool(name) and len(name) <= 249 and set(name) <= _LETTERS and not name.startswith("__")
+            self._known[name] = self._describe(name) if possible else None
+        return self._known[name]
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The ids of the topics that exist, by name."""
+        return {name: info.id for name, info in self._known.items() if info is not None}
+
+    @property
+    def smallest_batch(self) -> int:
+        """The bytes that the most restrictive of them takes in one request for a partition."""
+        return min((info.max_message_bytes for info in self._known.values() if info is not None), default=NO_LIMIT)
+
+    def most_bytes(self, info: TopicInfo) -> int:
+        """The largest record that topic and producer take."""
+        return min(info.max_message_bytes, self._settings.max_record_kb * 1000)
+
+
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+@dataclass
+class Block:
+    """Some rows with their values; `written` are the indices of those that go to a topic."""
+
+    rows: pa.RecordBatch
+    values: Sequence[bytes | None]
+    written: Sequence[int]
+
+
+@dataclass
+class RowJudge:
+    """Makes blocks of rows, and keeps the refused rows with reason and detail."""
+
+    sink: KafkaSink
+    topics: KnownTopics
+    fixed: Sequence[Header]
+    """The headers that all records of the batch have."""
+    refused: list[pa.Table] = field(default_factory=list)
+    _writer: BlockWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._writer = self.sink.topic.value.writer()  # type: ignore[attr-defined]
+
+    def blocks(self, tables: Iterator[pa.Table | pa.RecordBatch]) -> Iterator[Block]:
+        """Yields all rows; raises PermanentError for a topic that does not exist, if the sink is declared so."""
+        for table in tables:
+            whole = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+            for rows in whole.to_batches(max_chunksize=_BLOCK):
+                if rows.num_rows:
+                    yield self._judged(rows)
+
+    def records(self, block: Block) -> Iterator[Outgoing]:
+        """Yields the records of a block, in the order of the rows."""
+        columns = _Columns(self.sink, block.rows, self.fixed)
+        for row in block.written:
+            yield Outgoing(
+                columns.topics[row], columns.keys[row], block.values[row], columns.headers(row), columns.times[row] or 0
+            )
+
+    def refused_rows(self) -> pa.Table | None:
+        """All refused rows, with `__reason` and `__detail`; None without any."""
+        return pa.concat_tables(self.refused) if self.refused else None
+
+    def _judged(self, rows: pa.RecordBatch) -> Block:
+        fields = self.sink.topic.value.schema.fieldNames()
+        written = self._writer.write(rows.select(fields))
+        verdicts = {row: (refusal.reason, refusal.detail) for row, refusal in written.refused.items()}
+        values = written.values
+        if self.sink.topic.tombstones == "keep":
+            nothing = pc.is_null(rows.column(fields[0]))
+            for name in fields[1:]:
+                nothing = pc.and_(nothing, pc.is_null(rows.column(name)))
+            tombs = set(pc.indices_nonzero(nothing).to_pylist())
+            verdicts = {row: verdict for row, verdict in verdicts.items() if row not in tombs}
+            values = [None if row in tombs else value for row, value in enumerate(values)] if tombs else values
+        columns = _Columns(self.sink, rows, self.fixed)
+        for row in range(rows.num_rows):
+            if row not in verdicts and (verdict := self._verdict(columns, row, values[row])) is not None:
+                verdicts[row] = verdict
+        if verdicts:
+            bad = sorted(verdicts)
+            taken = pa.Table.from_batches([rows]).take(pa.array(bad, pa.int64()))
+            for name, part in ((REASON_COLUMN, 0), (DETAIL_COLUMN, 1)):
+                taken = taken.append_column(name, pa.array([verdicts[row][part] for row in bad], pa.string()))
+            self.refused.append(taken)
+        return Block(rows, values, [row for row in range(rows.num_rows) if row not in verdicts])
+
+    def _verdict(self, columns: _Columns, row: int, value: bytes | None) -> tuple[str, str] | None:
+        topic, key = columns.topics[row], columns.keys[row]
+        info = self.topics[topic]
+        if info is None:
+            if self.sink.unknown_topic == "fail":
+                raise PermanentError(
+                    f"a row goes to topic {topic!r}, which does not exist",
+                    f"create the topic, correct the function, or declare the sink of topic {self.sink.name} with "
+                    "unknown_topic='dead_letter'",
+                )
+            return "unknown_topic", f"topic {topic!r} does not exist"
+        if key is None and "compact" in info.cleanup_policy:
+            return "null_key", f"the row has no key, and topic {topic} is compacted"
+        time = columns.times[row]
+        if time is not None and time <= 0:
+            return "time_out_of_range", f"the timestamp, {time} ms after 1970-01-01, is none that Kafka has"
+        headers = columns.headers(row)
+        if any(name is None for name, _ in headers):
+            return "nameless_header", "a header has no name"
+        most = self.topics.most_bytes(info)
+        size = len(key or b"") + len(value or b"") + _RECORD_OVERHEAD
+        size += sum(len(name.encode()) + len(content or b"") + _HEADER_OVERHEAD for name, content in headers)
+        if size > most:
+            return "too_large", f"the record has up to {size:,} bytes, and topic {topic} takes {most:,}"
+        return None
+
+
+class _Columns:
+    """The columns beside the value, as Python values by row."""
+
+    def __init__(self, sink: KafkaSink, rows: pa.RecordBatch, fixed: Sequence[Header]) -> None:
+        count, names = rows.num_rows, set(rows.schema.names)
+
+        def column(name: str) -> list[Any]:
+            return rows.column(name).to_pylist() if name in names else [None] * count
+
+        self.keys: list[bytes | None] = column(KEY)
+        self.times: list[int | None] = column(TIMESTAMP)
+        self.topics: list[str] = (
+            [topic or sink.name for topic in column(ROUTE)] if ROUTE in names else [sink.name] * count
+        )
+        self._fixed = list(fixed)
+        self._own = column(HEADERS) if HEADERS in names else None
+        places = set(_PLACE) <= names and bool(fixed)
+        self._sources = list(zip(*(column(name) for name in _PLACE), strict=True)) if places else None
+
+    def headers(self, row: int) -> list[Header]:
+        """The headers of a record: those of the batch, its source position, its own."""
+        headers = list(self._fixed)
+        if self._sources is not None and (source := self._sources[row])[2] is not None:
+            headers.append(("recourse.source", f"{source[0]}/{source[1]}/{source[2]}".encode()))
+        if self._own is not None and self._own[row]:
+            headers += [(header["key"], header["value"]) for header in self._own[row] if header is not None]
+        return headers

@@ -1,0 +1,267 @@
+"""The writer of one topic sink: decides for each batch whether it is in the topic, and writes it once.
+
+`TransactionWriter` is exactly-once. On opening, its producer fences every older one, and only then reads the marker. A
+failure of a producer, in whatever step, is answered in one way: a new producer, the marker again, and the batch only if
+the marker does not have it. `PlainWriter` is at-least-once: after a failure it writes the batch again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+import structlog
+from confluent_kafka import Consumer, Producer
+
+from streaming_jobs.errors import BrokerUnreachable, Fenced
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import WrittenRange
+from streaming_jobs.settings import TopicSinkSettings
+from streaming_jobs.sinks.kafka import markers
+from streaming_jobs.sinks.kafka.clients import ClientLost, producer_config
+from streaming_jobs.sinks.kafka.producer import BatchProducer, Connect, Outgoing
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+_ATTEMPTS = 3
+DEFAULT_MOST_BYTES = 1_048_588
+"""max.message.bytes of a topic, if nobody has set it."""
+
+
+class TopicRecords(Protocol):
+    """The records of one batch, which can be gone through again."""
+
+    @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """The ids of the topics that they go to, by name."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes that each of these topics takes in one request for a partition."""
+
+    def __iter__(self) -> Any:
+        """Yields them in order."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Makes the clients: `config` are the properties of any client of the cluster, and hold secrets."""
+
+    config: Mapping[str, Any]
+    producer: Connect = Producer
+    consumer: Connect = Consumer
+
+
+@dataclass
+class TransactionWriter:
+    """Exactly once, for readers of committed records. Not for two threads at once."""
+
+    stream: str
+    name: str
+    topic: str
+    settings: TopicSinkSettings
+    clients: Clients
+    before_commit: Callable[[int], None] = lambda _: None
+    newest: LedgerEntry | None = field(default=None, init=False)
+    """The entry of the newest batch, as of the last `open` or `write`."""
+    _owner: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
+    _producer: BatchProducer | None = field(default=None, init=False)
+    _most_bytes: int = field(default=DEFAULT_MOST_BYTES, init=False)
+
+    @property
+    def position(self) -> Txn | None:
+        """The newest batch in the topic."""
+        return None if self.newest is None else self.newest.txn
+
+    @property
+    def key(self) -> str:
+        """The transactional id."""
+        return markers.transactional_id(self.settings.prefix, self.stream, self.topic)
+
+    def open(self, generation: int) -> None:
+        """Fence every older producer, and open the generation if the topic is not in it yet.
+
+        Raises Fenced if it is in a newer one. A transaction of a marker alone says who writes from now on.
+        """
+        opened = LedgerEntry("batch", self.stream, self.name, generation, -1)
+
+        def entry() -> LedgerEntry:
+            self._refuse_older(opened)
+            at = self.newest
+            return opened if at is None or at.generation < generation else at
+
+        def attempt(producer: BatchProducer) -> None:
+            now = entry()
+            producer.transact([], {}, lambda _: self._marker(now))
+            self.newest = now
+
+        self._repeated(attempt)
+
+    def write(self, entry: LedgerEntry, records: TopicRecords) -> bool:
+        """Write the batch; False if it is there already. Raises Fenced for an older generation."""
+
+        def attempt(producer: BatchProducer) -> bool:
+            producer = self._with_requests_of(records.most_bytes, producer)
+            self._refuse_older(entry)
+            if self.newest is not None and self.newest.txn >= entry.txn:
+                return False
+
+            def marker(ranges: tuple[WrittenRange, ...]) -> Outgoing:
+                return self._marker(replace(entry, written=ranges))
+
+            ranges = producer.transact(records, records.topic_ids, marker, lambda: self.before_commit(entry.batch))
+            self.newest = replace(entry, written=ranges)
+            return True
+
+        return self._repeated(attempt)
+
+    def close(self) -> None:
+        """Let go of the producer."""
+        if self._producer is not None:
+            self._producer.leave()
+            self._producer = None
+
+    def _repeated(self, attempt: Callable[[BatchProducer], T]) -> T:
+        lost: ClientLost | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                return attempt(self._producer or self._connected())
+            except ClientLost as error:
+                lost = error
+                log.warning(
+                    "producer replaced", stream=self.stream, topic=self.topic, reason=str(error), fenced=error.fenced
+                )
+                self.close()
+                if error.fenced:
+                    self._refuse_if_replaced()
+            except BaseException:
+                self.close()  # its transaction may be open
+                raise
+        raise BrokerUnreachable(
+            f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
+            "check the broker (`recourse doctor`); if batches take longer than topic_sink.transaction_timeout, raise "
+            "it or lower max_offsets_per_trigger",
+        ) from lost
+
+    def _with_requests_of(self, most_bytes: int, producer: BatchProducer) -> BatchProducer:
+        """The producer, or another one if its requests would be too large for a topic."""
+        if most_bytes >= self._most_bytes:
+            return producer
+        self._most_bytes = most_bytes
+        self.close()
+        return self._connected()
+
+    def _connected(self) -> BatchProducer:
+        config = producer_config(self.clients.config, self.settings, self.key, self._most_bytes)
+        producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
+        self._producer = producer
+        producer.begin()
+        marker = self._read()
+        self.newest = None if marker is None else marker.entry
+        return producer
+
+    def _read(self) -> markers.Marker | None:
+        topic = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
+        timeout = self.settings.transaction_timeout
+        return markers.read_marker(self.clients.config, topic, self.key, timeout, self.clients.consumer)
+
+    def _marker(self, entry: LedgerEntry) -> Outgoing:
+        topic = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
+        return markers.marker_record(topic, self.key, entry, self._owner)
+
+    def _refuse_older(self, entry: LedgerEntry) -> None:
+        at = self.position
+        if at is not None and at.generation > entry.generation:
+            raise Fenced(
+                f"topic {self.topic} is in generation {at.generation}, this driver belongs to {entry.generation}",
+                "let this driver end; the newer generation continues without it",
+            )
+
+    def _refuse_if_replaced(self) -> None:
+        """Raise Fenced if another driver has opened the topic; a slow transaction that the broker ended is no such."""
+        try:
+            marker = self._read()
+        except ClientLost:
+            return  # the next attempt says what is wrong
+        if marker is not None and marker.owner != self._owner:
+            raise Fenced(
+                f"another driver writes topic {self.topic} for stream {self.stream} now",
+                "let this driver end; the other one continues without it",
+            )
+
+
+@dataclass
+class PlainWriter:
+    """At least once: a batch that is repeated after a failure is in the topic twice. Not for two threads at once."""
+
+    stream: str
+    name: str
+    topic: str
+    settings: TopicSinkSettings
+    clients: Clients
+    newest: LedgerEntry | None = field(default=None, init=False)
+    """The entry of the batch that this driver wrote last."""
+    _producer: BatchProducer | None = field(default=None, init=False)
+    _most_bytes: int = field(default=DEFAULT_MOST_BYTES, init=False)
+
+    @property
+    def position(self) -> Txn | None:
+        """None: the topic does not say which batches it has."""
+        return None
+
+    def open(self, generation: int) -> None:
+        """Nothing: nobody is fenced."""
+
+    def write(self, entry: LedgerEntry, records: TopicRecords) -> bool:
+        """Write the batch until all of it is acknowledged."""
+        lost: ClientLost | None = None
+        for _ in range(_ATTEMPTS):
+            if records.most_bytes < self._most_bytes:
+                self._most_bytes = records.most_bytes
+                self.close()
+            if self._producer is None:
+                config = producer_config(self.clients.config, self.settings, "", self._most_bytes)
+                self._producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
+            try:
+                ranges = self._producer.deliver(records, records.topic_ids)
+            except ClientLost as error:
+                lost = error
+                log.warning("producer replaced", stream=self.stream, topic=self.topic, reason=str(error))
+                self.close()
+                continue
+            self.newest = replace(entry, written=ranges)
+            return True
+        raise BrokerUnreachable(
+            f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
+            "check the broker (`recourse doctor`)",
+        ) from lost
+
+    def close(self) -> None:
+        """Let go of the producer."""
+        if self._producer is not None:
+            self._producer.leave()
+            self._producer = None
+
+
+class Discarded:
+    """Writes nothing: the rows of a replay beside the running stream."""
+
+    position: Txn | None = None
+    newest: LedgerEntry | None = None
+
+    def open(self, generation: int) -> None:
+        """Nothing."""
+
+    def write(self, entry: LedgerEntry, records: TopicRecords) -> bool:
+        """Nothing is sent."""
+        del entry, records
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+Writer = TransactionWriter | PlainWriter | Discarded

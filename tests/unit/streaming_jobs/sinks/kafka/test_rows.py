@@ -1,0 +1,178 @@
+"""Rows become records or are refused, before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from streaming_jobs import Json, KafkaSink, KafkaTopic, PermanentError
+from streaming_jobs.columns import DETAIL_COLUMN, REASON_COLUMN
+from streaming_jobs.errors import LedgerConflict
+from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.positions import WrittenRange
+from streaming_jobs.runtime.batch_counts import entry_of, refuse_other_letters
+from streaming_jobs.settings import TopicSinkSettings
+from streaming_jobs.sinks.base import SinkSet
+from streaming_jobs.sinks.kafka.clients import producer_config
+from streaming_jobs.sinks.kafka.output import BatchRecords, TopicOutput, TopicWrite
+from streaming_jobs.sinks.kafka.producer import Delivered, Outgoing
+from streaming_jobs.sinks.kafka.rows import HEADERS, KEY, ROUTE, TIMESTAMP, KnownTopics, RowJudge
+from streaming_jobs.sinks.kafka.writer import Discarded
+from streaming_jobs.sources.records import HEADERS_ARROW
+from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
+
+VALUE = StructType([StructField("n", LongType()), StructField("note", StringType(), nullable=False)])
+ORDERS = KafkaTopic("orders", value=Json(VALUE))
+SINK = KafkaSink(ORDERS, key="k", headers="h", timestamp="t", route="r", unknown_topic="dead_letter")
+TOPICS = {
+    "orders": TopicInfo("orders", "id1", 3, -1, "delete"),
+    "compacted": TopicInfo("compacted", "id2", 3, -1, "compact,delete"),
+    "small": TopicInfo("small", "id3", 3, -1, "delete", max_message_bytes=300),
+}
+_ARROW = pa.schema(
+    [
+        ("n", pa.int64()),
+        ("note", pa.string()),
+        (KEY, pa.binary()),
+        (HEADERS, HEADERS_ARROW),
+        (TIMESTAMP, pa.int64()),
+        (ROUTE, pa.string()),
+        ("__topic", pa.string()),
+        ("__partition", pa.int32()),
+        ("__offset", pa.int64()),
+    ]
+)
+ROW = {"n": 1, "note": "x", KEY: b"k", TIMESTAMP: 5, "__topic": "raw", "__partition": 2, "__offset": 77}
+SETTINGS = TopicSinkSettings()
+
+
+def judged(*rows: Mapping[str, Any], sink: KafkaSink = SINK) -> tuple[list[Outgoing], pa.Table | None]:
+    """The records that the rows make, and the refused rows."""
+    judge = RowJudge(sink, KnownTopics(TOPICS.get, SETTINGS), [("recourse.batch", b"3")])
+    table = pa.Table.from_pylist([dict(row) for row in rows], schema=_ARROW)
+    records = [record for block in judge.blocks(iter([table])) for record in judge.records(block)]
+    return records, judge.refused_rows()
+
+
+def test_a_row_becomes_a_record_with_the_batch_s_headers_its_position_and_its_own() -> None:
+    extra = [{"key": "a", "value": b"1"}, {"key": "b", "value": None}]
+    (record,), refused = judged({**ROW, HEADERS: extra, ROUTE: "compacted"})
+    assert refused is None
+    assert record == Outgoing(
+        "compacted",
+        b"k",
+        b'{"n":1,"note":"x"}',
+        [("recourse.batch", b"3"), ("recourse.source", b"raw/2/77"), ("a", b"1"), ("b", None)],
+        5,
+    )
+
+
+def test_without_route_timestamp_and_source_the_record_goes_to_the_sink_s_topic_now() -> None:
+    (record,), _ = judged({**ROW, TIMESTAMP: None, "__offset": None})
+    assert (record.topic, record.timestamp) == ("orders", 0)
+    assert record.headers == [("recourse.batch", b"3")]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "detail"),
+    [
+        ({ROUTE: "nowhere"}, "unknown_topic", "'nowhere'"),
+        ({ROUTE: "no such/name"}, "unknown_topic", "'no such/name'"),
+        ({ROUTE: "__consumer_offsets"}, "unknown_topic", "__consumer_offsets"),
+        ({ROUTE: "compacted", KEY: None}, "null_key", "compacted"),
+        ({ROUTE: "small", "note": "x" * 300}, "too_large", "takes 300"),
+        ({ROUTE: "small", HEADERS: [{"key": "h", "value": b"x" * 250}]}, "too_large", "takes 300"),
+        ({"note": "x" * 1_000_000}, "too_large", "takes 1,000,000"),
+        ({TIMESTAMP: 0}, "time_out_of_range", "0 ms"),
+        ({TIMESTAMP: -5}, "time_out_of_range", "-5 ms"),
+        ({HEADERS: [{"key": None, "value": b"1"}]}, "nameless_header", "no name"),
+        ({"note": None}, "missing_field", "note"),
+    ],
+)
+def test_a_row_that_no_topic_takes_is_refused_and_its_neighbours_are_written(
+    change: dict[str, Any], reason: str, detail: str
+) -> None:
+    records, refused = judged(ROW, {**ROW, **change}, {**ROW, "n": 3})
+    assert [json.loads(record.value or b"")["n"] for record in records] == [1, 3]
+    assert refused is not None
+    (row,) = refused.to_pylist()
+    assert row[REASON_COLUMN] == reason and detail in row[DETAIL_COLUMN] and row["__offset"] == 77
+
+
+def test_a_null_key_is_written_where_the_topic_is_not_compacted() -> None:
+    (record,), refused = judged({**ROW, KEY: None})
+    assert record.key is None and refused is None
+
+
+def test_a_topic_that_does_not_exist_stops_the_batch_by_choice() -> None:
+    with pytest.raises(PermanentError, match="'nowhere', which does not exist"):
+        judged(ROW, {**ROW, ROUTE: "nowhere"}, sink=replace(SINK, unknown_topic="fail"))
+
+
+def test_a_row_of_nulls_is_a_tombstone_only_where_the_topic_keeps_them() -> None:
+    nothing = {**ROW, "n": None, "note": None}
+    records, refused = judged(nothing)
+    assert records == [] and refused is not None
+    kept = replace(SINK, topic=replace(ORDERS, tombstones="keep"))
+    (record, other), refused = judged(nothing, {**ROW, "n": None}, sink=kept)
+    assert (record.key, record.value, other.value) == (b"k", None, b'{"n":null,"note":"x"}')
+    assert refused is None
+
+
+def test_order_is_that_of_the_rows_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_jobs.sinks.kafka.rows._BLOCK", 7)
+    records, _ = judged(*({**ROW, "n": n} for n in range(100)))
+    assert [json.loads(record.value or b"")["n"] for record in records] == [*range(100)]
+
+
+def test_requests_are_no_larger_than_the_most_restrictive_topic_takes() -> None:
+    topics = KnownTopics(TOPICS.get, SETTINGS)
+    assert topics["orders"] is not None and topics.smallest_batch == 1_048_588
+    assert topics["small"] is not None and topics.smallest_batch == 300
+    assert producer_config({}, SETTINGS, "id", topics.smallest_batch)["batch.size"] == 300
+    assert topics.ids == {"orders": "id1", "small": "id3"}
+
+
+class _Report:
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        self.topic, self.partition, self.offset = (lambda: topic), (lambda: partition), (lambda: offset)
+
+
+def test_delivery_reports_become_ranges() -> None:
+    delivered = Delivered()
+    for place in (("a", 0, 7), ("a", 0, 5), ("b", 1, 0), ("a", 1, 3), ("a", 0, 9)):
+        delivered(None, _Report(*place))  # type: ignore[arg-type]
+    assert delivered.ranges({"a": "id"}) == (
+        WrittenRange("a", "id", 0, 5, 10, 3),
+        WrittenRange("a", "id", 1, 3, 4, 1),
+        WrittenRange("b", "", 1, 0, 1, 1),
+    )
+
+
+def _staged(refused: int) -> tuple[SinkSet, dict[str, Any]]:
+    topics = KnownTopics(TOPICS.get, SETTINGS)
+    output = TopicOutput(SINK, "s", SETTINGS, Discarded(), topics, None)  # type: ignore[arg-type]
+    rows = pa.table({"n": [*range(refused)]}) if refused else None
+    judge = RowJudge(SINK, topics, [])
+    write = TopicWrite(Discarded(), BatchRecords(judge, [], {}, 1), 5, rows)
+    return SinkSet(MemoryTable("p"), [], MemoryTable("letters"), topics=[output]), {output.name: write}
+
+
+def test_dead_letters_say_how_many_rows_each_topic_refused_and_a_repetition_must_refuse_as_many() -> None:
+    sinks, staged = _staged(3)
+    batch = LedgerEntry("batch", "s", "p", 1, 7)
+    letters = MemoryWrite(MemoryTable("letters"), pa.table({"n": [1, 2, 3, 4]}))
+    done = entry_of(sinks.dead_letters, batch, staged, sinks, letters)
+    assert done.rows == {"written": 4, "topic:orders": 3}
+    refuse_other_letters(done, staged, sinks, batch)
+    refuse_other_letters(None, staged, sinks, batch)
+    refuse_other_letters(done, {}, sinks, batch)
+    with pytest.raises(LedgerConflict, match="refused 3 rows of g0001 batch 7 before the driver ended, and refuses 2"):
+        refuse_other_letters(done, _staged(2)[1], sinks, batch)
