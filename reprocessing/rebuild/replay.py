@@ -9,7 +9,7 @@ from typing import Any
 
 from reprocessing.planning.conditions import refuse_unaskable
 from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.rebuild.replay_end import RowByRow, at_the_border, border_of
+from reprocessing.rebuild.replay_end import RowByRow, at_the_border, border_of, check_end
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry
@@ -62,15 +62,8 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
             else f"continue it: recourse recover resume {context.plan.id}",
         )
     last = last_entry(context.own, context.stream)
-    before = context.kept().ends if until is None else until.ends
     reached = ends_of(last.offsets)
-    for topic, ends in before.items():
-        for partition, end in ends.items():
-            if reached.get(topic, {}).get(partition, 0) < end:
-                raise PermanentError(
-                    f"the replay ended at {reached}, before where it was to end, {before}",
-                    f"records are missing from topic {topic}; abort: recourse recover abort {context.plan.id}",
-                )
+    check_end(context.plan, reached, context.kept().ends)
     return {
         "batch": last.batch,
         "seconds": round(time.monotonic() - began, 1),

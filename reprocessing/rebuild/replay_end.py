@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from reprocessing.plans.plan import StreamPlan
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.context import RecoveryContext
 from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.errors import OffsetsLost, PreflightRefused
+from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
 from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode
 from streaming_jobs.runtime import output_plans
@@ -166,6 +167,24 @@ def steps_to(ends: TopicOffsets, before: TopicOffsets | None) -> tuple[tuple[Top
     if by_place(before) == by_place(ends):
         return (ends,), True
     return (before, ends), False
+
+
+def check_end(plan: StreamPlan, reached: TopicOffsets, before: TopicOffsets) -> None:
+    """Raise PermanentError if a replay ended before the stream's last batch, `before`.
+
+    That of a bounded recovery has to end exactly at its end: a later record would be in the tables twice.
+    """
+    wanted, at = by_place(before if plan.until is None else plan.until.ends), by_place(reached)
+    short = [place for place, end in wanted.items() if at.get(place, 0) < end]
+    beyond = [place for place, end in wanted.items() if plan.until is not None and at.get(place, 0) > end]
+    if short or beyond:
+        (topic, partition), *_ = short or beyond
+        how = "before" if short else "after"
+        raise PermanentError(
+            f"the replay ended at {at.get((topic, partition), 0)} of topic {topic}, partition {partition}, {how} where "
+            f"it was to end, {wanted[topic, partition]}",
+            f"{'records are missing from the topic; ' if short else ''}abort: recourse recover abort {plan.id}",
+        )
 
 
 def kept_table(context: RecoveryContext, declared: DeclaredTable) -> StoredTable | None:
