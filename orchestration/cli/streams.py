@@ -212,17 +212,14 @@ def accept(
     version: Annotated[int, typer.Option(min=0, help="The commit's version, as preflight named it.")],
     why: Annotated[str, typer.Option(help="The reason, stored with the acceptance.")],
 ) -> None:
-    """Accept a commit that the stream did not make, so that preflight lets the stream start.
-
-    The table is one of the stream's own, or one that it reads: a version that rewrote rows is then passed over.
-    """
+    """Accept a commit that the stream did not make, on a table of its own or on one that it reads."""
     from streaming_jobs.state import stream_record
     from streaming_jobs.table_sources.versions import TableVersions
 
     call = invocation(context)
-    stream = call.topology[name]
-    read = any(source.name == table for source in stream.tables_read)
-    others = TableVersions(call.settings.tables / table).commits_of_others() if read else None
+    stream, place = call.topology[name], call.settings.tables / table
+    read = table in (source.name for source in stream.tables_read)
+    others = TableVersions(place).commits_of_others() if read else None
     stream_record.accept(call.settings, stream, table, version, why, others)
     say(f"accepted: version {version} of {table}; {name} may start again")
 

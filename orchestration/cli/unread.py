@@ -39,14 +39,14 @@ def print_unread(observed: Observed, unread: Unread | None) -> None:
         return
     from reprocessing.planning.targets import instant_words
 
-    age = unread.oldest_age
+    age, unit = unread.oldest_age, unread.unit
     if not unread.records:
-        say(f"{observed.stream}: everything in its topics is read")
+        say(f"{observed.stream}: everything in its {'tables' if unit == 'version' else 'topics'} is read")
     elif age is None or unread.oldest is None:
-        say(f"{observed.stream}: {unread.records:,} records unread; none of them could be read within two seconds")
+        say(f"{observed.stream}: {unread.records:,} {unit}s unread; none of them could be read within two seconds")
     else:
         say(
-            f"{observed.stream}: {unread.records:,} records unread; by timestamps the oldest is of "
+            f"{observed.stream}: {unread.records:,} {unit}s unread; by timestamps the oldest is of "
             f"{instant_words(unread.oldest)}, {ago(age)} old"
         )
     shown = sorted(unread.partitions, key=lambda each: -each.records)[:_SHOWN]

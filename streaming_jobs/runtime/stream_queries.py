@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 _BUILDER = "streaming_jobs.runtime.query_builder"
 _QUICK = timedelta(seconds=2)
-_TOPIC_CHECK_EVERY = 1.0
+_TOPIC_CHECK_EVERY, _TABLE_CHECK_EVERY = 1.0, 10.0
 
 
 class RunningQuery(Protocol):
@@ -283,7 +283,10 @@ def start(built: BuiltQuery, hooks: QueryHooks) -> LaunchedQuery:
 
 @dataclass
 class TopicCheck:
-    """A check before a commit, at most once per second: the topics are still the ones the stream began with."""
+    """A check before a commit, at most once per second: the topics are still the ones the stream began with.
+
+    The id of a table costs a reading of its log, so a stream that reads tables checks every ten seconds.
+    """
 
     stream: Stream
     settings: Settings
@@ -293,7 +296,8 @@ class TopicCheck:
 
     def __call__(self, record: StreamRecord) -> None:
         """Raise OffsetsLost for a topic that was deleted, or made anew, while the stream was reading it."""
-        if self._checked is not None and self.monotonic() - self._checked < _TOPIC_CHECK_EVERY:
+        every = _TABLE_CHECK_EVERY if self.stream.tables_read else _TOPIC_CHECK_EVERY
+        if self._checked is not None and self.monotonic() - self._checked < every:
             return
         for topic in record.topics:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -58,6 +58,14 @@ class Unread:
 
     at: float
     partitions: tuple[PartitionLag, ...]
+    tables: frozenset[str] = frozenset()
+    """The names in `topic` that are tables: their records are versions."""
+
+    @property
+    def unit(self) -> str:
+        """The word for one of its `records`."""
+        tables = {each.topic in self.tables for each in self.partitions}
+        return "version" if tables == {True} else "offset" if True in tables else "record"
 
     @property
     def records(self) -> int:
@@ -81,6 +89,7 @@ class Unread:
         return {
             "at": self.at,
             "records": self.records,
+            "unit": self.unit,
             "oldest_at": self.oldest,
             "oldest_age_s": None if self.oldest_age is None else round(self.oldest_age, 1),
             "partitions": [
@@ -124,7 +133,7 @@ def unread_now(settings: Settings, streams: Iterable[Stream]) -> dict[str, Unrea
                 for place, start in starts.items()
                 if place[0] in tables and (ms := tables[place[0]].time_of_next(start)) is not None
             }
-            unread[name] = unread_of(position, ends, oldest)
+            unread[name] = replace(unread_of(position, ends, oldest), tables=frozenset(tables))
     return unread
 
 

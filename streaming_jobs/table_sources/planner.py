@@ -22,6 +22,8 @@ SMALL_BYTES = 8 << 20
 
 _LOOK = 0.02
 """Seconds between two looks for a new version."""
+_CHECK_EVERY = 5.0
+"""Seconds between two looks whether an idle table still has what the stream reads next."""
 _MOST_VERSIONS = 2_000
 """Versions of one batch: each is a file of the log that is read."""
 
@@ -37,6 +39,7 @@ class TablePlanner:
     _size: BatchSize = field(init=False)
     _stop_at: int | None = field(default=None, init=False)
     _planned: tuple[int, float] | None = field(default=None, init=False)
+    _checked: float | None = field(default=None, init=False)
     _known: dict[int, Version] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +107,13 @@ class TablePlanner:
         return 0 if newest is None else newest + 1
 
     def _check(self, start: int) -> None:
-        """Raise OffsetsLost if there is nothing at `start`, although the table does not end there."""
+        """Raise OffsetsLost if there is nothing at `start`, although the table does not end there.
+
+        It lists the log, so an idle stream does it every few seconds only.
+        """
+        if self._checked is not None and self.monotonic() - self._checked < _CHECK_EVERY:
+            return
+        self._checked = self.monotonic()
         end = self._present_end()
         if end > start and not self.versions.has(start):
             raise self.versions.gone(start, max(self.versions.first(), start + 1))

@@ -7,18 +7,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
+from orchestration.assets import table_assets, topic_assets
 from orchestration.definitions import definitions
 from orchestration.sessions.reporting import table_key, topic_key
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
+from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.topology import Topology
+from tests.conftest import SettingsFactory
 from tests.dagster.ticks import Ticks
 from tests.support import ROOT
+from tests.support.two_steps import CLEAN
 
 
 @pytest.fixture
@@ -181,3 +188,27 @@ def test_a_number_in_the_launchpad_is_a_number_or_a_text(defs: dg.Definitions) -
     job = defs.resolve_job_def("shop")
     for rate in (5, "5", 0.5):
         assert dg.validate_run_config(job, {"ops": {"shop_session": {"config": {"rate": rate}}}})
+
+
+def test_the_tables_of_a_reader_come_from_the_table_that_it_reads(settings: SettingsFactory) -> None:
+    home, streams = settings(), Topology.load(["tests.support.two_steps"]).streams
+    other = DeltaSource("rates", schema=CLEAN, owners=["desk"])
+    foreign = Stream("converted", lambda rates: rates, {"rates": other}, {"converted": DeltaTable("converted")})
+    topology = Topology.of([*streams.values(), foreign])
+
+    @dg.multi_asset(
+        specs=[spec for name in ("clean", "copied") for spec in table_assets(topology[name], home, "one")],
+        can_subset=False,
+    )
+    def session() -> Any:
+        """Both streams in one session."""
+        yield from ()
+
+    assets = [*topic_assets(topology), session, *table_assets(topology["converted"], home, "other")]
+    graph = dg.Definitions(assets=assets).resolve_asset_graph()
+    assert graph.get(table_key("copied")).parent_keys == {table_key("clean")}
+    assert graph.get(table_key("copied_dead_letters")).parent_keys == {table_key("clean")}
+    assert graph.get(table_key("clean")).parent_keys == {topic_key("things")}
+    assert graph.get(table_key("converted")).parent_keys == {table_key("rates")}
+    rates = graph.get(table_key("rates"))
+    assert rates.is_external and list(rates.owners) == ["team:desk"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reprocessing.plans.journal import Journal
-from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan
+from reprocessing.plans.plan import Base, Checks, PlannedAgainst, RecoveryPlan, SawTable, SawTopic, StreamPlan, moved
 from reprocessing.plans.plan_file import folder, load, names, names_of, next_id, save, sealed, undos_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger import CodeVersion
@@ -157,3 +157,19 @@ def test_a_plan_remembers_what_comes_from_an_archive_and_older_plans_keep_their_
             del topic["archive"], topic["first"]
     file.write_text(json.dumps(value))
     assert load(settings, older.id) == older
+
+
+def test_a_plan_remembers_the_versions_of_a_table_and_is_moved_when_one_of_them_is_gone(settings: Settings) -> None:
+    plan = planned(settings).of("things")
+    table = SawTopic("numbers", "table-id", {0: 0}, {0: 50}, continues={0: 10})
+    of_table = replace(
+        plan, saw=replace(plan.saw, topics=(table,)), base=Base(None, 2, -1, {"numbers": {0: 20}}), wanted={}
+    )
+    saved = sealed(RecoveryPlan(plan.id, 1.0, (of_table,)))
+    save(settings, saved)
+    assert load(settings, plan.id) == saved and of_table.unit == "version" and plan.unit == "record"
+    for first, lost in ((20, False), (21, True)):
+        now = replace(of_table.saw, topics=(replace(table, continues={0: first}),))
+        assert bool(moved(of_table, now)) is lost
+    from_the_start = replace(of_table, base=Base(None, 2, -1, {"numbers": {0: 0}}))
+    assert not moved(from_the_start, replace(of_table.saw, topics=(replace(table, continues={0: 45}),)))

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from streaming_jobs.errors import ForeignWrite, OffsetsLost, PreflightRefused
+from streaming_jobs.delta_source import DeltaSource
+from streaming_jobs.errors import ForeignWrite, OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import Accepted
+from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.table_sources.row_blocks import FileToRead, RowBlocks
 from streaming_jobs.table_sources.versions import TableVersions
 from tests.conftest import SettingsFactory
@@ -153,3 +155,19 @@ def _raise_with_step(versions: TableVersions, number: int) -> None:
         versions.version(number)
     except ForeignWrite as error:
         raise ForeignWrite(f"{error.found}; {error.next_step}") from error
+
+
+def test_a_version_of_a_table_that_is_read_can_be_accepted_if_it_is_of_another_program(
+    table: WrittenTable, settings: SettingsFactory
+) -> None:
+    home = settings()
+    reader = Stream("reader", lambda rows: rows, {"rows": DeltaSource("numbers", COLUMNS)}, {"out": DeltaTable("out")})
+    stream_record.save(home, stream_record.first("reader"))
+    versions = TableVersions(table.path, "count", (_record(home, "reader"),))
+    ours, theirs = table.batch(1), table.foreign(2)
+    with pytest.raises(UsageError, match=f"version {ours} of table numbers is not in the table's log"):
+        stream_record.accept(home, reader, "numbers", ours, "right", versions.commits_of_others())
+    with pytest.raises(UsageError, match="has no table other"):
+        stream_record.accept(home, reader, "other", theirs, "right")
+    stream_record.accept(home, reader, "numbers", theirs, "right", versions.commits_of_others())
+    assert numbers(versions, ours, theirs + 1) == [1, 2]
