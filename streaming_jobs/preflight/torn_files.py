@@ -19,8 +19,9 @@ import structlog
 from streaming_jobs.files import remove_files, sync
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.stored import ReliedOn, newest
+from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, open_table, store_of
+from streaming_jobs.sinks.torn import ReliedOn
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder

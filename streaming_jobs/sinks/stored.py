@@ -23,6 +23,7 @@ from streaming_jobs.positions import WrittenRange
 from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.settings import Settings, StreamSettings, TableSettings
 from streaming_jobs.sinks.base import DeadLetterSink, Sink, Upkeep
+from streaming_jobs.sinks.torn import ReliedOn, TornEnd
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -232,33 +233,6 @@ class StoredTable(Protocol):
 
     def check_removable(self) -> None:
         """Raise UsageError if the table does not allow rows to be removed."""
-
-
-@dataclass(frozen=True)
-class ReliedOn:
-    """The facts that others rely on about a table whose last commits may be torn.
-
-    `at`: the position that the table had reached, as others recorded it. `accepted`: versions that a person accepted.
-    `bound`: the stream's record names the table. `generation`: the one the stream is in. `recovering`: the caller is
-    the recovery that was writing it.
-    """
-
-    at: Txn
-    accepted: frozenset[int]
-    bound: bool
-    generation: int
-    recovering: bool
-
-
-@dataclass(frozen=True)
-class TornEnd:
-    """The end of a table's log after a power cut: files to remove, in order, and the newest whole version.
-
-    `whole` is -1 if no version is.
-    """
-
-    files: Sequence[Path]
-    whole: int
 
 
 Unread = Callable[[], int | None]

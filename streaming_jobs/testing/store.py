@@ -27,17 +27,16 @@ from streaming_jobs.sinks.schemas import DEAD_LETTERS
 from streaming_jobs.sinks.stored import (
     Commit,
     Content,
-    ReliedOn,
     SavedAs,
     SavedTable,
     StoredTable,
-    TornEnd,
     Unread,
     no_readers,
 )
+from streaming_jobs.sinks.torn import ReliedOn, TornEnd
+from streaming_jobs.testing.batches import MemoryBatches
 from streaming_jobs.testing.tables import (
     NO_ROWS,
-    MemoryBatches,
     MemoryCommit,
     MemoryContent,
     MemoryTable,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.errors import Fenced, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange, WrittenRange
+from streaming_jobs.positions import OffsetRange
 from streaming_jobs.rules import NO_RULES, RowRules
 from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
 from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged, marked, set_aside, split
@@ -291,46 +291,6 @@ class MemoryTable:
         self.log.append(MemoryCommit(entry, rows, content, operation, changes_data, entry.txn, _now()))
         self._known = self.version
         return self.version
-
-
-@dataclass
-class MemoryBatches(MemoryTable):
-    """The primary table of a stream that writes topics only; `written` gives the offsets that a batch wrote."""
-
-    written: Callable[[Txn], Sequence[WrittenRange]] = lambda _: ()
-
-    def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
-        """The output as it is: it belongs to a topic."""
-        return output
-
-    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
-        """Rows that are known once the topics have the batch."""
-        return MemoryBatch(self, Txn(rows.generation, rows.batch))
-
-
-@dataclass
-class MemoryBatch:
-    """The rows of one batch of a `MemoryBatches`."""
-
-    committer: ClassVar[Committer] = "direct"
-    sink: MemoryBatches
-    txn: Txn
-    null_keys: ClassVar[None] = None
-    deletes: ClassVar[None] = None
-    judged: ClassVar[Judged] = NOTHING_BROKEN
-
-    @property
-    def rows(self) -> int:
-        """The number of partitions that the batch wrote to."""
-        return len(self.sink.written(self.txn))
-
-    def commit(self, entry: LedgerEntry) -> int | None:
-        """Make the rows visible once."""
-        rows = [{"batch": self.txn.batch, **asdict(each)} for each in self.sink.written(self.txn)]
-        return self.sink.append(pa.Table.from_pylist(rows) if rows else NO_ROWS, entry)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass

@@ -44,14 +44,13 @@ from streaming_jobs.sinks.delta.table_setup import check_output, ensure_sink
 from streaming_jobs.sinks.stored import (
     Commit,
     Content,
-    ReliedOn,
     SavedAs,
     SavedTable,
     StoredTable,
-    TornEnd,
     Unread,
     no_readers,
 )
+from streaming_jobs.sinks.torn import ReliedOn, TornEnd
 
 _FILES = "files.json.gz"
 

@@ -22,7 +22,7 @@ from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.files import remove_files
 from streaming_jobs.ledger import LedgerEntry, Txn, app_id
 from streaming_jobs.sinks.delta.log_cleanup import log_files
-from streaming_jobs.sinks.stored import ReliedOn, TornEnd
+from streaming_jobs.sinks.torn import ReliedOn, TornEnd
 
 _START = Txn(0, -1)
 _FROM_COPY = "put the file back from a copy, or go back to a savepoint (`recourse savepoints list`)"

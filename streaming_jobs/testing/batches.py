@@ -1,0 +1,57 @@
+"""The table of batches of a stream that writes topics only, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+
+from streaming_jobs.ledger import LedgerEntry, Txn, WrittenRange
+from streaming_jobs.sinks.base import BatchOfRows, Committer, PendingWrite
+from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
+from streaming_jobs.testing.tables import NO_ROWS, MemoryTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass
+class MemoryBatches(MemoryTable):
+    """The primary table of a stream that writes topics only; `written` gives the offsets that a batch wrote."""
+
+    written: Callable[[Txn], Sequence[WrittenRange]] = lambda _: ()
+
+    def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
+        """The output as it is: it belongs to a topic."""
+        return output
+
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:
+        """Rows that are known once the topics have the batch."""
+        return MemoryBatch(self, Txn(rows.generation, rows.batch))
+
+
+@dataclass
+class MemoryBatch:
+    """The rows of one batch of a `MemoryBatches`."""
+
+    committer: ClassVar[Committer] = "direct"
+    sink: MemoryBatches
+    txn: Txn
+    null_keys: ClassVar[None] = None
+    deletes: ClassVar[None] = None
+    judged: ClassVar[Judged] = NOTHING_BROKEN
+
+    @property
+    def rows(self) -> int:
+        """The number of partitions that the batch wrote to."""
+        return len(self.sink.written(self.txn))
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Make the rows visible once."""
+        rows = [{"batch": self.txn.batch, **asdict(each)} for each in self.sink.written(self.txn)]
+        return self.sink.append(pa.Table.from_pylist(rows) if rows else NO_ROWS, entry)
+
+    def close(self) -> None:
+        """Nothing is held."""
