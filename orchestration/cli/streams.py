@@ -291,6 +291,7 @@ def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
         "stream": stream.name,
         "topics": [topic.name for topic in stream.sources.values()],
         "tables": [table.name for table in stream.sinks.values()],
+        "writes_topics": [sink.name for sink in stream.topic_sinks.values()],
         "dead_letters": stream.dead_letters,
         "trigger": settings.for_stream(stream.name).trigger,
         "owners": list(stream.owners),
@@ -333,6 +334,10 @@ def _description(stream: Stream) -> dict[str, Any]:
                 "quarantine": stream.quarantines.get(table.name),
             }
             for table in stream.sinks.values()
+        ],
+        "topic_sinks": [
+            {"topic": sink.name, **sink.options, "columns": _columns(sink.topic.value.schema)}
+            for sink in stream.topic_sinks.values()
         ],
         "dead_letters": stream.dead_letters,
     }
