@@ -24,7 +24,7 @@ OWN_COLUMN = "recourse.column"
 
 _OWN_COLUMNS = frozenset(
     {"__delete", "__reset", "__reset_at", "__topic", "__partition", "__offset", "__position"}
-    | {"__row", "__number", "__broken", "__reason", "__detail", "__key", "__headers", "__timestamp", "__route"}
+    | {"__row", "__number", "__broken", "__reason", "__detail"}
 )
 _UNORDERED = frozenset({"array", "map", "struct", "variant", "void"})
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from streaming_jobs.columns import DETAIL_COLUMN, REASON_COLUMN
 from streaming_jobs.declared_table import is_declared_table
 from streaming_jobs.errors import UsageError
 from streaming_jobs.spelling import instead
@@ -61,7 +62,16 @@ class KafkaSink:
         for option, allowed in _CHOICES.items():
             if (value := getattr(self, option)) not in allowed:
                 raise UsageError(f"topic {self.topic.name}: {option}='{value}'", instead(str(value), allowed))
+        if not hasattr(self.topic.value, "writer"):
+            raise UsageError(
+                f"topic {self.topic.name}: its format {type(self.topic.value).__name__} only reads",
+                "declare it with Json, Text or Raw, or give the format a `writer` (record_format.py)",
+            )
         fields = self.topic.value.schema.fieldNames()
+        if taken := _TAKEN.intersection(fields):
+            raise UsageError(
+                f"topic {self.topic.name}: the field name {min(taken)} is taken by Recourse itself", "rename the field"
+            )
         for option in ("headers", "timestamp", "route"):
             if (column := getattr(self, option)) is not None and column == self.key:
                 raise UsageError(
@@ -101,6 +111,10 @@ class KafkaSink:
         return tuple(column for column in (self.key, self.headers, self.timestamp, self.route) if column is not None)
 
 
+_TAKEN = frozenset(
+    {"__key", "__headers", "__timestamp", "__route", "__topic", "__partition", "__offset", REASON_COLUMN, DETAIL_COLUMN}
+)
+"""Columns that Recourse adds to rows on their way into a topic."""
 _CHOICES: Mapping[str, Sequence[str]] = {
     "unknown_topic": ("fail", "dead_letter"),
     "delivery": ("exactly_once", "at_least_once"),

@@ -87,7 +87,7 @@ def _description(stream: Stream) -> dict[str, Any]:
             for table in stream.sinks.values()
         ],
         "topic_sinks": [
-            {"topic": sink.name, "key": sink.key, "route": sink.route, "delivery": sink.delivery}
+            {"topic": sink.name, **sink.options, "columns": _columns(sink.topic.value.schema)}
             for sink in stream.topic_sinks.values()
         ],
         "dead_letters": stream.dead_letters,

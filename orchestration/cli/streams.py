@@ -286,6 +286,7 @@ def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
         "topics": [topic.name for topic in stream.topics],
         "tables_read": [table.name for table in stream.tables_read],
         "tables": [table.name for table in stream.sinks.values()],
+        "writes_topics": [sink.name for sink in stream.topic_sinks.values()],
         "dead_letters": stream.dead_letters,
         "trigger": settings.for_stream(stream.name).trigger,
         "owners": list(stream.owners),

@@ -26,7 +26,7 @@ from streaming_jobs.sinks.kafka.markers import (
     transactional_id,
 )
 from streaming_jobs.sinks.kafka.output import TopicOutput
-from streaming_jobs.sinks.kafka.rows import KnownTopics, check_columns
+from streaming_jobs.sinks.kafka.rows import KnownTopics, TopicLookup, check_columns
 from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, TransactionWriter, Writer
 from streaming_jobs.sources.client_file import read_client_file
 from streaming_jobs.stream import Stream
@@ -67,6 +67,7 @@ class KafkaTopicSinks:
                 name = marker_topic(settings.topic_sink.prefix, stream.name, sink.name)
                 ensure_marker_topic(cast("TopicMaker", connection.topics), name)
             output.writer.open(generation)
+            output.remove_leftovers()
             _say(stream, sink, output)
         return outputs
 
@@ -135,7 +136,7 @@ def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Con
         stream=stream.name,
         settings=settings.topic_sink,
         writer=writer,
-        topics=KnownTopics(connection.topics.describe, settings.topic_sink),
+        topics=KnownTopics(cast("TopicLookup", connection.topics), settings.topic_sink),
         folder=settings.tables / stream.primary.name,
     )
 

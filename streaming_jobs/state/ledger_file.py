@@ -16,14 +16,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
 from streaming_jobs.files import private_folder, sync
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
-from streaming_jobs.positions import OffsetRange, decode_partitions
+from streaming_jobs.positions import OffsetRange, WrittenRange, decode_partitions
 
 _TAIL = 1 << 18
 _PLACE = re.compile(rb'{"g":(\d+),"b":(\d+),')
@@ -80,6 +80,8 @@ class LedgerFile:
             **({"rules": {table: dict(broken) for table, broken in entry.rules.items()}} if entry.rules else {}),
             "code": [entry.code.hash, entry.code.package],
         }
+        if entry.written:
+            line["written"] = [list(astuple(each)) for each in entry.written]
         if entry.note is not None:
             line["note"] = entry.note
         if seconds is not None:
@@ -236,4 +238,5 @@ def _entry(stream: str, line: Mapping[str, object]) -> LedgerEntry:
         code=CodeVersion(*code),
         note=str(line["note"]) if "note" in line else None,
         rules=line.get("rules", {}),  # type: ignore[arg-type]
+        written=tuple(WrittenRange(*each) for each in line.get("written", ())),  # type: ignore[attr-defined]
     )

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 
 from streaming_jobs.errors import ConfigurationError, Fenced
 from streaming_jobs.ledger import LedgerEntry, Txn
@@ -62,7 +62,8 @@ class Place:
         return client_config(Settings.load({}).kafka, self.bootstrap)
 
     def writer(self, generation: int = 1, **changed: Any) -> TransactionWriter:
-        clients = Clients(self.config, producer=changed.pop("producer", self.producer))
+        consumer = changed.pop("consumer", Consumer)
+        clients = Clients(self.config, producer=changed.pop("producer", self.producer), consumer=consumer)
         settings = changed.pop("settings", self.settings)
         writer = TransactionWriter(STREAM, f"topic:{self.topic}", self.topic, settings, clients, **changed)
         writer.open(generation)
@@ -153,6 +154,47 @@ def test_a_transaction_that_took_too_long_is_written_by_a_new_client(place: Plac
     short = replace_settings(transaction_timeout=timedelta(seconds=1))
     writer = place.writer(settings=short, before_commit=slow)
     assert writer.write(place.entry(0), place.batch(0))
+    assert sorted(place.numbers()) == [*range(100)]
+
+
+def test_the_marker_is_read_only_after_older_producers_can_commit_no_more(place: Place) -> None:
+    """The older driver commits right after the newer one has read the marker: that commit has to fail."""
+    sent, read, over = threading.Event(), threading.Event(), threading.Event()
+    failures: list[BaseException] = []
+
+    def wait(_: int) -> None:
+        sent.set()
+        assert read.wait(30)
+
+    old = place.writer(before_commit=wait)
+
+    def write() -> None:
+        try:
+            old.write(place.entry(0), place.batch(0))
+        except Fenced as error:
+            failures.append(error)
+        over.set()
+
+    class Reader:
+        """A consumer; once it has read the marker, the older driver commits."""
+
+        def __init__(self, config: dict[str, Any]) -> None:
+            self.client = Consumer(config)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.client, name)
+
+        def close(self) -> None:
+            self.client.close()
+            if not read.is_set():
+                read.set()
+                over.wait(1)
+
+    threading.Thread(target=write, daemon=True).start()
+    assert sent.wait(30)
+    new = place.writer(consumer=Reader)
+    assert new.write(place.entry(0), place.batch(0))
+    assert over.wait(30) and len(failures) == 1
     assert sorted(place.numbers()) == [*range(100)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -81,7 +81,6 @@ class TopicOutput:
     writer: Writer
     topics: KnownTopics
     folder: Path
-    _readers: int = field(default=0, init=False)
 
     @property
     def name(self) -> str:
@@ -130,6 +129,15 @@ class TopicOutput:
         )
         return TopicWrite(self.writer, files, count, judge.refused_rows(), scratch)
 
+    @property
+    def scratch(self) -> Path:
+        """The folder of the files in which large batches wait."""
+        return self.folder / _SCRATCH / self.declared.name
+
+    def remove_leftovers(self) -> None:
+        """Remove the files of attempts that died."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
     def close(self) -> None:
         """Let go of its clients."""
         self.writer.close()
@@ -141,9 +149,8 @@ class TopicOutput:
         return [(f"recourse.{name}", str(value).encode()) for name, value in numbers]
 
     def _written_files(self, frame: DataFrame, rows: BatchOfRows) -> Path:
-        folder = self.folder / _SCRATCH / self.declared.name
-        shutil.rmtree(folder, ignore_errors=True)  # of attempts that died
-        target = folder / f"g{rows.generation:04d}-b{rows.batch:09d}-{uuid.uuid4().hex[:8]}"
+        self.remove_leftovers()
+        target = self.scratch / f"g{rows.generation:04d}-b{rows.batch:09d}-{uuid.uuid4().hex[:8]}"
         frame.write.parquet(str(target))
         return target
 

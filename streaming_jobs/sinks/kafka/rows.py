@@ -12,9 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,6 +35,8 @@ KEY, HEADERS, TIMESTAMP, ROUTE = "__key", "__headers", "__timestamp", "__route"
 _PLACE = ("__topic", "__partition", "__offset")
 _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _BLOCK = 10_000
+_SURE_OF = 5
+"""The number of unknown topics in a batch that are each asked for until that is sure, half a second each."""
 _RECORD_OVERHEAD, _HEADER_OVERHEAD = 100, 10
 """Bytes that Kafka's format adds at most to a record alone in its batch, and to a header."""
 
@@ -107,23 +109,42 @@ def _kind(output: DataFrame, column: str) -> str:
     return output.schema[column].dataType.typeName()
 
 
+class TopicLookup(Protocol):
+    """Finds topics."""
+
+    def describe(self, name: str) -> TopicInfo | None:
+        """The topic; None if there is none, which takes half a second to be sure of."""
+
+    def names(self) -> set[str]:
+        """The names of all topics."""
+
+
 class KnownTopics:
     """The topics that rows name, as the broker describes them."""
 
-    def __init__(self, describe: Callable[[str], TopicInfo | None], settings: TopicSinkSettings) -> None:
-        self._describe = describe
+    def __init__(self, topics: TopicLookup, settings: TopicSinkSettings) -> None:
+        self._topics = topics
         self._settings = settings
         self._known: dict[str, TopicInfo | None] = {}
+        self._names: set[str] | None = None
 
     def forget(self) -> None:
         """Ask again, once for each batch."""
         self._known.clear()
+        self._names = None
 
     def __getitem__(self, name: str) -> TopicInfo | None:
         if name not in self._known:
             possible = bool(name) and len(name) <= 249 and set(name) <= _LETTERS and not name.startswith("__")
-            self._known[name] = self._describe(name) if possible else None
+            self._known[name] = self._found(name) if possible else None
         return self._known[name]
+
+    def _found(self, name: str) -> TopicInfo | None:
+        if sum(info is None for info in self._known.values()) < _SURE_OF:
+            return self._topics.describe(name)
+        if self._names is None:  # rows that name very many topics: one look at all of them
+            self._names = self._topics.names()
+        return self._topics.describe(name) if name in self._names else None
 
     @property
     def ids(self) -> dict[str, str]:

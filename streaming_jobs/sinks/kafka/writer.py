@@ -7,6 +7,7 @@ the marker does not have it. `PlainWriter` is at-least-once: after a failure it 
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 _ATTEMPTS = 3
+_CLAIM = 3.0
 DEFAULT_MOST_BYTES = 1_048_588
 """max.message.bytes of a topic, if nobody has set it."""
 
@@ -181,16 +183,24 @@ class TransactionWriter:
             )
 
     def _refuse_if_replaced(self) -> None:
-        """Raise Fenced if another driver has opened the topic; a slow transaction that the broker ended is no such."""
-        try:
-            marker = self._read()
-        except ClientLost:
-            return  # the next attempt says what is wrong
-        if marker is not None and marker.owner != self._owner:
-            raise Fenced(
-                f"another driver writes topic {self.topic} for stream {self.stream} now",
-                "let this driver end; the other one continues without it",
-            )
+        """Raise Fenced if another driver opens the topic; a slow transaction that the broker has ended is no such.
+
+        The other driver has fenced this one before it writes its marker: it gets a moment for that.
+        """
+        until = time.monotonic() + _CLAIM
+        while True:
+            try:
+                marker = self._read()
+            except ClientLost:
+                return  # the next attempt says what is wrong
+            if marker is not None and marker.owner != self._owner:
+                raise Fenced(
+                    f"another driver writes topic {self.topic} for stream {self.stream} now",
+                    "let this driver end; the other one continues without it",
+                )
+            if time.monotonic() >= until:
+                return
+            time.sleep(_CLAIM / 10)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from streaming_jobs import DeltaTable, Json, KafkaSink, KafkaTopic, NotNull, Raw
 from streaming_jobs.graph.description import describe
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.topology import Topology
+from tests.support.worlds import NoBytes
 
 ORDER = StructType([StructField("id", LongType(), nullable=False), StructField("customer", StringType())])
 RAW = KafkaTopic("raw-orders", value=Raw())
@@ -59,6 +60,8 @@ def test_tables_and_topics_of_one_mapping_are_told_apart_and_a_table_is_primary(
         (lambda: KafkaSink(ORDERS, unknown_topic="skip"), "unknown_topic='skip'"),  # type: ignore[arg-type]
         (lambda: KafkaSink(ORDERS, headers="customer"), "is a field of the value"),
         (lambda: KafkaSink(ORDERS, key="k", route="k"), "route and key are both"),
+        (lambda: KafkaSink(KafkaTopic("t", value=NoBytes())), "its format NoBytes only reads"),
+        (lambda: KafkaSink(KafkaTopic("t", value=Json(StructType([StructField("__key", LongType())])))), "is taken"),
         (lambda: flow("s", RAW, a=SINK, b=SINK), "writes a topic twice"),
         (lambda: flow("s", ORDERS, a=SINK), "reads the topic orders and writes it"),
         (lambda: flow("s", RAW, a="orders"), "sink is 'orders'"),

@@ -181,6 +181,13 @@ def test_the_newest_line_gives_the_entry_and_the_tables_versions_back(ledger: Le
     assert ledger.newest(STREAM)[0].code == CODE  # type: ignore[index]
 
 
+def test_a_line_says_where_the_batch_lies_in_the_topics_that_it_wrote(ledger: LedgerFile) -> None:
+    written = (WrittenRange("orders", "id", 2, 5, 9, 3),)
+    ledger.append(entry(7, written=written), {})
+    newest = ledger.newest(STREAM)
+    assert newest is not None and newest[0].written == written
+
+
 def test_an_empty_ledger_has_no_newest_line(ledger: LedgerFile) -> None:
     assert ledger.newest(STREAM) is None
 

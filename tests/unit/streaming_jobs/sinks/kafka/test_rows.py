@@ -36,6 +36,22 @@ TOPICS = {
     "compacted": TopicInfo("compacted", "id2", 3, -1, "compact,delete"),
     "small": TopicInfo("small", "id3", 3, -1, "delete", max_message_bytes=300),
 }
+
+
+class Lookup:
+    """The topics above; it counts the questions for single ones."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def describe(self, name: str) -> TopicInfo | None:
+        self.asked.append(name)
+        return TOPICS.get(name)
+
+    def names(self) -> set[str]:
+        return set(TOPICS)
+
+
 _ARROW = pa.schema(
     [
         ("n", pa.int64()),
@@ -55,7 +71,7 @@ SETTINGS = TopicSinkSettings()
 
 def judged(*rows: Mapping[str, Any], sink: KafkaSink = SINK) -> tuple[list[Outgoing], pa.Table | None]:
     """The records that the rows make, and the refused rows."""
-    judge = RowJudge(sink, KnownTopics(TOPICS.get, SETTINGS), [("recourse.batch", b"3")])
+    judge = RowJudge(sink, KnownTopics(Lookup(), SETTINGS), [("recourse.batch", b"3")])
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=_ARROW)
     records = [record for block in judge.blocks(iter([table])) for record in judge.records(block)]
     return records, judge.refused_rows()
@@ -133,7 +149,7 @@ def test_order_is_that_of_the_rows_across_blocks(monkeypatch: pytest.MonkeyPatch
 
 
 def test_requests_are_no_larger_than_the_most_restrictive_topic_takes() -> None:
-    topics = KnownTopics(TOPICS.get, SETTINGS)
+    topics = KnownTopics(Lookup(), SETTINGS)
     assert topics["orders"] is not None and topics.smallest_batch == 1_048_588
     assert topics["small"] is not None and topics.smallest_batch == 300
     assert producer_config({}, SETTINGS, "id", topics.smallest_batch)["batch.size"] == 300
@@ -157,7 +173,7 @@ def test_delivery_reports_become_ranges() -> None:
 
 
 def _staged(refused: int) -> tuple[SinkSet, dict[str, Any]]:
-    topics = KnownTopics(TOPICS.get, SETTINGS)
+    topics = KnownTopics(Lookup(), SETTINGS)
     output = TopicOutput(SINK, "s", SETTINGS, Discarded(), topics, None)  # type: ignore[arg-type]
     rows = pa.table({"n": [*range(refused)]}) if refused else None
     judge = RowJudge(SINK, topics, [])
@@ -176,3 +192,10 @@ def test_dead_letters_say_how_many_rows_each_topic_refused_and_a_repetition_must
     refuse_other_letters(done, {}, sinks, batch)
     with pytest.raises(LedgerConflict, match="refused 3 rows of g0001 batch 7 before the driver ended, and refuses 2"):
         refuse_other_letters(done, _staged(2)[1], sinks, batch)
+
+
+def test_rows_that_name_thousands_of_unknown_topics_are_judged_quickly() -> None:
+    lookup = Lookup()
+    topics = KnownTopics(lookup, SETTINGS)
+    assert all(topics[f"unknown-{n}"] is None for n in range(1000)) and len(lookup.asked) == 5
+    assert topics["orders"] is not None
