@@ -24,7 +24,6 @@ from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchRepo
 from streaming_jobs.runtime.batch_path import Route, choose_path, fits_the_driver
 from streaming_jobs.runtime.pace import Pace
 from streaming_jobs.runtime.query_plan import PlanTraits
-from streaming_jobs.runtime.stream_topics import written
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
 from streaming_jobs.sources.batch_size import FIRST
@@ -250,7 +249,9 @@ class BatchPipeline:
             log.warning(note, stream=self.stream.name, batch=entry.batch)
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         counts.of_write(entry.table, "written", staged[entry.table])
-        return replace(counts.onto(entry), txns=txns, note=note, written=written(self.sinks.topics, entry.txn))
+        return replace(
+            counts.onto(entry), txns=txns, note=note, written=batch_counts.written(self.sinks.topics, entry.txn)
+        )
 
     def _others(
         self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from streaming_jobs.errors import LedgerConflict
-from streaming_jobs.ledger import DROPPED, LedgerEntry
-from streaming_jobs.positions import OffsetRange
+from streaming_jobs.ledger import DROPPED, LedgerEntry, Txn
+from streaming_jobs.positions import OffsetRange, WrittenRange
 from streaming_jobs.sinks.base import PendingWrite, Sink, SinkSet
 from streaming_jobs.sources.base import Source
 
@@ -103,3 +103,9 @@ def refuse_other_rows(done: LedgerEntry | None, pending: PendingWrite | None, ba
 def range_words(entry: LedgerEntry) -> str:
     """The offsets that a batch read, in words."""
     return ", ".join(f"{r.topic} {dict(r.start)} to {dict(r.end)}" for r in entry.offsets)
+
+
+def written(topics: Sequence[Sink], txn: Txn) -> tuple[WrittenRange, ...]:
+    """Where a batch lies in the topics that have it."""
+    entries = [entry for sink in topics if (entry := sink.newest_entry()) is not None and entry.txn == txn]
+    return tuple(each for entry in entries for each in entry.written)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from streaming_jobs.columns import SOURCE_COLUMN, checked_columns, checked_order
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.runtime.stream_topics import written
+from streaming_jobs.runtime.batch_counts import written
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.base import Sink, SinkSet, Upkeep
 from streaming_jobs.sinks.schemas import (

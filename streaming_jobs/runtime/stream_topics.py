@@ -10,8 +10,6 @@ import structlog
 
 from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.kafka_sink import KafkaSink
-from streaming_jobs.ledger import Txn
-from streaming_jobs.positions import WrittenRange
 from streaming_jobs.preflight.snapshot import TopicSinkSnapshot
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.crash_points import crash_point
@@ -104,12 +102,6 @@ def check_topics(stream: Stream, outputs: Mapping[str, DataFrame]) -> None:
     """Raise OutputMismatch for an output that does not fit its topic."""
     for name, sink in stream.topic_sinks.items():
         check_columns(sink, outputs[name])
-
-
-def written(topics: Sequence[Sink], txn: Txn) -> tuple[WrittenRange, ...]:
-    """Where a batch lies in the topics that have it."""
-    entries = [entry for sink in topics if (entry := sink.newest_entry()) is not None and entry.txn == txn]
-    return tuple(each for entry in entries for each in entry.written)
 
 
 def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection) -> TopicSinkSnapshot:

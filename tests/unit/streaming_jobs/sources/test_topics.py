@@ -32,11 +32,17 @@ class Admin:
     def describe_topics(self, names: Any, **_: Any) -> dict[str, Future[Any]]:
         self.asked += 1
         code = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return {"flights": answer(code, SimpleNamespace(topic_id="id", partitions=[0, 1]))}
+        partitions = [SimpleNamespace(replicas=[1, 2]), SimpleNamespace(replicas=[1])]
+        return {"flights": answer(code, SimpleNamespace(topic_id="id", partitions=partitions))}
 
     def describe_configs(self, resources: Any, **_: Any) -> dict[Any, Future[Any]]:
-        values = {"retention.ms": SimpleNamespace(value="-1"), "cleanup.policy": SimpleNamespace(value="delete")}
-        return {resources[0]: answer(None, values)}
+        values = {
+            "retention.ms": "-1",
+            "cleanup.policy": "delete",
+            "min.insync.replicas": "2",
+            "max.message.bytes": "9",
+        }
+        return {resources[0]: answer(None, {name: SimpleNamespace(value=value) for name, value in values.items()})}
 
 
 class Clock:
@@ -70,6 +76,7 @@ def test_a_topic_whose_leader_is_being_elected_is_waited_for(monkeypatch: pytest
     topics, _ = topics_that_say(monkeypatch, *[ELECTION] * 50, None)
     info = topics.describe("flights")
     assert info is not None and (info.id, info.partitions) == ("id", 2)
+    assert (info.replicas, info.min_insync_replicas, info.max_message_bytes) == (1, 2, 9)
 
 
 def test_an_election_that_does_not_end_is_a_broker_out_of_reach_and_no_deleted_topic(
