@@ -56,17 +56,26 @@ def sessions(
 
 
 def topic_assets(topology: Topology) -> list[dg.AssetSpec]:
-    """Every source topic, and every table that no stream writes, as an asset that somebody else writes."""
+    """Every topic, and every table that is read and that no stream writes, as assets that no step makes.
+
+    A topic that a stream writes comes from what the stream reads.
+    """
+    writers = {sink.name: stream for stream in topology.streams.values() for sink in stream.topic_sinks.values()}
+    written = {sink.name: sink.topic for stream in writers.values() for sink in stream.topic_sinks.values()}
     return [
         dg.AssetSpec(
             topic_key(topic.name),
+            deps=[source_key(source) for source in writers[topic.name].sources.values()]
+            if topic.name in writers
+            else [],
             group_name=TOPIC_GROUP,
             kinds={"kafka"},
             description=topic.description or f"Kafka topic {topic.name}",
             owners=owners(topic.owners),
+            tags={"recourse/stream": writers[topic.name].name} if topic.name in writers else {},
             metadata=_topic_metadata(topic),
         )
-        for topic in topology.topics.values()
+        for topic in {**written, **topology.topics}.values()
     ] + [
         dg.AssetSpec(
             table_key(table.name),

@@ -17,12 +17,14 @@ from orchestration.definitions import definitions
 from orchestration.sessions.reporting import table_key, topic_key
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, write_status
-from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
+from tests.dagster.fakes.flows import ORDERS
 from tests.dagster.ticks import Ticks
 from tests.support import ROOT
 from tests.support.two_steps import CLEAN
@@ -64,6 +66,18 @@ def test_topics_are_external_and_every_table_comes_from_them(defs: dg.Definition
     assert list(graph.get(topic).owners) == ["team:shop"]
     for table in ("orders", "customers_dead_letters", "idle"):
         assert graph.get(table_key(table)).parent_keys == {topic}
+
+
+def test_a_topic_that_a_stream_writes_comes_from_what_the_stream_reads() -> None:
+    raw, clean = KafkaTopic("raw", value=ORDERS.value), KafkaTopic("clean", value=ORDERS.value)
+    first = Stream("first", lambda raw: raw, {"raw": raw}, {"clean": KafkaSink(clean, key="customer")})
+    second = Stream("second", lambda clean: clean, {"clean": clean}, {"second": DeltaTable("second")})
+    specs = {spec.key: spec for spec in topic_assets(Topology.of([first, second]))}
+    assert [dep.asset_key for dep in specs[topic_key("clean")].deps] == [topic_key("raw")]
+    assert specs[topic_key("clean")].tags["recourse/stream"] == "first"
+    assert not list(specs[topic_key("raw")].deps)
+    (batches, _) = table_assets(first, Settings.load(), "shop")
+    assert batches.key == table_key("first_batches")
 
 
 def test_tables_without_a_job_are_shown_and_cannot_be_started(defs: dg.Definitions) -> None:
