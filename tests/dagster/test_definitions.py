@@ -17,6 +17,7 @@ from orchestration.definitions import definitions
 from orchestration.sessions.reporting import table_key, topic_key
 from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.formats import Json
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire
@@ -24,7 +25,7 @@ from streaming_jobs.state.status import Status, write_status
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.topology import Topology
 from tests.conftest import SettingsFactory
-from tests.dagster.fakes.flows import ORDERS
+from tests.dagster.fakes.flows import ORDER
 from tests.dagster.ticks import Ticks
 from tests.support import ROOT
 from tests.support.two_steps import CLEAN
@@ -69,7 +70,7 @@ def test_topics_are_external_and_every_table_comes_from_them(defs: dg.Definition
 
 
 def test_a_topic_that_a_stream_writes_comes_from_what_the_stream_reads() -> None:
-    raw, clean = KafkaTopic("raw", value=ORDERS.value), KafkaTopic("clean", value=ORDERS.value)
+    raw, clean = KafkaTopic("raw", value=Json(ORDER)), KafkaTopic("clean", value=Json(ORDER))
     first = Stream("first", lambda raw: raw, {"raw": raw}, {"clean": KafkaSink(clean, key="customer")})
     second = Stream("second", lambda clean: clean, {"clean": clean}, {"second": DeltaTable("second")})
     specs = {spec.key: spec for spec in topic_assets(Topology.of([first, second]))}
