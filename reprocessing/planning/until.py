@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from reprocessing.planning.history import Batch, has_present_rows
 from reprocessing.planning.offsets_text import parse_offsets
+from reprocessing.planning.other_changes import accepted_since, slices_since
 from reprocessing.planning.replay_start import taken_now
 from reprocessing.planning.slices_instead import slices_command
 from reprocessing.planning.snapshot import PlanningSnapshot
@@ -31,9 +32,7 @@ from streaming_jobs.sinks.tables import existing_table
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import cuttable
 from streaming_jobs.state.savepoints import Savepoint
-from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import StreamRecord
 
 KINDS = ("batch", "table-version", "savepoint", "code", "datetime", "duration", "offsets")
 """Kinds of targets at which a bounded recovery can end."""
@@ -214,18 +213,7 @@ def _refuse_other_changes(snapshot: PlanningSnapshot, base: Base, saved: Savepoi
         raise UsageError(
             f"{words}: whether its rows belong to the batches to correct or to later ones is not known", _ORDINARY
         )
-    versions = {table.name: table.version for table in saved.tables}
-    for each in SliceRequests.of(snapshot.settings, name).history():
-        if each.version is not None and each.version > versions.get(each.table, -1):
-            raise UsageError(
-                f"slice {each.summary.get('slice', each.id)} of table {each.table} was rebuilt after {saved.txn}: rows "
-                "from before it are not in the table any more",
-                f"name a later end, or {_ORDINARY}",
-            )
-
-
-def accepted_since(record: StreamRecord, start: Savepoint | None) -> str:
-    """The changes of somebody else that were accepted since a savepoint (None: ever), in words; empty without any."""
-    versions = {table.name: table.version for table in start.tables} if start is not None else {}
-    since = [each for each in record.accepted if each.version > versions.get(each.table, -1)]
-    return "; ".join(f"version {each.version} of table {each.table} was accepted ({each.why})" for each in since)
+    if words := slices_since(snapshot.settings, snapshot.stream, saved, waiting=True):
+        raise UsageError(
+            f"{words}: rows from before it are not in the table any more", f"name a later end, or {_ORDINARY}"
+        )

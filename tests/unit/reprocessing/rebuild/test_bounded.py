@@ -29,9 +29,11 @@ from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.rules import NotNull
-from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.sinks.delta.commit_properties import noted as noted_in
+from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
+from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
@@ -151,7 +153,7 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
 def compact(life: Life, name: str) -> None:
     """One file per partition, as the stream's own upkeep does it."""
     entry = LedgerEntry("upkeep", life.stream.name, name, 1, -1, note="compacted")
-    DeltaTable(life.settings.tables / name).optimize.compact(commit_properties=noted(entry))
+    DeltaTable(life.settings.tables / name).optimize.compact(commit_properties=noted_in(entry))
 
 
 def compacted(life: Life) -> Life:
@@ -289,18 +291,83 @@ def test_a_change_of_somebody_else_that_is_accepted_meanwhile_ends_it(life: Life
     assert life.ids() == BEFORE
 
 
-def test_where_nothing_that_is_finished_came_after_the_end_it_is_refused_before_the_fence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("last", [6, 7])
+def test_a_last_batch_that_is_not_finished_is_refused_before_the_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    """The last batch is in the tables, and Spark has not noted that it is done: the stream repeats it."""
+    """It is in the tables, and Spark has not noted that it is done: its rows would vanish, and then come again."""
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
     life = Life.begin(tmp_path, in_delta())
-    for number in range(7):
-        life.batch(number, wrong=number in WRONG, commit=number < 6)
+    for number in range(last + 1):
+        life.batch(number, wrong=number in WRONG, commit=number < last)
     whole = recovery(life, planned(life))
-    with pytest.raises(UsageError, match="no finished batch is after those to be corrected"):
+    with pytest.raises(UsageError, match=f"batch {last} is in the tables, and the checkpoint does not know") as refused:
         run(whole)
-    assert life.at() == Txn(1, 6) and whole.journal.done("fence", STREAM.name) is None
+    assert "without --until" in refused.value.next_step
+    assert life.at() == Txn(1, last) and whole.journal.done("fence", STREAM.name) is None
+    life.finish(last)
+    run(whole)
+    assert life.ids() == list(range((last + 1) * PER_BATCH)) and refusals(life) == []
+
+
+def slice_rebuilt(life: Life, batch: int, *, noted: bool) -> int:
+    """A slice of the table is rebuilt, as a driver does it; a kill may leave its outcome out."""
+    table, name = life.stored(), f"things-{batch}"
+    assert isinstance(table, DeltaStoredTable)
+    entry = LedgerEntry("slice", STREAM.name, table.name, 1, batch, plan=name)
+    made = DeltaTable(table.sink.path)
+    first, *_ = made.get_add_actions().to_struct_array().to_pylist()
+    made.delete(f"id = {first['min']['id']}", commit_properties=noted_in(entry))
+    if noted:
+        requests = SliceRequests.of(life.settings, STREAM.name)
+        request = SliceRequest(name, STREAM.name, table.name, entry.encode(), {}, 1.0, {"slice": "a day"})
+        requests.ask(request)
+        requests.end(request.ended("committed", version=made.version()))
+    return made.version()
+
+
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize("reached", ["keep", "combine", "publish"])
+def test_a_slice_that_is_rebuilt_after_the_plan_was_made_ends_it(delta: Life, reached: str, noted: bool) -> None:
+    """Rows of its version cannot be told apart by those as of the last batch to correct."""
+    whole = recovery(delta, planned(delta))
+    run(whole, until=reached)
+    version = slice_rebuilt(delta, BATCHES - 1, noted=noted)
+    words = "slice a day of table things was rebuilt after g0001 batch 5" if noted else f"in version {version}"
+    with pytest.raises(PreflightRefused, match=words) as refused:
+        run(whole)
+    assert whole.journal.done(reached, STREAM.name) is None and "recover abort" in refused.value.next_step
+    assert delta.record.generation == 1
+
+
+def test_a_slice_that_waits_ends_it_before_the_fence(life: Life) -> None:
+    whole, entry = recovery(life, planned(life)), LedgerEntry("slice", STREAM.name, "things", 1, 8).encode()
+    request = SliceRequest("things-1", STREAM.name, "things", entry, {}, 1.0, {"slice": "a day"})
+    SliceRequests.of(life.settings, STREAM.name).ask(request)
+    with pytest.raises(PreflightRefused, match="slice a day of table things waits for its commit"):
+        run(whole)
+    assert whole.journal.done("keep", STREAM.name) is None
+
+
+def test_after_the_last_commit_of_a_publish_an_accepted_change_does_not_end_it(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort is refused from that commit on, the third, so resume must go on."""
+    whole, points = recovery(life, planned(life)), list[str]()
+
+    def killed(_: RecoveryContext, point: str) -> None:
+        points.append(point)
+        if points.count("recover_publish_between") == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(RecoveryContext, "crash_point", killed)
+        run(whole)
+    life.save(replace(life.record, accepted=(Accepted("things", 99, "by hand", 1.0),)))
+    with pytest.raises(UsageError, match="has published table things"):
+        executor.give_up(whole)
+    run(whole)
+    assert life.ids() == RIGHT and whole.journal.outcome == "published"
 
 
 def test_without_the_savepoint_of_its_end_it_does_not_begin(life: Life) -> None:
