@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.types import LongType, StructField
 
 from reprocessing import executor
 from reprocessing.explainer import explain
@@ -232,6 +233,34 @@ def test_a_stage_that_was_killed_in_its_middle_begins_again(
     assert whole.journal.done(stage, STREAM.name) is None
     run(whole)
     assert life.ids() == life.ids("copies") == RIGHT and refusals(life) == [] and life.record.generation == 2
+
+
+def test_a_batch_that_a_kill_has_repeated_counts_once(life: Life) -> None:
+    def resumed(context: RecoveryContext) -> Mapping[str, Any]:
+        found, staged = replay(context), Life(context.own, context.stream)
+        staged.ledger_file.append(staged.entry(5, context.plan.generation, "fixed"), {})
+        return found
+
+    run(recovery(life, planned(life), resumed))
+    corrected = life.record.generations[-1].corrected
+    assert corrected is not None and corrected.rows == {"written": 30}
+
+
+def test_rebuilt_rows_without_a_column_of_the_table_are_not_published(
+    delta: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later rows have the column, and the rebuilt ones would have nulls in it."""
+    for name in ("things", "copies"):
+        stored = delta.stored(name)
+        assert isinstance(stored, DeltaStoredTable)
+        stored.sink.add_columns([StructField("more", LongType())], 1)
+    delta.batch(BATCHES)
+    plan = planned(delta)
+    whole = recovery(delta, plan)
+    with pytest.raises(AuditRefused, match="column more of table things is long, in the rebuilt one gone"):
+        run(whole)
+    executor.give_up(whole)
+    assert delta.record.generation == 3
 
 
 def test_later_rows_that_would_change_are_not_published(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
