@@ -6,8 +6,9 @@ apart: a savepoint of it, or Spark's log and the table's log, from which one is 
 
     batch N, table-version V, savepoint NAME    that batch
     code HASH                                   the last batch of that code
-    datetime TIME, duration '2 hours',          the first batch after which every record before that was read, so that
-    offsets 0:120,1:98                          all of them are corrected
+    offsets 0:120,1:98                          the first batch after which every record before that was read, so that
+                                                all of them are corrected
+    datetime TIME, duration '2 hours'           the same, for the offset of the first record at or after that time
 """
 
 from __future__ import annotations
@@ -86,8 +87,16 @@ def until_border(snapshot: PlanningSnapshot, target: Target, resolved: Resolved)
 def until_of(snapshot: PlanningSnapshot, target: Target, border: Border, base: Base) -> Until:
     """The end of a plan whose replay starts from `base`; a savepoint of it is taken if there is none.
 
-    Raises UsageError if the rows as of that batch are not known any more, or if somebody else has changed rows since.
+    Raises UsageError if the rows as of that batch are not known any more, if there are rows of no batch
+    (`other_changes.py`), or if the replay begins with the whole content of a table that is read.
     """
+    for table in snapshot.stream.tables_read:
+        if not base.ends.get(table.name, {}).get(0, 0):
+            raise UsageError(
+                f"the replay begins with the whole content of table {table.name}, as it is now: where it was at the "
+                f"end of {border.txn} is not kept",
+                f"go back to a later batch, whose rows are kept; or {_ORDINARY}",
+            )
     saved = _savepoint(snapshot, border.txn)
     if saved is None:
         raise UsageError(
@@ -119,8 +128,13 @@ def _border(target: Target, view: View) -> Border:
     covering = view.history.first_covering(wanted) or view.history.last
     assert covering is not None  # a stream without a batch has no present state
     exact = all(covering.ends.get(t, {}).get(p) == end for t, each in wanted.items() for p, end in each.items())
-    note = f"{target}: moved to the end of {covering.txn}, the first batch that has read everything before it"
-    return Border(covering.txn, covering.ends, () if exact else (note,))
+    notes = [] if exact else [f"{target}: moved to the end of {covering.txn}, the first batch that has read all of it"]
+    if target.kind in ("datetime", "duration"):
+        notes.append(
+            f"{target} means every record up to the first one at or after it; where timestamps are not in order, "
+            "earlier records may come after that one, and stay as they are"
+        )
+    return Border(covering.txn, covering.ends, tuple(notes))
 
 
 def _wanted(target: Target, view: View) -> TopicOffsets:
@@ -131,6 +145,11 @@ def _wanted(target: Target, view: View) -> TopicOffsets:
     for topic in view.topics:  # a partition without a record at or after that time: all of its records
         here = view.position.get(topic.name, {})
         found = view.for_time(topic.name, at)
+        if any(found.get(p) == 0 for p, first in topic.continues.items() if first):  # versions of a table that is read
+            raise UsageError(
+                f"the log of table {topic.name}, which the stream reads, does not reach back to {target}",
+                "name a batch: --until 'batch N'",
+            )
         wanted[topic.name] = {p: min(offset, here.get(p, 0)) for p, offset in found.items()}
     return wanted
 
