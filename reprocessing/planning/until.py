@@ -182,8 +182,10 @@ def _refuse_dependent_rows(snapshot: PlanningSnapshot, after: Txn | None, end: T
             f"rebuild the time that these records belong to: {command}; or {_ORDINARY}" if command else _ORDINARY,
         )
     plans = StreamFolder.of(snapshot.settings, name).output_plans
-    codes = {snapshot.world.code.hash, *(code.hash for code in snapshot.record.code[-1:])}
-    if others := not_row_by_row(output_plans.nodes(plans, codes)):
+    ran = snapshot.record.code
+    since = max((at for at, code in enumerate(ran) if code.since <= end), default=0)
+    codes = {snapshot.world.code.hash, *(code.hash for code in ran[since:])}
+    if others := not_row_by_row(output_plans.nodes(plans, codes), len(snapshot.stream.sources)):
         raise UsageError(
             f"stream {name} has operators that may keep state ({', '.join(others)}): rows after {end} may depend on "
             "records before it",

@@ -169,6 +169,18 @@ def test_operators_that_may_keep_state_are_refused(life: Life) -> None:
         plan(life, "batch 5")
 
 
+@pytest.mark.parametrize(("code", "refused"), [("a", False), ("bug", True), ("b", True)])
+def test_any_code_that_ran_since_the_end_counts(life: Life, code: str, refused: bool) -> None:
+    """Batches 3 to 5 are of code bug, and those since of b: after batch 4 there are rows of both."""
+    plans = StreamFolder.of(life.settings, STREAM.name).output_plans
+    output_plans.write(plans, {code: {"things": {"nodes": ["Mystery"], "position": None}}})
+    if refused:
+        with pytest.raises(UsageError, match="operators that may keep state"):
+            plan(life, "batch 4")
+    else:
+        assert plan(life, "batch 4").until is not None
+
+
 def forget(life: Life, last: int) -> None:
     """Spark's log no longer reaches back to this batch."""
     for log in ("offsets", "commits"):
