@@ -420,6 +420,15 @@ def test_a_second_recovery_starts_from_rows_that_no_first_one_has_corrected(life
     assert planned_for(life, Target("batch", "8"), None).streams[0].base.batch in (2, 8)
 
 
+def test_the_last_batch_before_a_bounded_recovery_is_named_as_it_is_after_it(life: Life) -> None:
+    """Its own rows are those from before the correction; the empty batch of the same number has the present ones."""
+    run(recovery(life, planned(life)))
+    life.batch(BATCHES, generation=2)
+    again = planned_for(life, Target("batch", "2"), Target("batch", str(BATCHES - 1))).streams[0]
+    assert again.until is not None and again.until.txn == Txn(2, BATCHES - 1)
+    assert planned_for(life, Target("batch", "8"), None).streams[0].base.savepoint == "g0002-b000000008"
+
+
 def planned_for(life: Life, target: Target, until: Target | None) -> RecoveryPlan:
     snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
     return make_plan(life.settings, [Request(snapshot, target, NO_CHECKS, until=until)])
