@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.positions import TopicOffsets, ends_of, starts_of
 from streaming_jobs.state.ledger_file import LedgerLine, RawLine
-from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.state.stream_record import Corrected, Generation
 
 _PACE_OF = 2_000
 
@@ -253,6 +253,16 @@ def has_present_rows(generations: Sequence[Generation], txn: Txn) -> bool:
         for each in generations
         if each.number in on_path
     )
+
+
+def corrections(generations: Sequence[Generation]) -> list[Corrected]:
+    """The bounded recoveries of the path whose rows are there, newest first: no later one has corrected all of them."""
+    found: list[Corrected] = []
+    on_path = {number for number, _, _ in generation_spans(generations)}
+    for each in reversed([g.corrected for g in generations if g.number in on_path and g.corrected is not None]):
+        if not any(later.after <= each.after and each.up_to <= later.up_to for later in found):
+            found.append(each)
+    return found
 
 
 def _covers(ends: TopicOffsets, wanted: TopicOffsets) -> bool:

@@ -14,7 +14,8 @@ from pyspark.sql.types import LongType, StructField
 
 from reprocessing import executor
 from reprocessing.explainer import explain
-from reprocessing.planning.history import has_present_rows
+from reprocessing.planning.first_bad_row import before_first_bad
+from reprocessing.planning.history import corrections, has_present_rows
 from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Target
@@ -35,7 +36,7 @@ from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
-from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected
+from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected, Generation
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
@@ -427,6 +428,26 @@ def test_the_last_batch_before_a_bounded_recovery_is_named_as_it_is_after_it(lif
     again = planned_for(life, Target("batch", "2"), Target("batch", str(BATCHES - 1))).streams[0]
     assert again.until is not None and again.until.txn == Txn(2, BATCHES - 1)
     assert planned_for(life, Target("batch", "8"), None).streams[0].base.savepoint == "g0002-b000000008"
+
+
+def test_what_code_has_written_in_a_bounded_replay_is_found_with_its_other_rows(life: Life) -> None:
+    """It ran on from batch 9, and the rows of batches 3 to 5 are its own too."""
+    run(recovery(life, planned(life), lambda context: replay(context, wrong=True)))
+    life.batch(BATCHES, generation=2, code="fixed")
+    life.save(replace(life.record, code=(*life.record.code, CodeSince("fixed", "1", 2, BATCHES, 3.0))))
+    assert planned_for(life, Target("code", "fixed"), None).streams[0].base.savepoint == "g0001-b000000002"
+    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
+    _, resolved = before_first_bad(snapshot, "id < 0", exact=False)
+    assert resolved.batch == Txn(1, 2) and "written by code fixed, which ran since g0001 batch 3" in resolved.notes[0]
+
+
+def test_of_two_bounded_recoveries_the_one_whose_rows_are_gone_does_not_count() -> None:
+    first = Generation(2, 1.0, "", 1, 8, corrected=Corrected(Txn(1, 2), Txn(1, 5), code="c"))
+    partly = Generation(3, 1.0, "", 2, 9, corrected=Corrected(Txn(1, 3), Txn(1, 5), code="d"))
+    whole = Generation(4, 1.0, "", 3, 9, corrected=Corrected(Txn(1, 1), Txn(1, 5), code="e"))
+    begin = Generation(1, 1.0, "")
+    assert [each.code for each in corrections((begin, first, partly))] == ["d", "c"]
+    assert [each.code for each in corrections((begin, first, partly, whole))] == ["e"]
 
 
 def planned_for(life: Life, target: Target, until: Target | None) -> RecoveryPlan:
