@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from deltalake import DeltaTable
 
 from reprocessing.planning.conditions import added_columns, bad_rows
-from reprocessing.planning.history import Batch, has_present_rows
+from reprocessing.planning.history import Batch, corrections, has_present_rows
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, before
 from streaming_jobs.errors import UsageError
@@ -43,16 +43,17 @@ def before_first_bad(
         raise UsageError(f"no row of table {table.name} is bad: {condition}", "there is nothing to put right")
     notes: list[str] = []
     batch = _first(snapshot, table, condition, notes)
-    remarks = refuse_same_code(snapshot, batch.code, f"wrote the first bad row, with {batch.txn},", same_code=same_code)
+    wrote = _code_of(snapshot, batch)
+    remarks = refuse_same_code(snapshot, wrote, f"wrote the first bad row, with {batch.txn},", same_code=same_code)
     code = _first_of_code(snapshot, batch)
     start = batch if exact else code
     view = snapshot.view()
     txn, ends = before(start.txn, view)
-    ran = f"written by code {batch.code.hash}, which ran since {code.txn}"
+    ran = f"written by code {wrote.hash}, which ran since {code.txn}"
     are = "row is" if bad_now == 1 else "rows are"
     notes = [f"{bad_now:,} {are} bad now; the first came with {batch.txn}, {ran}", *remarks, *notes]
     if exact and code.txn != batch.txn:
-        notes.append(f"--exact: what code {batch.code.hash} wrote from {code.txn} to {batch.txn} stays as it is")
+        notes.append(f"--exact: what code {wrote.hash} wrote from {code.txn} to {batch.txn} stays as it is")
     words = f"{txn.batch if txn else -1} (before the first bad row: {condition})"
     return Target("batch", words), Resolved(txn, ends, tuple(notes))
 
@@ -127,10 +128,19 @@ def _readable(table: StoredTable, version: int | None, in_log: set[int]) -> bool
 
 def _first_of_code(snapshot: PlanningSnapshot, batch: Batch) -> Batch:
     """The first batch of the unbroken run of the same code that includes this batch."""
-    first = batch
-    while (earlier := snapshot.history.before(first.txn)) is not None and earlier.code.hash == batch.code.hash:
+    first, wrote = batch, _code_of(snapshot, batch).hash
+    while (earlier := snapshot.history.before(first.txn)) is not None and _code_of(snapshot, earlier).hash == wrote:
         first = earlier
     return first
+
+
+def _code_of(snapshot: PlanningSnapshot, batch: Batch) -> CodeVersion:
+    """The code that wrote the present rows of a batch: of a corrected one, that of the correction."""
+    for each in corrections(snapshot.record.generations):
+        if each.after < batch.txn <= each.up_to:
+            known = (code.version for code in reversed(snapshot.record.code) if code.hash == each.code)
+            return next(known, CodeVersion(each.code, snapshot.world.code.package))
+    return batch.code
 
 
 @contextmanager

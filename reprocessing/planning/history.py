@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from streaming_jobs.ledger import CodeVersion, Txn
 from streaming_jobs.positions import TopicOffsets, ends_of, starts_of
 from streaming_jobs.state.ledger_file import LedgerLine, RawLine
-from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.state.stream_record import Corrected, Generation
 
 _PACE_OF = 2_000
 
@@ -122,13 +122,16 @@ class History:
                 batches.append(batch)
         return batches[::-1]
 
-    def numbered(self, number: int) -> Batch | None:
-        """The newest batch of that number; only if there is no other, the empty batch after a skip."""
+    def numbered(self, number: int, present: Callable[[Txn], bool] = lambda _: True) -> Batch | None:
+        """The newest batch of that number whose rows are `present`.
+
+        Only if there is no other, the empty one with which a generation begins after a skip or a bounded recovery.
+        """
         border = None
         for batch in self.newest_first():
             if batch.txn.batch == number:
                 if batch.versions or batch.starts != batch.ends:
-                    return batch
+                    return batch if border is None or present(batch.txn) else border
                 border = border or batch
         return border
 
@@ -250,6 +253,16 @@ def has_present_rows(generations: Sequence[Generation], txn: Txn) -> bool:
         for each in generations
         if each.number in on_path
     )
+
+
+def corrections(generations: Sequence[Generation]) -> list[Corrected]:
+    """The bounded recoveries of the path whose rows are there, newest first: no later one has corrected all of them."""
+    found: list[Corrected] = []
+    on_path = {number for number, _, _ in generation_spans(generations)}
+    for each in reversed([g.corrected for g in generations if g.number in on_path and g.corrected is not None]):
+        if not any(later.after <= each.after and each.up_to <= later.up_to for later in found):
+            found.append(each)
+    return found
 
 
 def _covers(ends: TopicOffsets, wanted: TopicOffsets) -> bool:

@@ -6,8 +6,9 @@ With a target ahead of the stream nothing is replayed: the records in between ar
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from reprocessing.planning.conditions import UnknownColumn, broken
 from reprocessing.planning.first_bad_row import refuse_same_code
@@ -17,9 +18,10 @@ from reprocessing.planning.replay_start import replay_start
 from reprocessing.planning.snapshot import PlanningSnapshot, refuse_fenced
 from reprocessing.planning.targets import Resolved, Target, named_code, resolve
 from reprocessing.planning.until import until_border, until_of
-from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan
+from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until
 from reprocessing.plans.plan_file import next_id, save, sealed
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table, open_tables
@@ -98,7 +100,7 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
     border = None if request.until is None else until_border(snapshot, request.until, resolved)
     remarks += _unknown_yet(snapshot, checks)
     start, notes, discards = _start(request, resolved)
-    until = None
+    until: Until | None = None
     if request.until is not None and border is not None:
         until = until_of(snapshot, request.until, border, start)
         remarks += border.notes
@@ -110,7 +112,7 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
         kind="skip" if resolved.ahead else "rewind",
         target=_words(target, resolved),
         wanted=resolved.wanted,
-        notes=(*resolved.notes, *notes, *remarks, *snapshot.notes, *_reminders(snapshot, resolved, start)),
+        notes=(*resolved.notes, *notes, *remarks, *snapshot.notes, *_reminders(snapshot, resolved, start, until)),
         saw=saw,
         base=start,
         stateful=stateful,
@@ -215,17 +217,18 @@ def _refuse_other_topics(snapshot: PlanningSnapshot) -> None:
         )
 
 
-def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base) -> list[str]:
+def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until: Until | None) -> list[str]:
     """Notes about decisions of people since, which the replay does not repeat: skipped ranges, accepted commits."""
     if resolved.ahead:
         return []
     generations = {number for number, _, _ in generation_spans(snapshot.record.generations)}
-    read_now = [
-        {**void, "from": max(void["from"], begin)}
-        for void in snapshot.record.void_ranges
-        if (begin := start.ends.get(void["topic"], {}).get(void["partition"], void["from"])) < void["to"]
-        and void.get("generation", snapshot.record.generation) in generations
-    ]
+    read_now = []
+    for void in snapshot.record.void_ranges:
+        begin, end = max(void["from"], _at(start.ends, void, void["from"])), void["to"]
+        if until is not None:
+            end = min(end, _at(until.ends, void, 0))
+        if begin < end and void.get("generation", snapshot.record.generation) in generations:
+            read_now.append({**void, "from": begin, "to": end})
     return [
         *(
             f"{v['topic']} partition {v['partition']}: {v['from']} to {v['to'] - 1} are read; {v['plan']} skipped them"
@@ -238,6 +241,10 @@ def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base) -> l
         *_replaced_slices(snapshot, start),
         *_published_before(snapshot, start),
     ]
+
+
+def _at(ends: TopicOffsets, void: Mapping[str, Any], otherwise: int) -> int:
+    return ends.get(void["topic"], {}).get(void["partition"], otherwise)
 
 
 def _published_before(snapshot: PlanningSnapshot, start: Base) -> list[str]:

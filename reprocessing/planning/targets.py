@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from reprocessing.planning.history import Batch, History, generation_spans, has_present_rows, within
+from reprocessing.planning.history import Batch, History, corrections, generation_spans, has_present_rows, within
 from reprocessing.planning.offsets_text import parse_offsets, read_offsets
 from streaming_jobs.durations import parse_duration
 from streaming_jobs.errors import UsageError
@@ -247,8 +247,8 @@ def _batch(target: Target, view: View) -> Resolved:
     position = view.position  # raises where there is no batch
     if target.kind == "code":
         since = named_code(target.value, view.record)
-        first = Txn(since.generation, since.batch)
-        return Resolved(*before(first, view))
+        wrote = [each.after for each in corrections(view.record.generations) if each.code == since.hash]
+        return Resolved(*before(min([since.since, *(Txn(at.generation, at.batch + 1) for at in wrote)]), view))
     if target.kind == "batch" and integer(target, _NUMBER) == -1:
         return Resolved(None, view.starts)
     batch = named_batch(target, view)
@@ -271,7 +271,7 @@ def named_batch(target: Target, view: View) -> Batch:
             raise UsageError(f"no batch in the ledger is as old as version {version} of {table}", "choose a savepoint")
         return batch
     number = integer(target, _NUMBER)
-    batch = history.numbered(number)
+    batch = history.numbered(number, lambda txn: has_present_rows(view.record.generations, txn))
     if batch is None:
         known = sorted(batch.txn.batch for batch in history.newest_first())
         raise UsageError(f"batch {number} is not in the ledger ({known[0]} to {known[-1]} are)", "choose one of those")

@@ -6,8 +6,9 @@ apart: a savepoint of it, or Spark's log and the table's log, from which one is 
 
     batch N, table-version V, savepoint NAME    that batch
     code HASH                                   the last batch of that code
-    datetime TIME, duration '2 hours',          the first batch after which every record before that was read, so that
-    offsets 0:120,1:98                          all of them are corrected
+    offsets 0:120,1:98                          the first batch after which every record before that was read, so that
+                                                all of them are corrected
+    datetime TIME, duration '2 hours'           the same, for the offset of the first record at or after that time
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from reprocessing.planning.history import Batch, has_present_rows
 from reprocessing.planning.offsets_text import parse_offsets
+from reprocessing.planning.other_changes import accepted_since, slices_since
 from reprocessing.planning.replay_start import taken_now
 from reprocessing.planning.slices_instead import slices_command
 from reprocessing.planning.snapshot import PlanningSnapshot
@@ -31,9 +33,7 @@ from streaming_jobs.sinks.tables import existing_table
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint_cut import cuttable
 from streaming_jobs.state.savepoints import Savepoint
-from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.state.stream_record import StreamRecord
 
 KINDS = ("batch", "table-version", "savepoint", "code", "datetime", "duration", "offsets")
 """Kinds of targets at which a bounded recovery can end."""
@@ -87,8 +87,16 @@ def until_border(snapshot: PlanningSnapshot, target: Target, resolved: Resolved)
 def until_of(snapshot: PlanningSnapshot, target: Target, border: Border, base: Base) -> Until:
     """The end of a plan whose replay starts from `base`; a savepoint of it is taken if there is none.
 
-    Raises UsageError if the rows as of that batch are not known any more, or if somebody else has changed rows since.
+    Raises UsageError if the rows as of that batch are not known any more, if there are rows of no batch
+    (`other_changes.py`), or if the replay begins with the whole content of a table that is read.
     """
+    for table in snapshot.stream.tables_read:
+        if not base.ends.get(table.name, {}).get(0, 0):
+            raise UsageError(
+                f"the replay begins with the whole content of table {table.name}, as it is now: where it was at the "
+                f"end of {border.txn} is not kept",
+                f"go back to a later batch, whose rows are kept; or {_ORDINARY}",
+            )
     saved = _savepoint(snapshot, border.txn)
     if saved is None:
         raise UsageError(
@@ -120,8 +128,13 @@ def _border(target: Target, view: View) -> Border:
     covering = view.history.first_covering(wanted) or view.history.last
     assert covering is not None  # a stream without a batch has no present state
     exact = all(covering.ends.get(t, {}).get(p) == end for t, each in wanted.items() for p, end in each.items())
-    note = f"{target}: moved to the end of {covering.txn}, the first batch that has read everything before it"
-    return Border(covering.txn, covering.ends, () if exact else (note,))
+    notes = [] if exact else [f"{target}: moved to the end of {covering.txn}, the first batch that has read all of it"]
+    if target.kind in ("datetime", "duration"):
+        notes.append(
+            f"{target} means every record up to the first one at or after it; where timestamps are not in order, "
+            "earlier records may come after that one, and stay as they are"
+        )
+    return Border(covering.txn, covering.ends, tuple(notes))
 
 
 def _wanted(target: Target, view: View) -> TopicOffsets:
@@ -132,6 +145,11 @@ def _wanted(target: Target, view: View) -> TopicOffsets:
     for topic in view.topics:  # a partition without a record at or after that time: all of its records
         here = view.position.get(topic.name, {})
         found = view.for_time(topic.name, at)
+        if any(found.get(p) == 0 for p, first in topic.continues.items() if first):  # versions of a table that is read
+            raise UsageError(
+                f"the log of table {topic.name}, which the stream reads, does not reach back to {target}",
+                "name a batch: --until 'batch N'",
+            )
         wanted[topic.name] = {p: min(offset, here.get(p, 0)) for p, offset in found.items()}
     return wanted
 
@@ -164,8 +182,10 @@ def _refuse_dependent_rows(snapshot: PlanningSnapshot, after: Txn | None, end: T
             f"rebuild the time that these records belong to: {command}; or {_ORDINARY}" if command else _ORDINARY,
         )
     plans = StreamFolder.of(snapshot.settings, name).output_plans
-    codes = {snapshot.world.code.hash, *(code.hash for code in snapshot.record.code[-1:])}
-    if others := not_row_by_row(output_plans.nodes(plans, codes)):
+    ran = snapshot.record.code
+    since = max((at for at, code in enumerate(ran) if code.since <= end), default=0)
+    codes = {snapshot.world.code.hash, *(code.hash for code in ran[since:])}
+    if others := not_row_by_row(output_plans.nodes(plans, codes), len(snapshot.stream.sources)):
         raise UsageError(
             f"stream {name} has operators that may keep state ({', '.join(others)}): rows after {end} may depend on "
             "records before it",
@@ -214,18 +234,7 @@ def _refuse_other_changes(snapshot: PlanningSnapshot, base: Base, saved: Savepoi
         raise UsageError(
             f"{words}: whether its rows belong to the batches to correct or to later ones is not known", _ORDINARY
         )
-    versions = {table.name: table.version for table in saved.tables}
-    for each in SliceRequests.of(snapshot.settings, name).history():
-        if each.version is not None and each.version > versions.get(each.table, -1):
-            raise UsageError(
-                f"slice {each.summary.get('slice', each.id)} of table {each.table} was rebuilt after {saved.txn}: rows "
-                "from before it are not in the table any more",
-                f"name a later end, or {_ORDINARY}",
-            )
-
-
-def accepted_since(record: StreamRecord, start: Savepoint | None) -> str:
-    """The changes of somebody else that were accepted since a savepoint (None: ever), in words; empty without any."""
-    versions = {table.name: table.version for table in start.tables} if start is not None else {}
-    since = [each for each in record.accepted if each.version > versions.get(each.table, -1)]
-    return "; ".join(f"version {each.version} of table {each.table} was accepted ({each.why})" for each in since)
+    if words := slices_since(snapshot.settings, snapshot.stream, saved, waiting=True):
+        raise UsageError(
+            f"{words}: rows from before it are not in the table any more", f"name a later end, or {_ORDINARY}"
+        )

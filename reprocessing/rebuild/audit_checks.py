@@ -109,9 +109,9 @@ class FitsTheTable:
         return ""
 
     def refusals(self, rebuilt: Rebuilt) -> Iterator[str]:
-        """The columns and partitions that differ."""
+        """The columns and partitions that differ; a combined table has also the columns of the later rows."""
         for name, table in rebuilt.published.items():
-            yield from misfit(table, rebuilt.combined[name])
+            yield from misfit(table, rebuilt.staged[name])
 
 
 @dataclass(frozen=True)

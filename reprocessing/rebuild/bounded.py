@@ -28,7 +28,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from reprocessing.planning.conditions import columns
-from reprocessing.planning.until import accepted_since
+from reprocessing.planning.other_changes import accepted_since, slices_since
 from reprocessing.plans.plan import Until
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.audit_sql import one, opened, unequal
@@ -82,9 +82,9 @@ def until_savepoint(context: RecoveryContext) -> Savepoint:
 def combine(context: RecoveryContext) -> Mapping[str, Any]:
     """Make the tables below the staging folder anew; returns the findings of the stage.
 
-    Raises PreflightRefused if somebody else has changed rows since the replay's start.
+    Raises PreflightRefused if there are rows that are of no batch (`refuse_other_changes`).
     """
-    refuse_accepted(context)
+    refuse_other_changes(context)
     for folder in (_COMBINED, _UNTIL, _BEFORE):
         shutil.rmtree(_settings(context, folder).tables, ignore_errors=True)
     before, then = (
@@ -117,12 +117,22 @@ def combine(context: RecoveryContext) -> Mapping[str, Any]:
     return {"later_files": found}
 
 
-def refuse_accepted(context: RecoveryContext) -> None:
-    """Raise PreflightRefused for a change of somebody else that was accepted since the replay's start."""
+def refuse_other_changes(context: RecoveryContext, *, waiting: bool = False) -> None:
+    """Raise PreflightRefused for changes that are of no batch (`other_changes.py`).
+
+    These are those of somebody else that were accepted since the replay's start, and slices rebuilt since the last
+    batch to correct; with `waiting` also those that wait for their commit.
+    """
+    again = f"give the plan up: recourse recover abort {context.plan.id}; then plan again"
     if words := accepted_since(context.record, context.base()):
         raise PreflightRefused(
             f"{words}: whether its rows belong to the batches to correct or to later ones is not known",
-            f"give the plan up, and plan again without --until: recourse recover abort {context.plan.id}",
+            f"{again} without --until",
+        )
+    if words := slices_since(context.settings, context.stream, until_savepoint(context), waiting=waiting):
+        raise PreflightRefused(
+            f"{words}: rows from before it are not in the table any more",
+            f"{again} with a later end, or without --until",
         )
 
 
@@ -204,10 +214,12 @@ def _border_line(context: RecoveryContext, kept: Savepoint) -> LedgerEntry:
 def _corrected(context: RecoveryContext, kept: Savepoint) -> Corrected:
     """What the replay has read and written, in place of the batches that it has corrected."""
     base, until = context.plan.base, _until(context)
+    days = ledger_file(context.own, context.stream.name).days(context.stream.name)
+    # A batch that a kill has repeated has two lines, perhaps of two days.
+    lines = {line.txn: line for day in reversed(list(days)) for line in day}
     rows = Counter[str]()
-    for day in ledger_file(context.own, context.stream.name).days(context.stream.name):
-        for line in day:
-            rows.update(line.read().entry.rows)
+    for line in lines.values():
+        rows.update(line.read().entry.rows)
     offsets = (
         OffsetRange(topic, kept.topic_ids[topic], dict(base.ends.get(topic, {})), dict(ends))
         for topic, ends in until.ends.items()

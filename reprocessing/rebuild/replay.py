@@ -35,7 +35,7 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     until, discarded = context.plan.until, DiscardedTopicSinks()
     queries = SparkQueries(
         context.own,
-        border_of(context) if until is None else RowByRow(context.own, context.stream.name),
+        border_of(context) if until is None else RowByRow(context.own, context.stream),
         archives=Archives(context.settings),
         until=None if until is None else until.ends,
         topic_sinks=discarded,

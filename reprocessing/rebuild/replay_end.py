@@ -32,6 +32,7 @@ from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.table_topics import versions_of
 
 _FOLDER = "_at_the_border"
@@ -106,16 +107,19 @@ class RowByRow:
     """Called before each batch of a bounded replay: its code must make each row of one record, and keep no state."""
 
     own: Settings
-    stream: str
+    stream: Stream
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:  # noqa: ARG002 - of any batch
         """False: no batch is planned anew. Raises PreflightRefused if rows may depend on earlier records."""
-        record = stream_record.load(self.own, self.stream)
+        record = stream_record.load(self.own, self.stream.name)
         assert record is not None
-        plans = StreamFolder.of(self.own, self.stream).output_plans
-        if others := not_row_by_row(output_plans.nodes(plans, {code.hash for code in record.code[-1:]})):
+        nodes = output_plans.nodes(
+            StreamFolder.of(self.own, self.stream.name).output_plans, {code.hash for code in record.code[-1:]}
+        )
+        if others := not_row_by_row(nodes, len(self.stream.sources)):
             raise PreflightRefused(
-                f"the code of stream {self.stream} has operators that keep state, or may keep it: {', '.join(others)}",
+                f"the code of stream {self.stream.name} has operators that keep state, or may keep it: "
+                f"{', '.join(others)}",
                 "rows after the end of a bounded recovery may depend on records before it: plan again without --until",
             )
         return False

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from reprocessing.rebuild import staging
-from reprocessing.rebuild.bounded import combined, refuse_accepted, to_publish
+from reprocessing.rebuild.bounded import combined, refuse_other_changes, to_publish
 from reprocessing.rebuild.context import Recovery, RecoveryContext
-from reprocessing.rebuild.publish import publish
+from reprocessing.rebuild.publish import has_published, publish
 from reprocessing.rebuild.replay_end import rows_past_the_border
 from reprocessing.report.batches import replay_batches
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
@@ -88,8 +88,8 @@ class Publish(OfOneStream):
     def run(self, recovery: Recovery) -> Findings:
         """Publish the staging tables' files."""
         context = recovery.of(self.stream)
-        if self.plan.until is not None:
-            refuse_accepted(context)
+        if self.plan.until is not None and not has_published(context.settings, context.stream, self.plan.id):
+            refuse_other_changes(context)  # not after the last commit: then nobody can give the plan up any more
         contents = {name: table.content() for name, table in combined(context).items()}
         said = to_publish(context)
         published = publish(

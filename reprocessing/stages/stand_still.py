@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plans.plan import moved
+from reprocessing.rebuild.bounded import refuse_other_changes
 from reprocessing.rebuild.context import Recovery
 from reprocessing.rebuild.publish import fence, fenced_by, refuse_foreign
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
@@ -30,19 +31,13 @@ class TakeSavepoint(OfOneStream):
         context = recovery.of(self.stream)
         context.base()
         if self.plan.until is not None:
-            context.savepoint(self.plan.until.savepoint)
+            refuse_other_changes(context, waiting=True)
         snapshot = planning_snapshot(context.settings, context.stream, context.topics)
         refuse_foreign(context.settings, context.stream, snapshot.record)
         committed = self._refuse(snapshot)
         savepoints.drop_outdated(context.settings, context.stream, snapshot.record, committed)
         note = f"before {self.plan.id}"
         taken = savepoints.take(context.settings, context.stream, snapshot.record, committed, "recovery", note)
-        if self.plan.until is not None and taken.txn <= self.plan.until.txn:
-            raise UsageError(
-                f"{snapshot.world.txn} is in the tables, and the checkpoint ends at {taken.txn}: no finished batch is "
-                "after those to be corrected",
-                f"plan again without --until: recourse recover abort {self.plan.id}",
-            )
         savepoints.keep_for_recovery(context.settings, taken)
         position = snapshot.history.position
         if self.plan.skips and all(
@@ -70,11 +65,14 @@ class TakeSavepoint(OfOneStream):
                 f"give it up, it has done nothing: recourse recover abort {self.plan.id}; then make a new plan",
             )
         committed = snapshot.around.checkpoint.committed
-        if self.plan.skips and self.plan.stateful and committed != snapshot.world.batch:
+        keeps_the_last = self.plan.until is not None or (self.plan.skips and self.plan.stateful)
+        if keeps_the_last and committed != snapshot.world.batch:
+            way_out = "goes back" if self.plan.until is None else "goes back, without --until"
             raise UsageError(
-                f"{snapshot.world.txn} is in the tables, and the state does not know it yet",
+                f"{snapshot.world.txn} is in the tables, and the {'state' if self.plan.stateful else 'checkpoint'} "
+                "does not know it yet",
                 f"let the stream finish it (recourse streams run {self.stream} --trigger available-now), then "
-                "resume; if it cannot start, abort, and make a plan that goes back",
+                f"resume; if it cannot start, abort, and make a plan that {way_out}",
             )
         if committed is None:
             raise UsageError(f"stream {self.stream} has not finished a batch yet", "there is nothing to put right")

@@ -94,9 +94,13 @@ def traits_of(plan: str) -> PlanTraits:
     return PlanTraits(stateful=stateful, multiplies=multiplies, reads=sources, unknown=unknown)
 
 
-def not_row_by_row(nodes: Iterable[str]) -> tuple[str, ...]:
-    """The streaming nodes, of those named, that keep state or may keep it: rows may then depend on earlier records."""
-    return tuple(sorted(name for name in nodes if not _is_known(name) or name.startswith(_STATEFUL)))
+def not_row_by_row(nodes: Iterable[str], sources: int) -> tuple[str, ...]:
+    """The streaming nodes, of those named, that keep state or may keep it: rows may then depend on earlier records.
+
+    With several `sources` a join may be one of two streams, which keeps state.
+    """
+    stateful = (*_STATEFUL, *(["Join"] if sources > 1 else []))
+    return tuple(sorted(name for name in nodes if not _is_known(name) or name.startswith(stateful)))
 
 
 def fingerprint_of(plan: str) -> dict[str, str]:

@@ -99,22 +99,33 @@ def coverage(beside: Beside, logged: Mapping[Batch, Entry], at: Batch, published
     entry of the newest recovery: its end is used where the batch that it names is not known.
     """
     steps = path(beside, at)
-    on_path = {life.number for life, _, _ in steps}
-    walk = _Walk(
-        beside,
-        logged,
-        [span for generation, span in beside.skipped if generation in on_path],
-        [life.corrected for life, _, _ in steps if life.corrected is not None],
-    )
+    corrections = [life.corrected for life, _, _ in steps if life.corrected is not None]
+    walk = _Walk(beside, logged, list(_never_read(beside, {life.number for life, _, _ in steps})), corrections)
     before: Batch | None = None
     for life, first, last in steps:
         if before is not None and life.reason.startswith("skip ") and (before[0], before[1] + 1) in logged:
             # The tables had one batch more than the checkpoint recorded; a recovery that skips ahead keeps its rows.
-            walk.join(logged[before[0], before[1] + 1])
+            one_more = before[0], before[1] + 1
+            if not any(each.after < one_more <= each.up_to for each in corrections):
+                walk.join(logged[one_more])
         walk.generation(life.number, first, last)
         before = (life.number, last)
     walk.end(published)
     return walk.result
+
+
+def _never_read(beside: Beside, on_path: set[int]) -> Iterator[Span]:
+    """Yields the offsets that these generations have skipped, without those that a later correction has read."""
+    for generation, span in beside.skipped:
+        if generation in on_path:
+            read = [
+                Span(one.topic, span.partition, one.start.get(span.partition, 0), one.end.get(span.partition, 0))
+                for life in beside.lives
+                if life.corrected is not None and life.number in on_path and life.number > generation
+                for one in life.corrected.entry.ranges
+                if one.topic == span.topic
+            ]
+            yield from without(span, read)
 
 
 class _Walk:

@@ -41,15 +41,16 @@ def add_later_rows(sink: DeltaSink, now: DeltaContent, then: DeltaContent) -> La
     """Add the rows that `now` has and `then` has not to a table, as multisets (`StoredTable.add_later_rows`)."""
     _widen(sink, now)
     came, gone = now.without(then), then.without(now)
-    _give_bounds(sink)
     if not gone.files:
         _link(sink, came)
+        _give_bounds(sink)
         return LaterRows(came.pieces, 0)
     scratch = _Scratch(sink, sink.path / _SCRATCH)
     try:
         mixed = scratch.mixed(came, gone)
         whole = replace(came, files={path: file for path, file in came.files.items() if path not in mixed})
         _link(sink, whole)
+        _give_bounds(sink)
         scratch.split(replace(came, files=mixed), gone)
     finally:
         scratch.remove()
@@ -70,7 +71,7 @@ def _widen(sink: DeltaSink, now: DeltaContent) -> None:
 
 
 def _give_bounds(sink: DeltaSink) -> None:
-    """Let new files have the bounds that all others have, as those of every table here."""
+    """Let the table and its new files have the bounds that all files have, those with later rows too."""
     bounded = column_bounds.wanted(sink.handle, sink.schema, sink.declared.partition_by, ())
     sink.set_properties({column_bounds.PROPERTY: bounded}, _FIRST_GENERATION)
 

@@ -12,11 +12,12 @@ import pytest
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from reprocessing.planning.history import has_present_rows
-from reprocessing.planning.snapshot import planning_snapshot
-from reprocessing.planning.targets import Target
-from reprocessing.planning.until import until_target
-from reprocessing.plans.plan import StreamPlan
+from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
+from reprocessing.planning.targets import Resolved, Target
+from reprocessing.planning.until import Border, until_border, until_of, until_target
+from reprocessing.plans.plan import Base, StreamPlan
 from reprocessing.plans.plan_file import load, names
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, UsageError
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger import LedgerEntry, Txn
@@ -28,7 +29,7 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected, Generation
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import KafkaTopic, Stream
-from tests.support.life import STREAM, TOPIC, Life, Topics, plan_one
+from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one
 
 SUM = {"0": "Aggregate [k], [k, sum(value) AS s]"}
 
@@ -76,6 +77,7 @@ def test_an_end_becomes_the_last_batch_to_correct(life: Life, until: str, batch:
     assert list(made.ranges()) == [(TOPIC, 0, 30, 10 * (batch + 1))] and made.records == 10 * (batch - 2)
     inside = until in ("offsets 0:51", "datetime 1970-01-01T00:00:41+00:00")
     assert any("moved to the end of g0001 batch" in note for note in made.notes) == inside
+    assert any("up to the first one at or after it" in note for note in made.notes) == until.startswith("datetime")
     assert savepoints.find(life.settings, STREAM.name, made.until.savepoint) is not None
     assert load(life.settings, made.id).streams[0] == made
     assert load(life.settings, made.id).target == f"batch 2, until batch {batch}"
@@ -167,6 +169,18 @@ def test_operators_that_may_keep_state_are_refused(life: Life) -> None:
         plan(life, "batch 5")
 
 
+@pytest.mark.parametrize(("code", "refused"), [("a", False), ("bug", True), ("b", True)])
+def test_any_code_that_ran_since_the_end_counts(life: Life, code: str, refused: bool) -> None:
+    """Batches 3 to 5 are of code bug, and those since of b: after batch 4 there are rows of both."""
+    plans = StreamFolder.of(life.settings, STREAM.name).output_plans
+    output_plans.write(plans, {code: {"things": {"nodes": ["Mystery"], "position": None}}})
+    if refused:
+        with pytest.raises(UsageError, match="operators that may keep state"):
+            plan(life, "batch 4")
+    else:
+        assert plan(life, "batch 4").until is not None
+
+
 def forget(life: Life, last: int) -> None:
     """Spark's log no longer reaches back to this batch."""
     for log in ("offsets", "commits"):
@@ -234,3 +248,40 @@ def test_without_a_broker_an_end_that_is_a_batch_can_be_planned(life: Life) -> N
     assert plan_one(away, Target("batch", "2"), until=Target("batch", "5")).until is not None
     with pytest.raises(BrokerUnreachable, match="only the broker knows"):
         plan_one(away, Target("batch", "2"), until=Target("datetime", "2026-01-01T00:00:00+00:00"))
+
+
+def reading(life: Life, first: int) -> PlanningSnapshot:
+    """A snapshot of the stream as if it read a table, whose log begins with a version, up to version 8."""
+    snapshot = planning_snapshot(life.settings, STREAM, Topics())
+    stream = replace(STREAM, sources={"value": DeltaSource("numbers", ROWS)})
+    (things,) = snapshot.around.topics
+    numbers = replace(things, name="numbers", earliest={0: 0}, latest={0: 9}, continues={0: first})
+    around = replace(snapshot.around, topics=(things, numbers))
+    return replace(snapshot, stream=stream, around=around, topics=Reads())
+
+
+class Reads(Topics):
+    def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
+        return {0: 0} if name == "numbers" else super().offsets_for_time(name, ms)
+
+
+def test_a_replay_from_the_whole_content_of_a_table_has_no_end(life: Life) -> None:
+    """The content is read as it is now, with rows from after the end."""
+    snapshot, border = reading(life, 0), Border(Txn(1, 5), life.ends(5))
+    begin = Base(None, 1, -1, {TOPIC: {0: 0}, "numbers": {0: 0}})
+    with pytest.raises(UsageError, match="begins with the whole content of table numbers"):
+        until_of(snapshot, Target("batch", "5"), border, begin)
+    assert not savepoints.savepoints(life.settings, STREAM.name)
+    later = replace(begin, ends={TOPIC: {0: 30}, "numbers": {0: 2}})
+    assert until_of(snapshot, Target("batch", "5"), border, later).txn == Txn(1, 5)
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_time_before_the_log_of_a_table_that_is_read_is_refused(life: Life, first: int) -> None:
+    target, snapshot = Target("datetime", "1970-01-01T00:01:00+00:00"), reading(life, first)
+    resolved = Resolved(Txn(1, 2), life.ends(2))
+    if first:
+        with pytest.raises(UsageError, match="the log of table numbers, which the stream reads, does not reach back"):
+            until_border(snapshot, target, resolved)
+    else:
+        assert until_border(snapshot, target, resolved).txn == Txn(1, 5)

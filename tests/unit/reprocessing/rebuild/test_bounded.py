@@ -10,10 +10,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.types import LongType, StructField
 
 from reprocessing import executor
 from reprocessing.explainer import explain
-from reprocessing.planning.history import has_present_rows
+from reprocessing.planning.first_bad_row import before_first_bad
+from reprocessing.planning.history import corrections, has_present_rows
 from reprocessing.planning.planner import Request, make_plan
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.planning.targets import Target
@@ -29,10 +31,12 @@ from streaming_jobs.positions import OffsetRange
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.rules import NotNull
-from streaming_jobs.sinks.delta.commit_properties import noted
+from streaming_jobs.sinks.delta.commit_properties import noted as noted_in
+from streaming_jobs.sinks.delta.stored_table import DeltaStoredTable
 from streaming_jobs.sinks.tables import begin_late, open_tables
 from streaming_jobs.state import savepoints
-from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected
+from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
+from streaming_jobs.state.stream_record import Accepted, CodeSince, Corrected, Generation
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryDeclaration, MemoryStore
@@ -151,7 +155,7 @@ def test_only_the_range_is_corrected_and_the_stream_continues_after_its_last_bat
 def compact(life: Life, name: str) -> None:
     """One file per partition, as the stream's own upkeep does it."""
     entry = LedgerEntry("upkeep", life.stream.name, name, 1, -1, note="compacted")
-    DeltaTable(life.settings.tables / name).optimize.compact(commit_properties=noted(entry))
+    DeltaTable(life.settings.tables / name).optimize.compact(commit_properties=noted_in(entry))
 
 
 def compacted(life: Life) -> Life:
@@ -232,6 +236,34 @@ def test_a_stage_that_was_killed_in_its_middle_begins_again(
     assert life.ids() == life.ids("copies") == RIGHT and refusals(life) == [] and life.record.generation == 2
 
 
+def test_a_batch_that_a_kill_has_repeated_counts_once(life: Life) -> None:
+    def resumed(context: RecoveryContext) -> Mapping[str, Any]:
+        found, staged = replay(context), Life(context.own, context.stream)
+        staged.ledger_file.append(staged.entry(5, context.plan.generation, "fixed"), {})
+        return found
+
+    run(recovery(life, planned(life), resumed))
+    corrected = life.record.generations[-1].corrected
+    assert corrected is not None and corrected.rows == {"written": 30}
+
+
+def test_rebuilt_rows_without_a_column_of_the_table_are_not_published(
+    delta: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later rows have the column, and the rebuilt ones would have nulls in it."""
+    for name in ("things", "copies"):
+        stored = delta.stored(name)
+        assert isinstance(stored, DeltaStoredTable)
+        stored.sink.add_columns([StructField("more", LongType())], 1)
+    delta.batch(BATCHES)
+    plan = planned(delta)
+    whole = recovery(delta, plan)
+    with pytest.raises(AuditRefused, match="column more of table things is long, in the rebuilt one gone"):
+        run(whole)
+    executor.give_up(whole)
+    assert delta.record.generation == 3
+
+
 def test_later_rows_that_would_change_are_not_published(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit counts all rows, whatever was done with files."""
     adding = type(life.stored()).add_later_rows
@@ -289,18 +321,83 @@ def test_a_change_of_somebody_else_that_is_accepted_meanwhile_ends_it(life: Life
     assert life.ids() == BEFORE
 
 
-def test_where_nothing_that_is_finished_came_after_the_end_it_is_refused_before_the_fence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("last", [6, 7])
+def test_a_last_batch_that_is_not_finished_is_refused_before_the_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    """The last batch is in the tables, and Spark has not noted that it is done: the stream repeats it."""
+    """It is in the tables, and Spark has not noted that it is done: its rows would vanish, and then come again."""
     monkeypatch.setattr("streaming_jobs.runtime.code_version.package_version", lambda: "1")
     life = Life.begin(tmp_path, in_delta())
-    for number in range(7):
-        life.batch(number, wrong=number in WRONG, commit=number < 6)
+    for number in range(last + 1):
+        life.batch(number, wrong=number in WRONG, commit=number < last)
     whole = recovery(life, planned(life))
-    with pytest.raises(UsageError, match="no finished batch is after those to be corrected"):
+    with pytest.raises(UsageError, match=f"batch {last} is in the tables, and the checkpoint does not know") as refused:
         run(whole)
-    assert life.at() == Txn(1, 6) and whole.journal.done("fence", STREAM.name) is None
+    assert "without --until" in refused.value.next_step
+    assert life.at() == Txn(1, last) and whole.journal.done("fence", STREAM.name) is None
+    life.finish(last)
+    run(whole)
+    assert life.ids() == list(range((last + 1) * PER_BATCH)) and refusals(life) == []
+
+
+def slice_rebuilt(life: Life, batch: int, *, noted: bool) -> int:
+    """A slice of the table is rebuilt, as a driver does it; a kill may leave its outcome out."""
+    table, name = life.stored(), f"things-{batch}"
+    assert isinstance(table, DeltaStoredTable)
+    entry = LedgerEntry("slice", STREAM.name, table.name, 1, batch, plan=name)
+    made = DeltaTable(table.sink.path)
+    first, *_ = made.get_add_actions().to_struct_array().to_pylist()
+    made.delete(f"id = {first['min']['id']}", commit_properties=noted_in(entry))
+    if noted:
+        requests = SliceRequests.of(life.settings, STREAM.name)
+        request = SliceRequest(name, STREAM.name, table.name, entry.encode(), {}, 1.0, {"slice": "a day"})
+        requests.ask(request)
+        requests.end(request.ended("committed", version=made.version()))
+    return made.version()
+
+
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize("reached", ["keep", "combine", "publish"])
+def test_a_slice_that_is_rebuilt_after_the_plan_was_made_ends_it(delta: Life, reached: str, noted: bool) -> None:
+    """Rows of its version cannot be told apart by those as of the last batch to correct."""
+    whole = recovery(delta, planned(delta))
+    run(whole, until=reached)
+    version = slice_rebuilt(delta, BATCHES - 1, noted=noted)
+    words = "slice a day of table things was rebuilt after g0001 batch 5" if noted else f"in version {version}"
+    with pytest.raises(PreflightRefused, match=words) as refused:
+        run(whole)
+    assert whole.journal.done(reached, STREAM.name) is None and "recover abort" in refused.value.next_step
+    assert delta.record.generation == 1
+
+
+def test_a_slice_that_waits_ends_it_before_the_fence(life: Life) -> None:
+    whole, entry = recovery(life, planned(life)), LedgerEntry("slice", STREAM.name, "things", 1, 8).encode()
+    request = SliceRequest("things-1", STREAM.name, "things", entry, {}, 1.0, {"slice": "a day"})
+    SliceRequests.of(life.settings, STREAM.name).ask(request)
+    with pytest.raises(PreflightRefused, match="slice a day of table things waits for its commit"):
+        run(whole)
+    assert whole.journal.done("keep", STREAM.name) is None
+
+
+def test_after_the_last_commit_of_a_publish_an_accepted_change_does_not_end_it(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort is refused from that commit on, the third, so resume must go on."""
+    whole, points = recovery(life, planned(life)), list[str]()
+
+    def killed(_: RecoveryContext, point: str) -> None:
+        points.append(point)
+        if points.count("recover_publish_between") == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(RecoveryContext, "crash_point", killed)
+        run(whole)
+    life.save(replace(life.record, accepted=(Accepted("things", 99, "by hand", 1.0),)))
+    with pytest.raises(UsageError, match="has published table things"):
+        executor.give_up(whole)
+    run(whole)
+    assert life.ids() == RIGHT and whole.journal.outcome == "published"
 
 
 def test_without_the_savepoint_of_its_end_it_does_not_begin(life: Life) -> None:
@@ -322,6 +419,35 @@ def test_a_second_recovery_starts_from_rows_that_no_first_one_has_corrected(life
     again = planned_for(life, Target("batch", "6"), None)
     assert again.streams[0].base.savepoint == "g0001-b000000002", "that of batch 5 has wrong rows"
     assert planned_for(life, Target("batch", "8"), None).streams[0].base.batch in (2, 8)
+
+
+def test_the_last_batch_before_a_bounded_recovery_is_named_as_it_is_after_it(life: Life) -> None:
+    """Its own rows are those from before the correction; the empty batch of the same number has the present ones."""
+    run(recovery(life, planned(life)))
+    life.batch(BATCHES, generation=2)
+    again = planned_for(life, Target("batch", "2"), Target("batch", str(BATCHES - 1))).streams[0]
+    assert again.until is not None and again.until.txn == Txn(2, BATCHES - 1)
+    assert planned_for(life, Target("batch", "8"), None).streams[0].base.savepoint == "g0002-b000000008"
+
+
+def test_what_code_has_written_in_a_bounded_replay_is_found_with_its_other_rows(life: Life) -> None:
+    """It ran on from batch 9, and the rows of batches 3 to 5 are its own too."""
+    run(recovery(life, planned(life), lambda context: replay(context, wrong=True)))
+    life.batch(BATCHES, generation=2, code="fixed")
+    life.save(replace(life.record, code=(*life.record.code, CodeSince("fixed", "1", 2, BATCHES, 3.0))))
+    assert planned_for(life, Target("code", "fixed"), None).streams[0].base.savepoint == "g0001-b000000002"
+    snapshot = planning_snapshot(life.settings, life.stream, Topics(end=END))
+    _, resolved = before_first_bad(snapshot, "id < 0", exact=False)
+    assert resolved.batch == Txn(1, 2) and "written by code fixed, which ran since g0001 batch 3" in resolved.notes[0]
+
+
+def test_of_two_bounded_recoveries_the_one_whose_rows_are_gone_does_not_count() -> None:
+    first = Generation(2, 1.0, "", 1, 8, corrected=Corrected(Txn(1, 2), Txn(1, 5), code="c"))
+    partly = Generation(3, 1.0, "", 2, 9, corrected=Corrected(Txn(1, 3), Txn(1, 5), code="d"))
+    whole = Generation(4, 1.0, "", 3, 9, corrected=Corrected(Txn(1, 1), Txn(1, 5), code="e"))
+    begin = Generation(1, 1.0, "")
+    assert [each.code for each in corrections((begin, first, partly))] == ["d", "c"]
+    assert [each.code for each in corrections((begin, first, partly, whole))] == ["e"]
 
 
 def planned_for(life: Life, target: Target, until: Target | None) -> RecoveryPlan:

@@ -15,6 +15,7 @@ from reprocessing import executor
 from reprocessing.explainer import explain
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.planning.targets import Target
+from reprocessing.planning.until import until_target
 from reprocessing.plans.journal import Journal
 from reprocessing.plans.plan import Checks, StreamPlan
 from reprocessing.plans.plan_file import folder, load, staging_folder
@@ -152,6 +153,18 @@ def test_an_abort_keeps_a_change_that_was_accepted_since_and_refuses_another(lif
     else:
         abort(context)
         assert len(DeltaTable(life.table).to_pyarrow_table()) == rows + 1 and life.at() == Txn(3, 8)
+
+
+@pytest.mark.parametrize(("until", "said"), [("batch 5", None), ("batch 9", "90 to 99 are read")])
+def test_a_bounded_plan_says_what_it_reads_that_was_skipped(life: Life, until: str, said: str | None) -> None:
+    savepoints.take(life.settings, STREAM, life.record, 5, "time")
+    skip(begun(life, Target("offsets", "0:100")))
+    for number in (9, 10):
+        life.batch(number, generation=2)
+    plan = plan_one(found(life), Target("batch", "3"), NONE, until=until_target(until))
+    assert [note for note in plan.notes if "skipped them" in note] == (
+        [f"things partition 0: {said}; things-0001 skipped them"] if said else []
+    )
 
 
 def test_a_plan_that_goes_back_says_what_it_reads_that_was_skipped(life: Life) -> None:

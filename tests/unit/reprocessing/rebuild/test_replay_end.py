@@ -29,7 +29,8 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import CodeSince
-from tests.support.life import STREAM, TOPIC, Life, Topics, plan_one, recovery, run_stage
+from streaming_jobs.stream import KafkaTopic, Stream
+from tests.support.life import ROWS, STREAM, TOPIC, Life, Topics, plan_one, recovery, run_stage
 from tests.support.power import Power
 
 Offsets = dict[int, int]
@@ -237,10 +238,26 @@ def test_a_replay_ends_at_or_after_the_stream_and_a_bounded_one_exactly_at_its_e
 def test_the_code_of_a_bounded_replay_keeps_no_state(life: Life, node: str) -> None:
     """Whatever the plan knew of it: the session has noted the nodes of the code that it runs."""
     life.save(replace(life.record, code=(CodeSince("fixed", "1", 1, 0, 1.0),)))
-    checkpoint, guard = life.checkpoint(), replay_end.RowByRow(life.settings, STREAM.name)
+    checkpoint, guard = life.checkpoint(), replay_end.RowByRow(life.settings, STREAM)
     plans = StreamFolder.of(life.settings, STREAM.name).output_plans
     output_plans.write(plans, {"fixed": {"things": {"nodes": ["Filter", "Project"], "position": None}}})
     assert guard(checkpoint, 0) is False
     output_plans.write(plans, {"fixed": {"things": {"nodes": ["Project", node], "position": None}}})
     with pytest.raises(PreflightRefused, match=f"keep state, or may keep it: {node}"):
         guard(checkpoint, 0)
+
+
+def test_in_a_bounded_replay_of_several_sources_a_join_may_keep_state(life: Life) -> None:
+    """With one source it is one with a table that does not change."""
+    life.save(replace(life.record, code=(CodeSince("fixed", "1", 1, 0, 1.0),)))
+    plans = StreamFolder.of(life.settings, STREAM.name).output_plans
+    output_plans.write(plans, {"fixed": {"things": {"nodes": ["Join", "Project"], "position": None}}})
+    assert replay_end.RowByRow(life.settings, STREAM)(life.checkpoint(), 0) is False
+    both = Stream(
+        STREAM.name,
+        lambda value, other: value,
+        {**STREAM.sources, "other": KafkaTopic("others", Json(ROWS))},
+        STREAM.sinks,
+    )
+    with pytest.raises(PreflightRefused, match="keep state, or may keep it: Join"):
+        replay_end.RowByRow(life.settings, both)(life.checkpoint(), 0)

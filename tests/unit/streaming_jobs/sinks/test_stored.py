@@ -122,6 +122,13 @@ def home(request: pytest.FixtureRequest, settings: SettingsFactory) -> Home:
     return made
 
 
+@pytest.fixture
+def delta(settings: SettingsFactory) -> Home:
+    made = Home(settings(), InDelta())
+    made.ensure()
+    return made
+
+
 def ids(table: StoredTable, version: int | None = None) -> list[int]:
     """The rows as DataFusion reads them."""
     result = QueryBuilder().register("t", table.readable(version)).execute('SELECT id FROM "t" ORDER BY id').read_all()
@@ -373,3 +380,15 @@ def test_later_rows_bring_their_columns(home: Home) -> None:
     assert combined.schema.fieldNames() == ["id", "place", "colour"]
     shown = pa.table(QueryBuilder().register("t", combined.readable()).execute("SELECT id, colour FROM t").read_all())
     assert sorted(map(str, shown.to_pylist())) == ["{'id': 1, 'colour': None}", "{'id': 2, 'colour': 'red'}"]
+
+
+def test_files_that_are_added_to_an_empty_table_do_not_hide_their_rows(delta: Home) -> None:
+    """A column that was added later has no bounds in them, so it must have none in the table either."""
+    then = delta.batch(0, 1).content()
+    delta.ensure(StructType([*COLUMNS.fields, StructField("size", LongType())]))
+    table = delta.open()
+    delta.kind.append(table, rows(2).append_column("size", pa.array([7])), entry(1))
+    combined, _ = later(delta, "wider", table.no_rows(), table.content(), then)
+    assert isinstance(combined, DeltaStoredTable)
+    found = DeltaTable(combined.path).to_pyarrow_table(filters=[("size", "=", 7)])
+    assert found["id"].to_pylist() == [2]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from streaming_jobs.verification.beside_tables import Beside, Corrected, Life
 from streaming_jobs.verification.delta_log import Entry, Range
 from streaming_jobs.verification.lineage import Coverage, coverage
-from streaming_jobs.verification.offset_ranges import merged
+from streaming_jobs.verification.offset_ranges import Span, merged
 
 PER_BATCH = 10
 
@@ -57,3 +59,31 @@ def test_two_corrections_beside_each_other_and_a_newer_one_over_an_older() -> No
     partly = covered((1, 4), (3, 6))
     assert partly.missing == 2 and [(s.start, s.end) for s in merged(partly.unproved)] == [(20, 40)]
     assert not partly.faults and sum(s.end - s.start for s in (*partly.proved, *partly.unproved)) == 110
+
+
+@pytest.mark.parametrize("one_more", [False, True])
+@pytest.mark.parametrize(("up_to", "skipped"), [((2, 4), []), ((2, 5), []), ((1, 3), [(40, 60)])])
+def test_skipped_offsets_that_a_correction_has_read_are_not_skipped(
+    one_more: bool, up_to: tuple[int, int], skipped: list[tuple[int, int]]
+) -> None:
+    """Batches 0 to 3, a jump over 20 offsets, and two batches more; then a recovery from batch 2 on.
+
+    With `one_more` the tables had a batch of 5 offsets that the checkpoint did not know, and the rest was skipped.
+    """
+    begin = 45 if one_more else 40
+    end = {(1, 3): 40, (2, 4): 70, (2, 5): 80}[up_to]
+    by = Entry("batch", "s", "s", 3, up_to[1], (Range("t", "id", {0: 20}, {0: end}),), {"written": 7}, "fixed")
+    lives = (
+        Life(1, "first start", None, -1, False),
+        Life(2, "skip of s-0001", 1, 3, False),
+        Life(3, "recovery s-0002", 2, 5, False, Corrected((1, 1), up_to, by)),
+    )
+    lines = {(1, batch): entry(batch, batch) for batch in range(4)}
+    lines |= {(2, batch): entry(batch + 2, batch + 2, 2) for batch in (4, 5)} | {(3, 6): entry(8, 8, 3)}
+    more = Entry("batch", "s", "s", 1, 4, (Range("t", "id", {0: 40}, {0: 45}),), {"written": 5}, "a")
+    void = Span("t", 0, begin, 60)
+    beside = Beside(lives, {"t": ("id", {0: 0})}, skipped=((2, void),), lines=lines)
+    result = coverage(beside, {(1, 4): more} if one_more else {}, (3, 6))
+    assert [(s.start, s.end) for s in result.skipped] == [(begin, stop) for _, stop in skipped]
+    assert sum(s.offsets for s in (*result.proved, *result.skipped)) == 90, "no offset twice"
+    assert not result.missing and not result.faults and not result.unproved
