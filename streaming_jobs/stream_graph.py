@@ -41,6 +41,19 @@ def refuse_cycles(streams: Iterable[Stream]) -> None:
             visit(stream.name, [])
 
 
+def way(writer: str, reader: str, streams: Iterable[Stream]) -> list[str] | None:
+    """The tables and topics through which one stream reads what another one writes, in order; None if it does not."""
+    every = {stream.name: stream for stream in streams}
+    ways: dict[str, list[str]] = {writer: []}
+    waiting = [writer]
+    for name in waiting:
+        for through, other in _feeds(every[name], every.values()):
+            if other not in ways:
+                ways[other] = [*ways[name], through]
+                waiting.append(other)
+    return ways.get(reader) or None
+
+
 def _feeds(stream: Stream, others: Iterable[Stream]) -> Iterable[tuple[str, str]]:
     """Yields what the stream writes and another one reads: (table or topic, name of the reader)."""
     topics = {sink.name for sink in stream.topic_sinks.values()}

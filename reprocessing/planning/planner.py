@@ -26,7 +26,10 @@ from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceRequests
+from streaming_jobs.stream import Stream
+from streaming_jobs.stream_graph import way
 from streaming_jobs.table_sources.table_topics import versions_of
+from streaming_jobs.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | 
     streams_named = [request.snapshot.stream.name for request in requests]
     if len(set(streams_named)) < len(streams_named):
         raise UsageError(f"a plan names each stream once, not {', '.join(streams_named)}", "name each stream once")
+    _refuse_reader_and_writer(settings, [request.snapshot.stream for request in requests])
     drafts = [_draft(request, undoes) for request in requests]
     name = next_id(settings, drafts[0].stream)
     streams = tuple(
@@ -64,6 +68,21 @@ def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | 
     plan = sealed(RecoveryPlan(id=name, made_at=time.time(), streams=streams, undoes=undoes))
     save(settings, plan)
     return plan
+
+
+def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> None:
+    """Raise UsageError if one of the streams reads what another one writes: every replay ends before any publish."""
+    if len(streams) < 2:
+        return
+    every = {**Topology.load(settings.flows).streams, **{stream.name: stream for stream in streams}}
+    for writer in streams:
+        for reader in streams:
+            if through := way(writer.name, reader.name, every.values()):
+                raise UsageError(
+                    f"stream {reader.name} reads what stream {writer.name} writes ({', '.join(through)}): one plan "
+                    f"would rebuild {reader.name} from the rows that {writer.name} has now",
+                    f"recover {writer.name} first, and {reader.name} by a plan of its own after it",
+                )
 
 
 def _draft(request: Request, undoes: str | None) -> StreamPlan:
