@@ -23,7 +23,7 @@ from reprocessing.rebuild.context import RecoveryContext
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
-from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode
+from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode, ends_of
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.query_plan import not_row_by_row
 from streaming_jobs.settings import Settings
@@ -226,11 +226,15 @@ def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None
 
 
 def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dict[str, Content]:
-    """By table, the pieces of the staging tables that came after the border; without tables where that is not known."""
+    """By table, the pieces of the staging tables that came after the border; without tables where that is not known.
+
+    It is not known for a table that has a batch from after the border: a kill came between it and the primary table.
+    """
     past = at_the_border(context, reached) if context.journal.done("keep") is not None else None
     if past is None:
         return {}
-    staged = context.staged()
+    beyond = _with_rows_past_the_border(context)
+    staged = {name: table for name, table in context.staged().items() if name not in beyond}
     if past == 0:
         return {name: table.no_rows() for name, table in staged.items()}
     found = {}
@@ -239,4 +243,18 @@ def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dic
         if declared.mode == "append" and declared.name in staged:
             content = staged[declared.name].content()
             found[declared.name] = content if kept is None else content.without(kept.content())
+    return found
+
+
+def _with_rows_past_the_border(context: RecoveryContext) -> set[str]:
+    """The published tables whose own newest batch ends past the border."""
+    border = by_place(decode(context.found("keep")["position"]))
+    found = set()
+    for declared, _ in all_tables(context.stream):
+        commits = store_of(declared).commits(context.settings, declared)
+        read = (c.entry for c in commits if c.moves(context.stream.name) and c.entry and c.entry.kind != "fence")
+        newest = next(read, None)
+        ends = {} if newest is None else by_place(ends_of(newest.offsets))
+        if any(end > border.get(place, 0) for place, end in ends.items()):
+            found.add(declared.name)
     return found

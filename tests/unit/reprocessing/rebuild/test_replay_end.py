@@ -177,6 +177,17 @@ def test_the_tables_are_kept_once_as_they_are_at_the_border(life: Life) -> None:
     assert replayed.rows() == list(range(100)) and replay_end.at_the_border(context, of({0: 120})) == 30
 
 
+def test_what_a_table_with_a_batch_from_past_the_border_has_that_is_new_is_not_known(life: Life) -> None:
+    """A kill came after that table's commit and before the primary one's; its readers may have read the batch."""
+    torn = replace(life.entry(9), table=LETTERS.name)
+    context = replaying(life)
+    assert set(replay_end.rows_past_the_border(context, of({0: 90}))) == {"things", LETTERS.name}
+    life.stored(LETTERS.name).mark(torn)
+    assert set(replay_end.rows_past_the_border(context, of({0: 90}))) == {"things"}
+    replay_end.keep_tables(context)
+    assert set(replay_end.rows_past_the_border(context, of({0: 120}))) == {"things"}
+
+
 def test_a_kill_while_they_are_kept_leaves_nothing_half(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     context = replaying(life)
     making = store.make_table
