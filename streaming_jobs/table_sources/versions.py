@@ -149,7 +149,14 @@ class TableVersions:
             raise self.gone(number, number + 1) from None
         files = sorted(listed.values(), key=lambda file: (file.modified, file.path))
         adds = [
-            {"path": f.path, "partitionValues": f.partition, "size": f.size, "stats": f.stats, "modificationTime": 0}
+            {
+                "path": f.path,
+                "partitionValues": f.partition,
+                "size": f.size,
+                "stats": f.stats,
+                "modificationTime": 0,
+                "deletionVector": f.has_deletions,
+            }
             for f in files
         ]
         return Version(number, _time(info, adds), tuple(self._file(add) for add in adds))

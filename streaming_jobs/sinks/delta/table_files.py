@@ -24,13 +24,17 @@ from streaming_jobs.sinks.delta.log_cleanup import log_files
 
 @dataclass(frozen=True)
 class TableFile:
-    """One data file: `path` as the log writes it, bytes, partition values as text, statistics as JSON text."""
+    """One data file: `path` as the log writes it, bytes, partition values as text, statistics as JSON text.
+
+    With `has_deletions` a deletion vector marks some of its rows as deleted.
+    """
 
     path: str
     size: int
     modified: int
     partition: Mapping[str, str | None]
     stats: str | None
+    has_deletions: bool = False
 
     def add(self, path: str | None = None) -> AddAction:
         """The action that adds it, under another path if one is given."""
@@ -91,10 +95,12 @@ def on_disk(table: Path, path: str) -> Path:
 
 def _file(add: Mapping[str, Any]) -> TableFile:
     values = add["partitionValues"] or {}
+    deletions = add.get("deletionVector") or {}
     return TableFile(
         path=add["path"],
         size=int(add["size"]),
         modified=int(add["modificationTime"]),
         partition=dict(values),
         stats=add.get("stats"),
+        has_deletions=deletions.get("storageType") is not None,
     )
