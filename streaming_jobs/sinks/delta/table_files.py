@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 
@@ -84,8 +84,16 @@ def table_files(table: Path, version: int) -> dict[str, TableFile]:
 
 
 def on_disk(table: Path, path: str) -> Path:
-    """The path on disk of a file of the log; writers differ in how often they percent-encode it."""
+    """The path on disk of a file of the log; writers differ in how often they percent-encode it.
+
+    Raises PermanentError for a path that is absolute or has `..`: it leads out of the table's folder.
+    """
     for name in (path, unquote(path), unquote(unquote(path))):
+        if name.startswith("/") or ".." in name.split("/"):
+            raise PermanentError(
+                f"file {path} of table {table.name} is not in the table's folder: its path is absolute or has '..'",
+                "copy the table, so that it has its files itself (a shallow clone has not)",
+            )
         if (file := table / name).exists():
             return file
     raise PreflightRefused(

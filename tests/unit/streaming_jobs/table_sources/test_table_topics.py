@@ -52,6 +52,25 @@ def test_rows_that_a_deletion_vector_marks_as_deleted_are_never_read(table: Writ
             read(added)
 
 
+@pytest.mark.parametrize("path", ["{here}/outside", "../outside", "%2e%2e/outside", "sub/%252E%252E/../outside"])
+def test_a_path_of_the_log_that_leads_out_of_the_tables_folder_is_not_read(
+    table: WrittenTable, tmp_path: Path, path: str
+) -> None:
+    """The file there exists: it is another program's."""
+    (tmp_path / "outside").write_text("secret")
+    (table.path / "sub").mkdir()
+    with pytest.raises(PermanentError, match="not in the table's folder"):
+        TableVersions(table.path, None).on_disk(path.format(here=tmp_path))
+
+
+def test_two_dots_within_a_name_are_no_way_out(table: WrittenTable) -> None:
+    """A partition value may have them, encoded."""
+    for name in ("k=..", "k=a..b", "k=a%2F..%2Fb"):
+        (table.path / name).mkdir()
+    for path in ("k=..", "k=a..b", "k=a%252F..%252Fb"):
+        assert TableVersions(table.path, None).on_disk(path) is not None
+
+
 def test_a_table_whose_writers_may_use_deletion_vectors_is_refused(table: WrittenTable) -> None:
     versions = TableVersions(table.path, None)
     info = table_info(versions)
