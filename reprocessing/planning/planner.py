@@ -28,6 +28,7 @@ from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.stream import Stream
 from streaming_jobs.stream_graph import way
+from streaming_jobs.table_sources.later_commits import replaced_since
 from streaming_jobs.table_sources.table_topics import versions_of
 from streaming_jobs.topology import Topology
 
@@ -255,20 +256,20 @@ def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base) -> l
             for a in snapshot.record.accepted
         ),
         *_replaced_slices(snapshot, start),
-        *_published_before(snapshot, start),
+        *_replaced_rows(snapshot, start),
     ]
 
 
-def _published_before(snapshot: PlanningSnapshot, start: Base) -> list[str]:
-    """Notes about recoveries of tables that the stream reads, whose rows the replay reads as they were before."""
+def _replaced_rows(snapshot: PlanningSnapshot, start: Base) -> list[str]:
+    """Notes about commits that replaced rows of tables which the stream reads: the replay reads them as they were."""
     notes = []
     for table in snapshot.stream.tables_read:
         if begin := start.ends.get(table.name, {}).get(0, 0):
-            published = versions_of(snapshot.settings, snapshot.stream, table.name).published_since(begin)
+            versions = versions_of(snapshot.settings, snapshot.stream, table.name)
             notes += [
-                f"plan {plan} replaced rows of table {table.name} in version {version}: those from before it are read "
+                f"{who} replaced rows of table {table.name} in version {version}: those from before it are read "
                 "as they were then; to read the corrected ones: --to-batch -1"
-                for version, plan in published
+                for version, who in replaced_since(versions.table, versions.writer, begin)
             ]
     return notes
 

@@ -32,6 +32,7 @@ from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.table_sources.later_commits import replaced_since
 from streaming_jobs.table_sources.table_topics import versions_of
 
 _FOLDER = "_at_the_border"
@@ -125,7 +126,7 @@ def border_of(context: RecoveryContext) -> Border | None:
     """The border of a plan's replay: the end of the published tables, and for windows the start of their last batch.
 
     None if the replay cannot end there: it reads the content of a table from the beginning, and the table's log no
-    longer shows what the content was then, or a recovery of the table has replaced rows since.
+    longer shows what the content was then, or a recovery, a rebuilt slice or another program has replaced rows since.
     """
     savepoint, findings = context.kept(), context.found("keep")
     ends = decode(findings["position"])
@@ -148,7 +149,7 @@ def _can_end_at(context: RecoveryContext, step: TopicOffsets) -> bool:
         end = step.get(table.name, {}).get(0, 0)
         if context.plan.base.ends.get(table.name, {}).get(0, 0) == 0 < end:
             versions = versions_of(context.settings, context.stream, table.name)
-            if versions.published_since(end):
+            if replaced_since(versions.table, versions.writer, end):
                 return False
             try:
                 versions.content(end - 1)
