@@ -122,13 +122,16 @@ class History:
                 batches.append(batch)
         return batches[::-1]
 
-    def numbered(self, number: int) -> Batch | None:
-        """The newest batch of that number; only if there is no other, the empty batch after a skip."""
+    def numbered(self, number: int, present: Callable[[Txn], bool] = lambda _: True) -> Batch | None:
+        """The newest batch of that number whose rows are `present`.
+
+        Only if there is no other, the empty one with which a generation begins after a skip or a bounded recovery.
+        """
         border = None
         for batch in self.newest_first():
             if batch.txn.batch == number:
                 if batch.versions or batch.starts != batch.ends:
-                    return batch
+                    return batch if border is None or present(batch.txn) else border
                 border = border or batch
         return border
 

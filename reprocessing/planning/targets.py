@@ -271,7 +271,7 @@ def named_batch(target: Target, view: View) -> Batch:
             raise UsageError(f"no batch in the ledger is as old as version {version} of {table}", "choose a savepoint")
         return batch
     number = integer(target, _NUMBER)
-    batch = history.numbered(number)
+    batch = history.numbered(number, lambda txn: has_present_rows(view.record.generations, txn))
     if batch is None:
         known = sorted(batch.txn.batch for batch in history.newest_first())
         raise UsageError(f"batch {number} is not in the ledger ({known[0]} to {known[-1]} are)", "choose one of those")
