@@ -41,6 +41,19 @@ def refuse_cycles(streams: Iterable[Stream]) -> None:
             visit(stream.name, [])
 
 
+def way(writer: str, reader: str, streams: Iterable[Stream]) -> list[str] | None:
+    """The tables and topics through which one stream reads what another one writes, in order; None if it does not."""
+    every = {stream.name: stream for stream in streams}
+    ways: dict[str, list[str]] = {writer: []}
+    waiting = [writer]
+    for name in waiting:
+        for through, other in _feeds(every[name], every.values()):
+            if other not in ways:
+                ways[other] = [*ways[name], through]
+                waiting.append(other)
+    return ways.get(reader) or None
+
+
 def _feeds(stream: Stream, others: Iterable[Stream]) -> Iterable[tuple[str, str]]:
     """Yields what the stream writes and another one reads: (table or topic, name of the reader)."""
     topics = {sink.name for sink in stream.topic_sinks.values()}
@@ -55,6 +68,7 @@ def _feeds(stream: Stream, others: Iterable[Stream]) -> Iterable[tuple[str, str]
 
 def with_columns(stream: Stream, streams: Mapping[str, Stream], writers: Mapping[str, str]) -> Stream:
     """The stream, with the columns of the tables that it reads; raises UsageError for a table that it cannot read."""
+    _refuse_without_order(stream)
     sources = {
         parameter: _checked(stream.name, source, streams.get(writers.get(source.name, "")))
         if isinstance(source, DeltaSource)
@@ -63,6 +77,21 @@ def with_columns(stream: Stream, streams: Mapping[str, Stream], writers: Mapping
     }
     same = all(sources[parameter] is source for parameter, source in stream.sources.items())
     return stream if same else replace(stream, sources=sources)
+
+
+def _refuse_without_order(stream: Stream) -> None:
+    """Raise UsageError for an upsert table without `order_by` of a stream that reads a table.
+
+    The content of a table comes in the order of its files, which after a compaction is not that of the writes.
+    """
+    for sink in stream.sinks.values() if stream.tables_read else ():
+        if sink.keys and not sink.order_by:
+            table = stream.tables_read[0].name
+            raise UsageError(
+                f"stream {stream.name} reads table {table} and writes upsert table {sink.name} without order_by: the "
+                "rows may come in another order than they were written, so old values could win",
+                "name the column that says which row is newer (for totals, their count): DeltaTable(..., order_by=...)",
+            )
 
 
 def _checked(reader: str, source: DeltaSource, writer: Stream | None) -> DeltaSource:

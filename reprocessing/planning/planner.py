@@ -28,7 +28,11 @@ from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceRequests
+from streaming_jobs.stream import Stream
+from streaming_jobs.stream_graph import way
+from streaming_jobs.table_sources.later_commits import replaced_since
 from streaming_jobs.table_sources.table_topics import versions_of
+from streaming_jobs.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | 
     streams_named = [request.snapshot.stream.name for request in requests]
     if len(set(streams_named)) < len(streams_named):
         raise UsageError(f"a plan names each stream once, not {', '.join(streams_named)}", "name each stream once")
+    _refuse_reader_and_writer(settings, [request.snapshot.stream for request in requests])
     drafts = [_draft(request, undoes) for request in requests]
     name = next_id(settings, drafts[0].stream)
     streams = tuple(
@@ -66,6 +71,21 @@ def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | 
     plan = sealed(RecoveryPlan(id=name, made_at=time.time(), streams=streams, undoes=undoes))
     save(settings, plan)
     return plan
+
+
+def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> None:
+    """Raise UsageError if one of the streams reads what another one writes: every replay ends before any publish."""
+    if len(streams) < 2:
+        return
+    every = {**Topology.load(settings.flows).streams, **{stream.name: stream for stream in streams}}
+    for writer in streams:
+        for reader in streams:
+            if through := way(writer.name, reader.name, every.values()):
+                raise UsageError(
+                    f"stream {reader.name} reads what stream {writer.name} writes ({', '.join(through)}): one plan "
+                    f"would rebuild {reader.name} from the rows that {writer.name} has now",
+                    f"recover {writer.name} first, and {reader.name} by a plan of its own after it",
+                )
 
 
 def _draft(request: Request, undoes: str | None) -> StreamPlan:
@@ -239,7 +259,7 @@ def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, unti
             for a in snapshot.record.accepted
         ),
         *_replaced_slices(snapshot, start),
-        *_published_before(snapshot, start),
+        *_replaced_rows(snapshot, start),
     ]
 
 
@@ -247,16 +267,16 @@ def _at(ends: TopicOffsets, void: Mapping[str, Any], otherwise: int) -> int:
     return ends.get(void["topic"], {}).get(void["partition"], otherwise)
 
 
-def _published_before(snapshot: PlanningSnapshot, start: Base) -> list[str]:
-    """Notes about recoveries of tables that the stream reads, whose rows the replay reads as they were before."""
+def _replaced_rows(snapshot: PlanningSnapshot, start: Base) -> list[str]:
+    """Notes about commits that replaced rows of tables which the stream reads: the replay reads them as they were."""
     notes = []
     for table in snapshot.stream.tables_read:
         if begin := start.ends.get(table.name, {}).get(0, 0):
-            published = versions_of(snapshot.settings, snapshot.stream, table.name).published_since(begin)
+            versions = versions_of(snapshot.settings, snapshot.stream, table.name)
             notes += [
-                f"plan {plan} replaced rows of table {table.name} in version {version}: those from before it are read "
+                f"{who} replaced rows of table {table.name} in version {version}: those from before it are read "
                 "as they were then; to read the corrected ones: --to-batch -1"
-                for version, plan in published
+                for version, who in replaced_since(versions.table, versions.writer, begin)
             ]
     return notes
 

@@ -23,7 +23,7 @@ from reprocessing.rebuild.context import RecoveryContext
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
-from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode
+from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode, ends_of
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.query_plan import not_row_by_row
 from streaming_jobs.settings import Settings
@@ -33,6 +33,7 @@ from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
+from streaming_jobs.table_sources.later_commits import replaced_since
 from streaming_jobs.table_sources.table_topics import versions_of
 
 _FOLDER = "_at_the_border"
@@ -44,13 +45,14 @@ class Border:
 
     `steps` are offsets at which a batch has to end, in order; at the last one `keep` is called. With `empty_last` the
     last batch of the published tables had no records, so the replay needs such a batch at the border too. No batch is
-    made larger than `largest` offsets.
+    made larger than `largest` offsets, beside the content of `tables` that it reads from version 0 on: that is one.
     """
 
     steps: tuple[TopicOffsets, ...]
     empty_last: bool
     largest: int
     keep: Callable[[], None]
+    tables: frozenset[str] = frozenset()
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
         """Check the batch that is about to run, and limit its end if necessary."""
@@ -84,14 +86,15 @@ class Border:
 
     def _share(self, start: Mapping[Place, int], target: Mapping[Place, int]) -> dict[Place, int]:
         """The end of a batch from `start` towards `target` with at most `largest` offsets."""
-        left = {place: max(offset - start.get(place, 0), 0) for place, offset in target.items()}
+        whole = {place for place in target if place[0] in self.tables and start.get(place, 0) == 0}
+        left = {place: max(end - start.get(place, 0), 0) for place, end in target.items() if place not in whole}
         total = sum(left.values())
         if total <= self.largest:
             return dict(target)
         shares = {place: each * self.largest // total for place, each in left.items()}
         if not any(shares.values()):
             shares[max(left, key=lambda place: left[place])] = 1
-        return {place: start.get(place, 0) + share for place, share in shares.items()}
+        return {place: end if place in whole else start.get(place, 0) + shares[place] for place, end in target.items()}
 
     def _rewrite(self, checkpoint: Checkpoint, batch: int, ends: Mapping[Place, int]) -> bool:
         text = checkpoint.entry_ending_at(batch, by_topic(ends))
@@ -129,7 +132,7 @@ def border_of(context: RecoveryContext) -> Border | None:
     """The border of a plan's replay: the end of the published tables, and for windows the start of their last batch.
 
     None if the replay cannot end there: it reads the content of a table from the beginning, and the table's log no
-    longer shows what the content was then, or a recovery of the table has replaced rows since.
+    longer shows what the content was then, or a recovery, a rebuilt slice or another program has replaced rows since.
     """
     savepoint, findings = context.kept(), context.found("keep")
     ends = decode(findings["position"])
@@ -144,7 +147,8 @@ def border_of(context: RecoveryContext) -> Border | None:
     steps, empty = steps_to(ends, before if context.plan.stateful and watermark else None)
     if not all(_can_end_at(context, step) for step in steps):
         return None
-    return Border(steps, empty, stream_settings.max_offsets_per_trigger, lambda: keep_tables(context))
+    tables = frozenset(table.name for table in context.stream.tables_read)
+    return Border(steps, empty, stream_settings.max_offsets_per_trigger, lambda: keep_tables(context), tables)
 
 
 def _can_end_at(context: RecoveryContext, step: TopicOffsets) -> bool:
@@ -152,7 +156,7 @@ def _can_end_at(context: RecoveryContext, step: TopicOffsets) -> bool:
         end = step.get(table.name, {}).get(0, 0)
         if context.plan.base.ends.get(table.name, {}).get(0, 0) == 0 < end:
             versions = versions_of(context.settings, context.stream, table.name)
-            if versions.published_since(end):
+            if replaced_since(versions.table, versions.writer, end):
                 return False
             try:
                 versions.content(end - 1)
@@ -230,11 +234,15 @@ def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None
 
 
 def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dict[str, Content]:
-    """By table, the pieces of the staging tables that came after the border; without tables where that is not known."""
+    """By table, the pieces of the staging tables that came after the border; without tables where that is not known.
+
+    It is not known for a table that has a batch from after the border: a kill came between it and the primary table.
+    """
     past = at_the_border(context, reached) if context.journal.done("keep") is not None else None
     if past is None:
         return {}
-    staged = context.staged()
+    beyond = _with_rows_past_the_border(context)
+    staged = {name: table for name, table in context.staged().items() if name not in beyond}
     if past == 0:
         return {name: table.no_rows() for name, table in staged.items()}
     found = {}
@@ -243,4 +251,18 @@ def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dic
         if declared.mode == "append" and declared.name in staged:
             content = staged[declared.name].content()
             found[declared.name] = content if kept is None else content.without(kept.content())
+    return found
+
+
+def _with_rows_past_the_border(context: RecoveryContext) -> set[str]:
+    """The published tables whose own newest batch ends past the border."""
+    border = by_place(decode(context.found("keep")["position"]))
+    found = set()
+    for declared, _ in all_tables(context.stream):
+        commits = store_of(declared).commits(context.settings, declared)
+        read = (c.entry for c in commits if c.moves(context.stream.name) and c.entry and c.entry.kind != "fence")
+        newest = next(read, None)
+        ends = {} if newest is None else by_place(ends_of(newest.offsets))
+        if any(end > border.get(place, 0) for place, end in ends.items()):
+            found.add(declared.name)
     return found

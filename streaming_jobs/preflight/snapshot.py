@@ -39,7 +39,8 @@ class TopicSnapshot:
     """One source topic as the broker describes it now; `topic_id` is None if it does not exist.
 
     With an archive, `earliest` is the first offset that can be read, there or in Kafka. A table that the stream reads
-    is a topic too (`kind`); its offsets are versions, and `continues` is as in `OffsetBounds`.
+    is a topic too (`kind`); its offsets are versions, and `continues` is as in `OffsetBounds`. With `content_gone` the
+    planned batch reads the table's content at a version, and that can no longer be read.
     """
 
     name: str
@@ -50,6 +51,7 @@ class TopicSnapshot:
     archived: Archived | None = None
     continues: Mapping[int, int] = field(default_factory=dict)
     kind: Literal["topic", "table"] = "topic"
+    content_gone: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from streaming_jobs.declared_table import DeclaredTable
-from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.errors import OffsetsLost, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.preflight.snapshot import (
     CheckpointSnapshot,
@@ -26,6 +27,7 @@ from streaming_jobs.state.checkpoint import Checkpoint, CheckpointDamaged
 from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
+from streaming_jobs.table_sources.table_topics import versions_of
 
 _DAMAGED: tuple[type[Exception], ...] = (PreflightRefused, ValueError, TypeError, AttributeError, KeyError)
 """Exceptions that a damaged log of a table raises, in any store."""
@@ -49,7 +51,10 @@ def take_snapshot(settings: Settings, stream: Stream, topics: TopicReader) -> St
         checkpoint=at,
         folders=folders(settings, stream),
         tables=tuple(_tables(settings, stream)),
-        topics=tuple(_topic(topics, source) for source in stream.sources.values()),
+        topics=tuple(
+            replace(_topic(topics, source), content_gone=_content_gone(settings, stream, source.name, at))
+            for source in stream.sources.values()
+        ),
     )
 
 
@@ -122,6 +127,21 @@ def _table(
         foreign=tuple(foreign),
         log_reaches_entry=reaches,
     )
+
+
+def _content_gone(settings: Settings, stream: Stream, name: str, at: CheckpointSnapshot) -> int | None:
+    """The version of a table whose content the planned batch reads, if it is gone; None if it reads none, or can."""
+    if at.planned is None or at.planned == at.committed or name not in {table.name for table in stream.tables_read}:
+        return None
+    start, end = (each[at.planned].get(name, {}).get(0, 0) for each in (at.starts, at.ends))
+    versions = versions_of(settings, stream, name)
+    if start > 0 or end == 0 or versions.newest() is None:
+        return None
+    try:
+        files = versions.content(end - 1).files
+    except OffsetsLost:
+        return end - 1
+    return end - 1 if any(versions.on_disk(file.path) is None for file in files) else None
 
 
 def _topic(topics: TopicReader, source: StreamSource) -> TopicSnapshot:

@@ -36,6 +36,8 @@ def topic_findings(snapshot: StreamSnapshot) -> Iterator[Finding]:
                 f"on the new {topic.kind}, {snapshot.start_over}",
             )
             continue
+        if topic.content_gone is not None and to_read:
+            yield _content_gone(snapshot, topic.name, topic.content_gone)
         for partition, end in ends.get(topic.name, {}).items():
             offset = position.get(topic.name, {}).get(partition, 0)
             earliest, latest = topic.earliest.get(partition), topic.latest.get(partition)
@@ -86,6 +88,19 @@ def _gone(
         f"{gone(topic.archived, topic.name, partition, offset, first)} "
         f"({counted(first - offset, 'record')} never read)",
         f"bring them back from a copy of the topic, or continue without them: {_skip_lost(snapshot, position)}",
+    )
+
+
+def _content_gone(snapshot: StreamSnapshot, table: str, version: int) -> Finding:
+    """The finding for a planned batch that reads the content of a table at a version that is gone."""
+    batch = snapshot.checkpoint.planned
+    return Finding(
+        "lost",
+        f"batch {batch} reads the content of table {table} at version {version}, and it can no longer be read: its log "
+        "or its files were cleaned up",
+        f"no batch was committed, so nothing is lost: {snapshot.start_over}"
+        if snapshot.checkpoint.committed is None
+        else f"rebuild from the table's present rows: recourse recover plan {snapshot.stream} --to-batch -1",
     )
 
 

@@ -80,7 +80,10 @@ def upkeep_of(
     What streams that read a table still need stays. The staging tables of a `replay` have no readers; those of tables
     that have some are not compacted, so that a publish can tell the rows of new records from the others.
     """
-    readers = {declared.name: TableReaders.of(settings, declared.name) for declared, _ in all_tables(stream)}
+    readers = {
+        declared.name: TableReaders.of(settings, declared.name, tables[declared.name].table_id)
+        for declared, _ in all_tables(stream)
+    }
     forgets = {table.name: parse_duration(table.deletes_kept) for table in stream.deletes}
     return [
         store_of(declared).upkeep(
@@ -90,7 +93,7 @@ def upkeep_of(
             else settings.table,
             generation=generation,
             forgets=forgets.get(declared.name),
-            unread=no_readers if replay else readers[declared.name].first_needed,
+            unread=no_readers if replay else readers[declared.name].needs,
         )
         for declared, _ in all_tables(stream)
     ]

@@ -235,13 +235,20 @@ class StoredTable(Protocol):
         """Raise UsageError if the table does not allow rows to be removed."""
 
 
-Unread = Callable[[], int | None]
-"""Gives the first version of a table that streams that read it still need; None if none needs any."""
+@dataclass(frozen=True)
+class Need:
+    """The versions of a table that a stream needs: from `first` on; it reads `then` next, None if nobody knows."""
+
+    first: int
+    then: int | None
 
 
-def no_readers() -> int | None:
-    """None: no stream reads the table."""
-    return None
+Unread = Callable[[], Sequence[Need]]
+
+
+def no_readers() -> Sequence[Need]:
+    """Nothing: no stream reads the table."""
+    return ()
 
 
 class TableStore(Protocol):
@@ -313,7 +320,7 @@ class TableStore(Protocol):
     ) -> Upkeep:
         """The maintenance of a table between batches; `forgets` is the time for which it remembers deletes.
 
-        `unread` gives the first version that a stream that reads the table still needs.
+        `unread` gives the versions that streams that read the table still need.
         """
 
     def retain(self, versions: Sequence[tuple[StoredTable, int]], saved: SavedAs) -> list[SavedTable]:

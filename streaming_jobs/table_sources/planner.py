@@ -1,7 +1,8 @@
 """The planner of a table's batches: decides at which version the next batch ends, and what each of its tasks reads.
 
 A batch has at least one version, however large, and no more versions than the bound on its rows and bytes allows. A
-range that begins at 0 is one batch with the table's content: versions cannot divide it.
+range that begins at 0 is one batch with the table's content: versions cannot divide it. A batch ends before a version
+that is not settled.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class TablePlanner:
         at = start
         while at < end and at - start < _MOST_VERSIONS:
             version = self._version(at)
+            if not version.settled:
+                break
             if at > start and (rows + version.rows > self._size.limit or size + version.size > self.limits.bytes):
                 break
             rows, size, at = rows + version.rows, size + version.size, at + 1
@@ -127,9 +130,12 @@ class TablePlanner:
         )
 
     def _version(self, number: int) -> Version:
-        if number not in self._known:
-            self._known[number] = self.versions.version(number)
-        return self._known[number]
+        if number in self._known:
+            return self._known[number]
+        version = self.versions.version(number)
+        if version.settled:
+            self._known[number] = version
+        return version
 
 
 def is_small(files: Sequence[FileToRead]) -> bool:

@@ -15,6 +15,7 @@ import structlog
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import Need
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.topology import Topology
@@ -29,24 +30,33 @@ class TableReaders:
     settings: Settings
     table: str
     names: tuple[str, ...]
+    table_id: str = ""
 
     @classmethod
-    def of(cls, settings: Settings, table: str) -> TableReaders:
-        """Those among the declared streams."""
-        return cls(settings, table, tuple(Topology.load(settings.flows).table_readers(table)))
+    def of(cls, settings: Settings, table: str, table_id: str = "") -> TableReaders:
+        """Those among the declared streams, and later all whose record has the table's id."""
+        return cls(settings, table, tuple(Topology.load(settings.flows).table_readers(table)), table_id)
 
-    def first_needed(self) -> int | None:
-        """The first version that one of them still needs; None if none needs any, as one that has never run."""
-        needed = [version for folder in self._folders() if (version := self._needed(folder)) is not None]
-        return min(needed, default=None)
+    def needs(self) -> list[Need]:
+        """What each of them still needs, now; nothing for one that has never run."""
+        return [need for folder in self._folders() if (need := self._need(folder)) is not None]
 
     def _folders(self) -> Iterator[Path]:
         """The state folders of the readers, and of their replays."""
-        for name in self.names:
-            yield StreamFolder.of(self.settings, name).path
-            yield from self.settings.state.glob(f"recoveries/*/state/{name}")
+        for pattern in ("*", "recoveries/*/state/*"):
+            for record in self.settings.state.glob(f"{pattern}/stream.json"):
+                if record.parent.name in self.names or self._reads(record):
+                    yield record.parent
 
-    def _needed(self, folder: Path) -> int | None:
+    def _reads(self, file: Path) -> bool:
+        """True if a stream that was not declared when the writer started reads the table, by its record."""
+        try:
+            record = stream_record.read(file)
+        except PreflightRefused:  # no table waits for it: nobody knows what it reads, and its next start reports it
+            return False
+        return record is not None and self.table_id in {topic.topic_id for topic in record.topics}
+
+    def _need(self, folder: Path) -> Need | None:
         here = StreamFolder(folder)
         try:
             record = stream_record.read(here.record)
@@ -63,7 +73,7 @@ class TableReaders:
             log.warning(
                 "the position of a reader cannot be read", table=self.table, folder=folder.name, reason=str(error)
             )
-            return 0
+            return Need(0, None)
         if start:
-            return start - 1
-        return max(end - 1, 0) if batch is not None else None
+            return Need(start - 1, end or start)
+        return Need(max(end - 1, 0), max(end - 1, 0)) if batch is not None else None

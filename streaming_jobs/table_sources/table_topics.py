@@ -94,12 +94,19 @@ def table_info(versions: TableVersions) -> TopicInfo | None:
     if versions.newest() is None:
         return None
     try:
-        metadata = DeltaTable(versions.table, without_files=True).metadata()
+        table = DeltaTable(versions.table, without_files=True)
+        metadata, features = table.metadata(), table.protocol().reader_features or []
     except TableNotFoundError:
         return None
     if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
         raise PreflightRefused(
             f"table {versions.name} has column mapping, which a stream cannot read", "read a copy without it"
+        )
+    if "deletionVectors" in features:
+        raise PreflightRefused(
+            f"table {versions.name} has deletion vectors, which a stream cannot read",
+            "let its writer remove them: delta.enableDeletionVectors=false, REORG TABLE ... APPLY (PURGE), then "
+            "ALTER TABLE ... DROP FEATURE deletionVectors",
         )
     return TopicInfo(versions.name, str(metadata.id), 1, -1, POLICY)
 

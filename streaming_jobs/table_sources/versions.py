@@ -5,9 +5,12 @@
 | a batch of the stream that writes the table | those that it added |
 | a recovery's publish | those of records that no batch had read before (`LedgerEntry.new`); the others replace rows |
 | upkeep, fence, schema, slice | none |
-| of another program, only adding rows | all of them; in a table of ours once it was accepted (`streams accept`) |
+| of another program, only adding rows | all of them; in a table of ours (1) |
 | of another program, rewriting rows | refused; none once it was accepted |
 | of another program, only removing rows | none |
+
+(1) once it was accepted (`streams accept`) and the writer has gone on after it: without the files that other programs
+have taken out again before that.
 
 A range `[start, end)` of versions gives the rows of these commits in their order, and within one in the order of its
 files. A range that begins at 0 gives the rows that the table has at version `end - 1` instead: the log's beginning is
@@ -18,15 +21,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from streaming_jobs.errors import ForeignWrite, OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.positions import Place, by_place, ends_of
+from streaming_jobs.table_sources.later_commits import commit_file, info_of, name_on_disk, undone_after
 
 if TYPE_CHECKING:
     from streaming_jobs.sinks.stored import Commit
@@ -46,11 +50,15 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Version:
-    """The rows of one version for a reader; `at` is the time of its commit in milliseconds since 1970."""
+    """The rows of one version for a reader; `at` is the time of its commit in milliseconds since 1970.
+
+    One that is not `settled` may not be read yet: other programs may still take its rows back.
+    """
 
     number: int
     at: int
     files: tuple[DataFile, ...]
+    settled: bool = True
 
     @property
     def rows(self) -> int:
@@ -82,10 +90,12 @@ class TableVersions:
 
     def newest(self) -> int | None:
         """The newest version; None if there is no table."""
+        return max(self._numbers(), default=None)
+
+    def _numbers(self) -> list[int]:
+        """The versions whose commits the log has, in order; one listing."""
         log = self.table / "_delta_log"
-        if not log.is_dir():
-            return None
-        return max((int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20), default=None)
+        return sorted(int(f.stem) for f in log.glob("*.json") if f.stem.isdigit() and len(f.stem) == 20)
 
     def has(self, number: int) -> bool:
         """True if the log has that version's commit."""
@@ -126,15 +136,19 @@ class TableVersions:
             commit = list(actions(self._commit_file(number)))
         except FileNotFoundError:
             raise self.gone(number, number + 1) from None
-        info: Mapping[str, Any] = next((a["commitInfo"] for a in commit if a.get("commitInfo")), {})
+        info = info_of(commit)
         adds = [a["add"] for a in commit if a.get("add") and a["add"].get("dataChange", True)]
         rewrites = any(a["remove"].get("dataChange", True) for a in commit if a.get("remove"))
         entry = LedgerEntry.decode(info.get("userMetadata"))
+        settled = True
         if entry is not None and self.writer in (None, entry.stream):
             adds = self._of_ours(number, entry, adds, rewrites=rewrites)
         elif adds:
             adds = self._of_others(number, str(info.get("operation", "unknown operation")), adds, rewrites=rewrites)
-        return Version(number, _time(info, adds), tuple(self._file(add) for add in adds))
+            if adds and self.writer is not None:
+                undone, settled = undone_after(self.table, self.writer, number)
+                adds = [add for add in adds if name_on_disk(add["path"]) not in undone]
+        return Version(number, _time(info, adds), tuple(self._file(add) for add in adds), settled)
 
     def content(self, number: int) -> Version:
         """All rows of the table at a version; raises OffsetsLost if the log no longer reaches back to it."""
@@ -142,14 +156,19 @@ class TableVersions:
 
         try:
             listed = table_files(self.table, number)
-            info: Mapping[str, Any] = next(
-                (a["commitInfo"] for a in actions(self._commit_file(number)) if a.get("commitInfo")), {}
-            )
+            info = info_of(actions(self._commit_file(number)))
         except (FileNotFoundError, PreflightRefused):
             raise self.gone(number, number + 1) from None
         files = sorted(listed.values(), key=lambda file: (file.modified, file.path))
         adds = [
-            {"path": f.path, "partitionValues": f.partition, "size": f.size, "stats": f.stats, "modificationTime": 0}
+            {
+                "path": f.path,
+                "partitionValues": f.partition,
+                "size": f.size,
+                "stats": f.stats,
+                "modificationTime": 0,
+                "deletionVector": f.has_deletions,
+            }
             for f in files
         ]
         return Version(number, _time(info, adds), tuple(self._file(add) for add in adds))
@@ -157,7 +176,7 @@ class TableVersions:
     def time_of(self, number: int) -> int:
         """The time of a version's commit, milliseconds since 1970; raises FileNotFoundError if it is gone."""
         commit = list(actions(self._commit_file(number)))
-        info: Mapping[str, Any] = next((a["commitInfo"] for a in commit if a.get("commitInfo")), {})
+        info = info_of(commit)
         return _time(info, [a["add"] for a in commit if a.get("add")])
 
     def commits_of_others(self) -> Iterator[Commit]:
@@ -166,23 +185,10 @@ class TableVersions:
 
         return (commit for commit in walk(self.table) if commit.entry is None)
 
-    def published_since(self, start: int) -> list[tuple[int, str]]:
-        """The recoveries that have replaced rows from a version on: (version, plan), the newest first."""
-        from streaming_jobs.sinks.delta.log import walk
-
-        found = []
-        for commit in walk(self.table):
-            if commit.version < start:
-                break
-            if commit.entry is not None and commit.entry.kind == "publish" and commit.changes_data:
-                found.append((commit.version, commit.entry.plan or ""))
-        return found
-
     def time_of_next(self, start: int) -> int | None:
         """The time of the first commit from a version on that the log still has; None without any."""
-        newest = self.newest()
-        for number in range(start, -1 if newest is None else newest + 1):
-            if self.has(number):
+        for number in (number for number in self._numbers() if number >= start):
+            with suppress(FileNotFoundError):  # cleaned up since it was listed
                 return self.time_of(number)
         return None
 
@@ -230,8 +236,8 @@ class TableVersions:
                 "that came during the recovery, and does not say which",
                 rebuild,
             )
-        wanted = {_on_disk_name(path) for path in entry.new or ()}
-        return [add for add in adds if _on_disk_name(add["path"]) in wanted]
+        wanted = {name_on_disk(path) for path in entry.new or ()}
+        return [add for add in adds if name_on_disk(add["path"]) in wanted]
 
     def _read_before(self, number: int, stream: str) -> dict[Place, int] | None:
         """The offsets up to which the writer had read before a publish; None if the log does not show it any more."""
@@ -295,12 +301,7 @@ class TableVersions:
         )
 
     def _commit_file(self, number: int) -> Path:
-        return self.table / "_delta_log" / f"{number:020d}.json"
-
-
-def _on_disk_name(path: str) -> str:
-    """A path of the log as a name on disk; writers differ in how often they percent-encode it."""
-    return unquote(unquote(path))
+        return commit_file(self.table, number)
 
 
 def gone_words(table: str, start: int, end: int) -> str:

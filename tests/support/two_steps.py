@@ -54,7 +54,7 @@ def clean_windows(rows: DataFrame) -> DataFrame:
     return counted.select(F.col("window.start").alias("start"), "k", "c")
 
 
-@stream(source=DeltaSource("clean"), sink=DeltaTable("sums", keys=["k"]))
+@stream(source=DeltaSource("clean"), sink=DeltaTable("sums", keys=["k"], order_by=["c"]))
 def sums(rows: DataFrame) -> DataFrame:
     """Sum by key."""
     return rows.groupBy("k").agg(F.sum("n").alias("s"), F.count(F.lit(1)).alias("c"))

@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
+from streaming_jobs.sinks.stored import Need
+
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _PART = re.compile(r"(\d{20})\.checkpoint\.(\d{10})\.(\d{10})\.parquet")
@@ -82,15 +84,16 @@ def expired(
 
 
 def bounded(
-    files: Iterable[LogFile], first: int | None, *, now: float, retention: timedelta, versions: int
+    files: Iterable[LogFile], needs: Iterable[Need], *, now: float, retention: timedelta, versions: int
 ) -> int | None:
-    """The first version that stays for a reader that needs `first`: younger than `retention`, among the newest ones.
+    """The first version that stays for readers: younger than `retention`, and among the newest `versions`.
 
-    None if no reader needs any.
+    None if no reader needs any. One that reads an older version next cannot go on, whatever stays: it does not count.
     """
     commits = sorted((file.version, file.modified) for file in files if file.kind == "commit")
-    if first is None or not commits:
+    if not commits:
         return None
     newest = commits[-1][0]
     young = next((version for version, modified in commits if modified >= now - retention.total_seconds()), newest)
-    return max(first, young, newest - versions + 1)
+    oldest = max(young, newest - versions + 1)
+    return min((max(need.first, oldest) for need in needs if need.then is None or need.then >= oldest), default=None)

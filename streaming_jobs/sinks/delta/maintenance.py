@@ -63,7 +63,7 @@ class TableMaintenance:
     """The maintenance of one table; `after_commit` is called after each of the stream's commits.
 
     `forgets` is the time for which a table of remembered deletes keeps them; None for any other table. `unread` gives
-    the first version that a stream that reads the table still needs: it, all later ones and their files stay, within
+    the versions that each stream that reads the table still needs: they and their files stay, within
     `unread_retention` and `unread_versions`.
     """
 

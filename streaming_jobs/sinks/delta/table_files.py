@@ -17,20 +17,24 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.platform.delta_log import actions
 from streaming_jobs.sinks.delta.log_cleanup import log_files
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """One data file: `path` as the log writes it, bytes, partition values as text, statistics as JSON text."""
+    """One data file: `path` as the log writes it, bytes, partition values as text, statistics as JSON text.
+
+    With `has_deletions` a deletion vector marks some of its rows as deleted.
+    """
 
     path: str
     size: int
     modified: int
     partition: Mapping[str, str | None]
     stats: str | None
+    has_deletions: bool = False
 
     def add(self, path: str | None = None) -> AddAction:
         """The action that adds it, under another path if one is given."""
@@ -80,8 +84,16 @@ def table_files(table: Path, version: int) -> dict[str, TableFile]:
 
 
 def on_disk(table: Path, path: str) -> Path:
-    """The path on disk of a file of the log; writers differ in how often they percent-encode it."""
+    """The path on disk of a file of the log; writers differ in how often they percent-encode it.
+
+    Raises PermanentError for a path that is absolute or has `..`: it leads out of the table's folder.
+    """
     for name in (path, unquote(path), unquote(unquote(path))):
+        if name.startswith("/") or ".." in name.split("/"):
+            raise PermanentError(
+                f"file {path} of table {table.name} is not in the table's folder: its path is absolute or has '..'",
+                "copy the table, so that it has its files itself (a shallow clone has not)",
+            )
         if (file := table / name).exists():
             return file
     raise PreflightRefused(
@@ -91,10 +103,12 @@ def on_disk(table: Path, path: str) -> Path:
 
 def _file(add: Mapping[str, Any]) -> TableFile:
     values = add["partitionValues"] or {}
+    deletions = add.get("deletionVector") or {}
     return TableFile(
         path=add["path"],
         size=int(add["size"]),
         modified=int(add["modificationTime"]),
         partition=dict(values),
         stats=add.get("stats"),
+        has_deletions=deletions.get("storageType") is not None,
     )

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from pyspark.sql.types import LongType, StructField, StructType
 
 from reprocessing import executor
 from reprocessing.executor import give_up, journal_of, recovery_of, resume
@@ -29,11 +30,14 @@ from reprocessing.report.facts import facts_of
 from reprocessing.report.page import page
 from reprocessing.stages import stages_of
 from reprocessing.undo import plan_undo
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.take_snapshot import take_snapshot
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import take
+from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.topology import Topology
 from tests.support.life import OTHERS, STREAM, Life, Topics
 
 BOTH = (STREAM, OTHERS)
@@ -212,6 +216,28 @@ def test_a_plan_names_each_stream_once(both: list[Life]) -> None:
     request = Request(planning_snapshot(both[0].settings, STREAM, Topics(end=60)), Target("batch", "2"))
     with pytest.raises(UsageError, match="each stream once"):
         make_plan(both[0].settings, [request, request])
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_stream_and_one_that_reads_its_table_are_not_in_one_plan(
+    both: list[Life], monkeypatch: pytest.MonkeyPatch, between: bool
+) -> None:
+    """The reader's replay would read the writer's table before it is published."""
+    rows = StructType([StructField("id", LongType())])
+    middle = Stream("middle", lambda rows: rows, {"rows": DeltaSource("things", rows)}, {"m": DeltaTable("m")})
+    reader = dataclasses.replace(OTHERS, sources={"value": DeltaSource("m" if between else "things", rows)})
+    monkeypatch.setattr(
+        "reprocessing.planning.planner.Topology.load", lambda _: Topology({"middle": middle} if between else {})
+    )
+    settings = both[0].settings
+    requests = [Request(planning_snapshot(settings, s, Topics(end=60)), Target("batch", "2")) for s in BOTH]
+    requests[1] = dataclasses.replace(requests[1], snapshot=dataclasses.replace(requests[1].snapshot, stream=reader))
+    ways = "table things, table m" if between else "table things"
+    for order in (requests, requests[::-1]):
+        with pytest.raises(UsageError, match=f"stream others reads what stream things writes .{ways}.:") as refused:
+            make_plan(settings, order)
+        assert "recover things first, and others" in refused.value.next_step
+    assert not names_of(settings, "things")
 
 
 def test_a_staging_table_that_is_gone_is_not_to_be_put_back(both: list[Life]) -> None:

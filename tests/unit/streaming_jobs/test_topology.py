@@ -191,6 +191,19 @@ def test_a_table_that_cannot_be_read_is_refused_with_the_reason(
         Topology.of([clean, reading("late", source)])
 
 
+def test_an_upsert_table_of_a_reader_needs_an_order() -> None:
+    def kept(source: KafkaTopic | DeltaSource, *order: str) -> Stream:
+        sink = DeltaTable("newest", keys=["n"], order_by=list(order))
+        return Stream("newest", lambda rows: rows, {"rows": source}, {"newest": sink})
+
+    source = DeltaSource("events", schema=ROW)
+    with pytest.raises(UsageError, match="upsert table newest without order_by") as refused:
+        Topology.of([kept(source)])
+    assert "order_by=" in refused.value.next_step
+    Topology.of([kept(source, "t")])
+    Topology.of([kept(KafkaTopic("things", NoBytes()))])
+
+
 def test_streams_that_read_what_they_write_are_refused_with_the_cycle() -> None:
     first = reading("first", DeltaSource("b", schema=ROW), KafkaTopic("things", NoBytes()), table="a", schema=ROW)
     second = reading("second", DeltaSource("a"), table="b", schema=ROW)

@@ -122,6 +122,16 @@ def test_where_nothing_came_since_a_stream_without_state_runs_as_it_is(tmp_path:
     assert len(spark.batches) == 10 and not copied_at
 
 
+def test_the_content_of_a_table_is_not_divided(tmp_path: Path) -> None:
+    """Two ranges from 0 on, to version 25 and to 50, are not the content at 50: the first one is none of its parts."""
+    spark = Spark(tmp_path, {0: 0}, {0: 95}, 1_000, state=False)
+    (spark.log / "0").write_text("v1\n{}\n" + json.dumps({"rows": {"0": 60}, TOPIC: {"0": 95}}))
+    border = Border(({"rows": {0: 50}, TOPIC: {0: 80}},), False, 20, lambda: None, frozenset({"rows"}))
+    assert border(spark.checkpoint, 0)
+    assert spark.checkpoint.end(0) == {"rows": {0: 50}, TOPIC: {0: 20}}
+    assert border._share({("rows", 0): 10}, {("rows", 0): 50}) == {("rows", 0): 30}
+
+
 def test_a_partition_that_the_published_tables_do_not_know_has_no_border(tmp_path: Path) -> None:
     spark = Spark(tmp_path, {0: 0, 1: 0}, {0: 95, 1: 20}, 10, state=False)
     assert spark.run(Border((of({0: 40}),), False, 10, lambda: pytest.fail("there is none"))) == 0
@@ -176,6 +186,17 @@ def test_the_tables_are_kept_once_as_they_are_at_the_border(life: Life) -> None:
     copy = replay_end.kept_table(context, STREAM.primary)
     assert copy is not None and life.rows(copy.path) == life.rows() == list(range(90))
     assert replayed.rows() == list(range(100)) and replay_end.at_the_border(context, of({0: 120})) == 30
+
+
+def test_what_a_table_with_a_batch_from_past_the_border_has_that_is_new_is_not_known(life: Life) -> None:
+    """A kill came after that table's commit and before the primary one's; its readers may have read the batch."""
+    torn = replace(life.entry(9), table=LETTERS.name)
+    context = replaying(life)
+    assert set(replay_end.rows_past_the_border(context, of({0: 90}))) == {"things", LETTERS.name}
+    life.stored(LETTERS.name).mark(torn)
+    assert set(replay_end.rows_past_the_border(context, of({0: 90}))) == {"things"}
+    replay_end.keep_tables(context)
+    assert set(replay_end.rows_past_the_border(context, of({0: 120}))) == {"things"}
 
 
 def test_a_kill_while_they_are_kept_leaves_nothing_half(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, TableAwaited
 from streaming_jobs.preflight.findings import Finding, enforce
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TopicSnapshot
+from streaming_jobs.preflight.take_snapshot import _content_gone
 from streaming_jobs.preflight.topic_rules import topic_findings
 from streaming_jobs.runtime.retries import AWAIT_DELAY, Retries
 from streaming_jobs.state.stream_record import BoundTopic
+from streaming_jobs.stream import DeltaTable, Stream
+from tests.conftest import SettingsFactory
 from tests.support.worlds import fresh, settled
+from tests.support.written_table import WrittenTable
 
 TABLE = "numbers"
 
@@ -52,6 +58,46 @@ def test_versions_between_the_content_and_the_first_that_is_left_are_lost(start:
         with pytest.raises(OffsetsLost, match=r"versions? \d.* of table numbers can no longer be read") as refused:
             enforce(findings)
         assert "--to-batch -1" in refused.value.next_step and "--to-offsets 0:10" in refused.value.next_step
+
+
+@pytest.mark.parametrize(("committed", "way"), [(None, "start the stream over"), (6, "--to-batch -1")])
+def test_a_planned_batch_whose_content_is_gone_is_lost_and_the_way_out_is_named(
+    committed: int | None, way: str
+) -> None:
+    at = CheckpointSnapshot(7, committed, {7: {TABLE: {0: 40}}}, {7: {TABLE: {0: 0}}})
+    record = settled(6).record
+    assert record is not None
+    bound = replace(record, topics=(BoundTopic(TABLE, "id", {0: 0}),))
+    found = reading(replace(settled(6), checkpoint=at, record=bound), content_gone=39)
+    with pytest.raises(OffsetsLost, match="batch 7 reads the content of table numbers at version 39") as refused:
+        enforce(found)
+    assert way in refused.value.next_step
+    assert reading(settled(6), 40, 30) == []
+
+
+@pytest.mark.parametrize("gone", ["log", "file"])
+def test_whether_the_content_can_be_read_is_looked_at_for_a_planned_batch(settings: SettingsFactory, gone: str) -> None:
+    home = settings()
+    home.tables.mkdir(parents=True)
+    table = WrittenTable(home.tables / TABLE).make()
+    version = table.batch(1)
+    table.batch(2)
+    rows = StructType([StructField("n", LongType())])
+    reader = Stream("reader", lambda rows: rows, {"rows": DeltaSource(TABLE, rows)}, {"out": DeltaTable("out")})
+
+    def at(start: int = 0, committed: int | None = None) -> CheckpointSnapshot:
+        return CheckpointSnapshot(0, committed, {0: {TABLE: {0: version + 1}}}, {0: {TABLE: {0: start}}})
+
+    assert _content_gone(home, reader, TABLE, at()) is None
+    if gone == "log":
+        (table.path / "_delta_log" / f"{0:020d}.json").unlink()
+    else:
+        for file in table.path.glob("*.parquet"):
+            file.unlink()
+    assert _content_gone(home, reader, TABLE, at()) == version
+    assert _content_gone(home, reader, TABLE, at(start=1)) is None
+    assert _content_gone(home, reader, TABLE, at(committed=0)) is None
+    assert _content_gone(home, reader, "things", at()) is None
 
 
 def test_another_table_and_an_older_copy_are_refused() -> None:

@@ -9,9 +9,12 @@ import pytest
 
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import Limits
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.table_sources.planner import TablePlanner, is_small, tasks
 from streaming_jobs.table_sources.row_blocks import FileToRead
 from streaming_jobs.table_sources.versions import DataFile, TableVersions
+from tests.conftest import SettingsFactory
 from tests.support.written_table import WrittenTable
 
 LIMITS = Limits(seconds=3, records=5, bytes=1 << 30, wait=0.0)
@@ -92,3 +95,19 @@ def test_tasks_get_runs_of_files_in_order_and_of_about_the_same_size() -> None:
     assert [len(part) for part in parts] == [4, 3, 3]
     assert tasks([], 3) == [] and is_small(files)
     assert not is_small([FileToRead(1, 0, DataFile("f", {}, 10, 30_000))])
+
+
+def test_a_batch_ends_before_rows_that_other_programs_may_still_take_back(
+    table: WrittenTable, settings: SettingsFactory
+) -> None:
+    home = settings()
+    table.batch(1)
+    first, foreign = table.batch(2), table.foreign(8)
+    accepted = (Accepted("numbers", foreign, "right", 0.0),)
+    stream_record.save(home, replace(stream_record.first("count"), accepted=accepted))
+    records = (home.state / "count" / "stream.json",)
+    plans = TablePlanner(TableVersions(table.path, "count", records), LIMITS)
+    assert plans.next_end(first) == foreign and plans.next_end(foreign) == foreign
+    table.batch(3)
+    assert plans.next_end(foreign) == foreign + 2
+    assert [each.file.rows for each in plans.files(foreign, foreign + 2)] == [1, 1]

@@ -15,6 +15,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log_cleanup import LogFile, bounded
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink, open_sink
+from streaming_jobs.sinks.stored import Need
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import BoundTopic
@@ -33,20 +34,24 @@ def log(newest: int) -> list[LogFile]:
 
 
 @pytest.mark.parametrize(
-    ("first", "retention", "versions", "stays"),
+    ("needs", "retention", "versions", "stays"),
     [
-        (None, HOUR, 1000, None),
-        (40, HOUR, 1000, 40),
-        (40, timedelta(seconds=20), 1000, 80),
-        (40, HOUR, 10, 91),
-        (95, timedelta(seconds=20), 1000, 95),
-        (0, timedelta(0), 1, 100),
+        ([], HOUR, 1000, None),
+        ([Need(40, 41)], HOUR, 1000, 40),
+        ([Need(40, 85)], timedelta(seconds=20), 1000, 80),
+        ([Need(40, 92)], HOUR, 10, 91),
+        ([Need(95, 96)], timedelta(seconds=20), 1000, 95),
+        ([Need(40, 79)], timedelta(seconds=20), 1000, None),
+        ([Need(40, 90)], HOUR, 10, None),
+        ([Need(40, 90), Need(95, 97)], HOUR, 10, 95),
+        ([Need(0, None), Need(95, 97)], HOUR, 10, 91),
+        ([Need(99, 101)], timedelta(0), 1, 100),
     ],
 )
-def test_what_a_reader_needs_stays_within_both_bounds(
-    first: int | None, retention: timedelta, versions: int, stays: int | None
+def test_what_each_reader_needs_stays_within_both_bounds_and_nothing_for_one_that_is_beyond_them(
+    needs: list[Need], retention: timedelta, versions: int, stays: int | None
 ) -> None:
-    assert bounded(log(100), first, now=1000.0, retention=retention, versions=versions) == stays
+    assert bounded(log(100), needs, now=1000.0, retention=retention, versions=versions) == stays
 
 
 def batch_of(settings: Settings, stream: str, number: int, start: int, end: int) -> None:
@@ -67,24 +72,35 @@ def batch_of(settings: Settings, stream: str, number: int, start: int, end: int)
 def test_a_reader_needs_the_version_before_its_last_batch(settings: SettingsFactory) -> None:
     home = settings()
     readers = TableReaders(home, "numbers", ("one", "two"))
-    assert readers.first_needed() is None, "none has ever run"
+    assert readers.needs() == [], "none has ever run"
     batch_of(home, "one", 0, 0, 7)
-    assert readers.first_needed() == 6, "the content of its first batch"
+    assert readers.needs() == [Need(6, 6)], "the content of its first batch"
     batch_of(home, "one", 3, 20, 25)
-    assert readers.first_needed() == 19
+    assert readers.needs() == [Need(19, 25)]
     batch_of(home, "two", 1, 11, 25)
-    assert readers.first_needed() == 10, "the slowest decides"
+    assert set(readers.needs()) == {Need(19, 25), Need(10, 25)}
     replay = home.model_copy(update={"state_dir": home.state / "recoveries" / "one-0001" / "state"})
     batch_of(replay, "one", 2, 5, 8)
-    assert readers.first_needed() == 4, "a replay counts too"
+    assert set(readers.needs()) == {Need(19, 25), Need(10, 25), Need(4, 8)}, "a replay counts too"
     StreamFolder.of(home, "two").record.write_text("{")
-    assert readers.first_needed() == 0, "as long as it is not known, everything stays"
+    assert Need(0, None) in readers.needs(), "as long as it is not known, everything stays"
+
+
+def test_a_reader_that_was_declared_after_the_writers_start_is_found_by_its_record(settings: SettingsFactory) -> None:
+    home = settings()
+    readers = TableReaders(home, "numbers", (), "id")
+    batch_of(home, "late", 3, 20, 25)
+    assert readers.needs() == [Need(19, 25)]
+    assert TableReaders(home, "numbers", (), "another").needs() == []
+    (home.state / "odd").mkdir()
+    (home.state / "odd" / "stream.json").write_text("{")
+    assert readers.needs() == [Need(19, 25)], "it may read anything"
 
 
 def maintenance(home: Settings, unread: int | None) -> TableMaintenance:
     sink = open_sink(home, Declared("numbers"), "count")
     assert isinstance(sink, DeltaSink)
-    return TableMaintenance(sink, home.table, 1, unread=lambda: unread)
+    return TableMaintenance(sink, home.table, 1, unread=lambda: [] if unread is None else [Need(unread, unread)])
 
 
 @pytest.mark.parametrize(("unread", "there"), [(3, True), (None, False)])

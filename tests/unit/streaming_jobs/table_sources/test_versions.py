@@ -15,6 +15,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.table_sources.later_commits import replaced_since
 from streaming_jobs.table_sources.row_blocks import FileToRead, RowBlocks
 from streaming_jobs.table_sources.versions import TableVersions
 from tests.conftest import SettingsFactory
@@ -84,6 +85,7 @@ def test_rows_of_another_program_are_taken_once_they_are_accepted(
     home = settings()
     versions = TableVersions(table.path, "count", (_record(home, "count"), _record(home, "reader")))
     added = table.foreign(8)
+    table.batch()
     rewritten = table.foreign(9, mode="overwrite")
     for version in (added, rewritten):
         with pytest.raises(ForeignWrite, match=f"streams accept count --table numbers --version {version}"):
@@ -91,6 +93,57 @@ def test_rows_of_another_program_are_taken_once_they_are_accepted(
     _accept(home, "count", added)
     _accept(home, "reader", rewritten)
     assert numbers(versions, added, rewritten + 1) == [8]
+
+
+def test_rows_of_another_program_that_were_taken_back_are_not_delivered(
+    table: WrittenTable, settings: SettingsFactory
+) -> None:
+    """The reader waits for the writer's next commit, and then reads what was left at it."""
+    home = settings()
+    versions = TableVersions(table.path, "count", (_record(home, "count"),))
+    table.batch(1)
+    undone, undo, kept = table.foreign(8), table.delete("n = 8"), table.foreign(9)
+    record = stream_record.first("count")
+    accepted = tuple(Accepted("numbers", version, "right", 0.0) for version in (undone, undo, kept))
+    stream_record.save(home, replace(record, accepted=accepted))
+    table.compact()
+    assert [versions.version(number).settled for number in (undone, undo, kept)] == [False, True, False]
+    last = table.batch(2)
+    assert [versions.version(number).settled for number in (undone, undo, kept)] == [True] * 3
+    table.delete("n = 9")
+    assert numbers(versions, undone, last + 1) == [9, 2], "what is removed later was in the table"
+
+
+def test_every_commit_that_replaced_rows_which_a_reader_has_read_is_known(table: WrittenTable) -> None:
+    start = table.batch(1, 2)
+    table.batch(3)
+    table.compact()
+    table.foreign(8)
+    removed, sliced, published = table.delete("n = 1"), table.slice(5), table.publish(6)
+    rewritten = table.foreign(9, mode="overwrite")
+    table.batch(7)
+    replaced = [
+        (rewritten, "another program"),
+        (published, "plan r1"),
+        (sliced, "plan s1"),
+        (removed, "another program"),
+    ]
+    assert replaced_since(table.path, "count", start) == replaced
+    assert replaced_since(table.path, None, published) == replaced[:2]
+
+
+def test_the_next_commits_time_is_found_where_the_log_was_cleaned_up(
+    table: WrittenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = TableVersions(table.path, "count")
+    for number in range(4):
+        table.batch(number)
+    for version in range(3):
+        _commit(table, version).unlink()
+    assert versions.time_of_next(0) == versions.time_of(3)
+    monkeypatch.setattr(TableVersions, "_numbers", lambda _: [0, 1, 2, 3, 4])
+    assert versions.time_of_next(0) == versions.time_of(3), "cleaned up since it was listed"
+    assert versions.time_of_next(5) is None
 
 
 def test_a_table_that_no_stream_writes_gives_what_is_added_and_refuses_what_is_rewritten(
