@@ -2,7 +2,8 @@
 
 `TransactionWriter` is exactly-once. On opening, its producer fences every older one, and only then reads the marker. A
 failure of a producer, in whatever step, is answered in one way: a new producer, the marker again, and the batch only if
-the marker does not have it. `PlainWriter` is at-least-once: after a failure it writes the batch again.
+the marker does not have it. A marker names its driver: once a driver's own marker is in, that of another one ends it,
+and this other one continues. `PlainWriter` is at-least-once: after a failure it writes the batch again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from confluent_kafka import Consumer, Producer
 
-from streaming_jobs.errors import BrokerUnreachable, Fenced
+from streaming_jobs.errors import BrokerUnreachable, Fenced, LedgerConflict
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import WrittenRange
 from streaming_jobs.settings import TopicSinkSettings
@@ -70,6 +71,8 @@ class TransactionWriter:
     newest: LedgerEntry | None = field(default=None, init=False)
     """The entry of the newest batch, as of the last `open` or `write`."""
     _owner: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
+    _owners: frozenset[str] = field(default=frozenset(), init=False)
+    """Whose marker may be there: this driver's, and until it is in, also the one found first; empty: none read yet."""
     _producer: BatchProducer | None = field(default=None, init=False)
     _most_bytes: int = field(default=DEFAULT_MOST_BYTES, init=False)
 
@@ -98,17 +101,20 @@ class TransactionWriter:
         def attempt(producer: BatchProducer) -> None:
             now = entry()
             producer.transact([], {}, lambda _: self._marker(now))
-            self.newest = now
+            self.newest, self._owners = now, frozenset({self._owner})
 
         self._repeated(attempt)
 
     def write(self, entry: LedgerEntry, records: TopicRecords) -> bool:
-        """Write the batch; False if it is there already. Raises Fenced for an older generation."""
+        """Write the batch; False if it is there already.
+
+        Raises Fenced for an older generation or another driver, LedgerConflict if the topic has other batches.
+        """
 
         def attempt(producer: BatchProducer) -> bool:
             producer = self._with_requests_of(records.most_bytes, producer)
             self._refuse_older(entry)
-            if self.newest is not None and self.newest.txn >= entry.txn:
+            if self._has(entry):
                 return False
 
             def marker(ranges: tuple[WrittenRange, ...]) -> Outgoing:
@@ -162,6 +168,7 @@ class TransactionWriter:
         self._producer = producer
         producer.begin()
         marker = self._read()
+        self._refuse_other_driver(marker)
         self.newest = None if marker is None else marker.entry
         return producer
 
@@ -173,6 +180,19 @@ class TransactionWriter:
     def _marker(self, entry: LedgerEntry) -> Outgoing:
         topic = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
         return markers.marker_record(topic, self.key, entry, self._owner)
+
+    def _has(self, entry: LedgerEntry) -> bool:
+        """True if the newest batch is this one; raises LedgerConflict if it is a later one or has other offsets."""
+        at = self.newest
+        if at is None or at.txn < entry.txn:
+            return False
+        if at.txn != entry.txn or not at.same_offsets(entry):
+            how = f"is at {at.txn}" if at.txn != entry.txn else "has it with other offsets"
+            raise LedgerConflict(
+                f"{entry.txn} is to be written to topic {self.topic}, which {how}",
+                "put the checkpoint back that belongs to the topic; look for a second driver with another state folder",
+            )
+        return True
 
     def _refuse_older(self, entry: LedgerEntry) -> None:
         at = self.position
@@ -190,17 +210,28 @@ class TransactionWriter:
         until = time.monotonic() + _CLAIM
         while True:
             try:
-                marker = self._read()
+                self._refuse_other_driver(self._read())
             except ClientLost:
                 return  # the next attempt says what is wrong
-            if marker is not None and marker.owner != self._owner:
-                raise Fenced(
-                    f"another driver writes topic {self.topic} for stream {self.stream} now",
-                    "let this driver end; the other one continues without it",
-                )
             if time.monotonic() >= until:
                 return
             time.sleep(_CLAIM / 10)
+
+    def _refuse_other_driver(self, marker: markers.Marker | None) -> None:
+        """Raise Fenced if another driver has opened the topic since this one looked first.
+
+        The marker of the driver before may stay until this one's is in: the first transaction may fail too.
+        """
+        owner = "" if marker is None else marker.owner
+        if not self._owners:
+            self._owners = frozenset({self._owner, owner})
+        elif owner == self._owner:
+            self._owners = frozenset({owner})
+        elif marker is not None and owner not in self._owners:
+            raise Fenced(
+                f"another driver writes topic {self.topic} for stream {self.stream} now",
+                "let this driver end; the other one continues without it",
+            )
 
 
 @dataclass
