@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -36,6 +37,10 @@ DEFAULT_MOST_BYTES = 1_048_588
 
 class TopicRecords(Protocol):
     """The records of one batch, which can be gone through again."""
+
+    @property
+    def count(self) -> int:
+        """Their number."""
 
     @property
     def topic_ids(self) -> Mapping[str, str]:
@@ -100,7 +105,7 @@ class TransactionWriter:
 
         def attempt(producer: BatchProducer) -> None:
             now = entry()
-            producer.transact([], {}, lambda _: self._marker(now))
+            producer.transact([], 0, {}, lambda _: self._marker(now))
             self.newest, self._owners = now, frozenset({self._owner})
 
         self._repeated(attempt)
@@ -120,7 +125,8 @@ class TransactionWriter:
             def marker(ranges: tuple[WrittenRange, ...]) -> Outgoing:
                 return self._marker(replace(entry, written=ranges))
 
-            ranges = producer.transact(records, records.topic_ids, marker, lambda: self.before_commit(entry.batch))
+            before = partial(self.before_commit, entry.batch)
+            ranges = producer.transact(records, records.count, records.topic_ids, marker, before)
             self.newest = replace(entry, written=ranges)
             return True
 
@@ -267,7 +273,7 @@ class PlainWriter:
                 config = producer_config(self.clients.config, self.settings, "", self._most_bytes)
                 self._producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
             try:
-                ranges = self._producer.deliver(records, records.topic_ids)
+                ranges = self._producer.deliver(records, records.count, records.topic_ids)
             except ClientLost as error:
                 lost = error
                 log.warning("producer replaced", stream=self.stream, topic=self.topic, reason=str(error))

@@ -157,7 +157,7 @@ def test_requests_are_no_larger_than_the_most_restrictive_topic_takes() -> None:
 
 
 class _Report:
-    def __init__(self, topic: str, partition: int, offset: int) -> None:
+    def __init__(self, topic: str, partition: int, offset: int | None) -> None:
         self.topic, self.partition, self.offset = (lambda: topic), (lambda: partition), (lambda: offset)
 
 
@@ -172,12 +172,21 @@ def test_delivery_reports_become_ranges() -> None:
     )
 
 
+@pytest.mark.parametrize("offset", [None, -1001])
+def test_a_record_whose_offset_the_broker_did_not_say_is_counted_and_in_no_range(offset: int | None) -> None:
+    delivered = Delivered()
+    for each in (7, offset):
+        delivered(None, _Report("a", 0, each))  # type: ignore[arg-type]
+    assert delivered.count == 2
+    assert delivered.ranges({"a": "id"}) == (WrittenRange("a", "id", 0, 7, 8, 1),)
+
+
 def _staged(refused: int) -> tuple[SinkSet, dict[str, Any]]:
     topics = KnownTopics(Lookup(), SETTINGS)
     output = TopicOutput(SINK, "s", SETTINGS, Discarded(), topics, None)  # type: ignore[arg-type]
     rows = pa.table({"n": [*range(refused)]}) if refused else None
     judge = RowJudge(SINK, topics, [])
-    write = TopicWrite(Discarded(), BatchRecords(judge, [], {}, 1), 5, rows)
+    write = TopicWrite(Discarded(), BatchRecords(judge, [], 5, {}, 1), 5, rows)
     return SinkSet(MemoryTable("p"), [], MemoryTable("letters"), topics=[output]), {output.name: write}
 
 

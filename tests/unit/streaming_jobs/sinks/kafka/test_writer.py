@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka import KafkaError
 
-from streaming_jobs.errors import Fenced, LedgerConflict
+from streaming_jobs.errors import Fenced, LedgerConflict, PermanentError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka.producer import Outgoing
-from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
+from streaming_jobs.sinks.kafka.writer import Clients, PlainWriter, TransactionWriter
 from tests.support.kafka_cluster import Cluster, failure
 
 TOPIC, MARKERS = "orders", "__recourse.s.orders"
@@ -31,6 +31,11 @@ class Records:
     values: Sequence[bytes]
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     most_bytes: int = 1_048_588
+    missing: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.values) + self.missing
 
     def __iter__(self) -> Iterator[Outgoing]:
         yield from (Outgoing(TOPIC, None, value) for value in self.values)
@@ -125,3 +130,15 @@ def test_only_the_batch_itself_is_there_already(batch: int, end: int, text: str)
     with pytest.raises(LedgerConflict, match=text):
         started.write(entry(batch, end), Records([b"b"]))
     assert cluster.values(TOPIC) == [b"a"]
+
+
+def test_a_batch_of_which_a_record_was_not_sent_is_not_committed() -> None:
+    cluster = Cluster()
+    started = opened(cluster)
+    with pytest.raises(PermanentError, match="1 records of a batch of 2 were sent"):
+        started.write(entry(0), Records([b"a"], missing=1))
+    plain = PlainWriter("s", "topic:orders", TOPIC, TopicSinkSettings(), started.clients)
+    with pytest.raises(PermanentError, match="1 records of a batch of 2 were sent"):
+        plain.write(entry(0), Records([b"a"], missing=1))
+    assert cluster.values(TOPIC) == [] and len(cluster.of(MARKERS)) == 1
+    assert started.write(entry(0), Records([b"a", b"b"]))
