@@ -78,7 +78,7 @@ def ensure_marker_topic(topics: TopicMaker, name: str) -> TopicInfo:
 
 def marker_record(topic: str, key: str, entry: LedgerEntry, owner: str) -> Outgoing:
     """The marker of a batch, as a record."""
-    return Outgoing(topic, key.encode(), entry.encode().encode(), [(_OWNER, owner.encode())])
+    return Outgoing(topic, key.encode(), entry.encode().encode(), [(_OWNER, owner.encode())], partition=0)
 
 
 Connect = Callable[[dict[str, Any]], Any]

@@ -19,13 +19,14 @@ _GRACE = timedelta(seconds=5)
 
 
 class Outgoing(NamedTuple):
-    """A record to be written; `timestamp` in ms since 1970, 0: the time of writing."""
+    """A record to be written; `timestamp` in ms since 1970, 0: the time of writing. `partition` -1: by the key."""
 
     topic: str
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]] = ()
     timestamp: int = 0
+    partition: int = -1
 
 
 Connect = Callable[[dict[str, Any]], Any]
@@ -147,6 +148,7 @@ class BatchProducer:
                 record.topic,
                 value=record.value,
                 key=record.key,
+                partition=record.partition,
                 headers=list(record.headers) or None,
                 timestamp=record.timestamp,
                 on_delivery=delivered,

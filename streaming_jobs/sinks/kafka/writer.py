@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from confluent_kafka import Consumer, Producer
 
-from streaming_jobs.errors import BrokerUnreachable, Fenced, LedgerConflict
+from streaming_jobs.errors import BrokerUnreachable, Fenced, LedgerConflict, PermanentError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import WrittenRange
 from streaming_jobs.settings import TopicSinkSettings
@@ -175,6 +175,7 @@ class TransactionWriter:
         producer.begin()
         marker = self._read()
         self._refuse_other_driver(marker)
+        self._refuse_lost(marker)
         self.newest = None if marker is None else marker.entry
         return producer
 
@@ -222,6 +223,18 @@ class TransactionWriter:
             if time.monotonic() >= until:
                 return
             time.sleep(_CLAIM / 10)
+
+    def _refuse_lost(self, marker: markers.Marker | None) -> None:
+        """Raise PermanentError if the marker is gone or older than the one that this driver has read or written."""
+        known = self.position
+        if known is not None and (marker is None or marker.entry.txn < known):
+            name = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
+            raise PermanentError(
+                f"topic {name} had the marker of {known}, and now "
+                f"{'has none' if marker is None else f'that of {marker.entry.txn}'}: nobody knows which batches of "
+                f"stream {self.stream} topic {self.topic} has",
+                "find out who deleted it or its records; then start the stream: preflight says what to put back",
+            )
 
     def _refuse_other_driver(self, marker: markers.Marker | None) -> None:
         """Raise Fenced if another driver has opened the topic since this one looked first.

@@ -142,3 +142,23 @@ def test_a_batch_of_which_a_record_was_not_sent_is_not_committed() -> None:
         plain.write(entry(0), Records([b"a"], missing=1))
     assert cluster.values(TOPIC) == [] and len(cluster.of(MARKERS)) == 1
     assert started.write(entry(0), Records([b"a", b"b"]))
+
+
+@pytest.mark.parametrize(("left", "text"), [(0, "and now has none"), (1, "and now that of g0001 batch -1")])
+def test_a_marker_that_is_gone_or_older_ends_the_driver_before_it_writes_a_batch_again(left: int, text: str) -> None:
+    cluster = Cluster()
+    started = opened(cluster)
+    started.write(entry(0), Records([b"a"]))
+    cluster.committed = [*cluster.of(MARKERS)[:left], *cluster.of(TOPIC)]
+    cluster.faults = [fails(KafkaError._TIMED_OUT)]
+    with pytest.raises(PermanentError, match=f"had the marker of g0001 batch 0, {text}"):
+        started.write(entry(1), Records([b"b"]))
+    assert cluster.values(TOPIC) == [b"a"]
+
+
+def test_markers_go_to_partition_0_of_a_topic_that_producers_do_not_make() -> None:
+    cluster = Cluster()
+    opened(cluster).write(entry(0), Records([b"a"]))
+    assert [record.partition() for record in cluster.of(MARKERS)] == [0, 0]
+    assert [record.partition() for record in cluster.of(TOPIC)] == [-1]
+    assert cluster.producers[0].config["allow.auto.create.topics"] is False
