@@ -123,12 +123,14 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
 
 
 def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, writer: Writer) -> TopicOutput:
+    reads_and_writes = {topic.name for topic in stream.topics} | {each.name for each in stream.topic_sinks.values()}
+    lookup = cast("TopicLookup", connection.topics)
     return TopicOutput(
         declared=sink,
         stream=stream.name,
         settings=settings.topic_sink,
         writer=writer,
-        topics=KnownTopics(cast("TopicLookup", connection.topics), settings.topic_sink),
+        topics=KnownTopics(lookup, settings.topic_sink, reads_and_writes - {sink.name}),
         folder=settings.tables / stream.primary.name,
     )
 
