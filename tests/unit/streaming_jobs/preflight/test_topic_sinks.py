@@ -78,6 +78,19 @@ def test_a_marker_elsewhere_forbids_the_start(
     assert finding.severity == "refuse" and text in finding.found and finding.next_step
 
 
+@pytest.mark.parametrize(
+    ("snapshot", "at", "listed"),
+    [(fresh(), marker(4), None), (settled(7), None, Txn(1, 7)), (settled(7), marker(6), Txn(1, 7))],
+)
+def test_the_way_to_start_over_takes_topic_and_marker_together_and_says_what_it_costs(
+    snapshot: StreamSnapshot, at: LedgerEntry | None, listed: Txn | None
+) -> None:
+    (finding,) = check_start(writing(snapshot, at, listed))
+    together = "delete topic orders and its marker topic __recourse.s.orders together, create orders again, and start"
+    for text in ("a new stream with a new output topic", together, "now are written again"):
+        assert text in finding.next_step
+
+
 def test_a_generation_that_was_just_opened_may_start() -> None:
     """A driver that opened generation 2 in the topic and was killed before its first batch."""
     snapshot = writing(settled(7), marker(-1, 2), Txn(1, 7))
