@@ -1,6 +1,6 @@
 """The rules by which the topics that a stream writes must agree with its checkpoint and its primary table.
 
-1. Each topic exists, and its `min.insync.replicas` can be reached.
+1. Each topic exists, its `min.insync.replicas` can be reached, and that of its marker topic.
 2. The marker of an exactly-once topic is there, once the stream has begun: without it a batch may be written twice.
 3. The marker is at the batch that the primary's newest entry lists for it, or at the planned batch.
 4. The stream still writes the topics that it began with.
@@ -14,6 +14,7 @@ from streaming_jobs.kafka_sink import TOPIC_SINK
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSinkSnapshot
+from streaming_jobs.sources.topics import TopicInfo
 
 
 def topic_sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
@@ -35,20 +36,16 @@ def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[Finding]:
             "create it, or correct the name",
         )
         return
-    if info.min_insync_replicas > info.replicas:
-        yield Finding(
-            "refuse",
-            f"topic {sink.topic} has {info.replicas} replicas and min.insync.replicas={info.min_insync_replicas}: no "
-            "record can be acknowledged by all",
-            "lower min.insync.replicas of the topic, or give it more replicas",
-        )
-    elif info.replicas > 1 and info.min_insync_replicas == 1:
-        yield Finding(
-            "warn",
-            f"topic {sink.topic} has {info.replicas} replicas and min.insync.replicas=1: an acknowledged record "
-            "is lost with the one broker that has it",
-            "set min.insync.replicas=2 on the topic",
-        )
+    yield from _replicas(info)
+    if sink.marker_info is not None:
+        yield from _replicas(sink.marker_info)
+        if sink.marker_info.replicas < info.replicas:
+            yield Finding(
+                "warn",
+                f"topic {sink.marker_topic} has {sink.marker_info.replicas} replicas, topic {sink.topic} has "
+                f"{info.replicas}: without its marker nobody knows which batches of stream {stream} the topic has",
+                f"give topic {sink.marker_topic} as many replicas (kafka-reassign-partitions)",
+            )
     if sink.acks != "all":
         yield Finding(
             "warn",
@@ -60,6 +57,23 @@ def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[Finding]:
             "warn",
             f"topic {sink.topic} was deleted and made anew: what stream {stream} wrote to it before is gone",
             "rebuild it, if its readers need the old records",
+        )
+
+
+def _replicas(info: TopicInfo) -> Iterator[Finding]:
+    if info.min_insync_replicas > info.replicas:
+        yield Finding(
+            "refuse",
+            f"topic {info.name} has {info.replicas} replicas and min.insync.replicas={info.min_insync_replicas}: no "
+            "record can be acknowledged by all",
+            "lower min.insync.replicas of the topic, or give it more replicas",
+        )
+    elif info.replicas > 1 and info.min_insync_replicas == 1:
+        yield Finding(
+            "warn",
+            f"topic {info.name} has {info.replicas} replicas and min.insync.replicas=1: an acknowledged record "
+            "is lost with the one broker that has it",
+            "set min.insync.replicas=2 on the topic",
         )
 
 

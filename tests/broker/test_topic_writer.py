@@ -88,7 +88,7 @@ def place(broker: Broker, topic: str) -> Place:
     made = Place(broker.start(), topic)
     topics = Topics(made.config)
     topics.create(topic, PARTITIONS)
-    ensure_marker_topic(topics, marker_topic(QUICK.prefix, STREAM, topic))
+    ensure_marker_topic(topics, marker_topic(QUICK.prefix, STREAM, topic), topics.describe(topic))
     return made
 
 
@@ -288,7 +288,7 @@ def test_a_broker_that_is_killed_in_a_transaction_loses_and_doubles_nothing(sett
         place = Place(own.start(), "own", replace_settings(transaction_timeout=timedelta(seconds=40)))
         topics = Topics(place.config)
         topics.create("own", PARTITIONS)
-        ensure_marker_topic(topics, marker_topic(QUICK.prefix, STREAM, "own"))
+        ensure_marker_topic(topics, marker_topic(QUICK.prefix, STREAM, "own"), topics.describe("own"))
         killed: list[int] = []
 
         def kill(batch: int) -> None:

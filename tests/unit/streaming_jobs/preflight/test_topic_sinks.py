@@ -16,6 +16,7 @@ from tests.support.worlds import PRIMARY, STREAM, checkpoint_world, entry, fresh
 
 NAME, TOPIC = "topic:orders", "orders"
 INFO = TopicInfo(TOPIC, "its id", 3, -1, "delete")
+MARKERS = TopicInfo("__recourse.s.orders", "markers' id", 1, -1, "compact")
 
 
 def marker(batch: int, generation: int = 1) -> LedgerEntry:
@@ -117,6 +118,17 @@ def _generation(number: int) -> Any:
         ),
         ({"info": replace(INFO, replicas=3)}, "warn", "3 replicas and min.insync.replicas=1"),
         ({"info": replace(INFO, id="another")}, "warn", "was deleted and made anew"),
+        ({"marker_info": replace(MARKERS, replicas=3)}, "warn", "topic __recourse.s.orders has 3 replicas and min"),
+        (
+            {"marker_info": replace(MARKERS, min_insync_replicas=2)},
+            "refuse",
+            "topic __recourse.s.orders has 1 replicas",
+        ),
+        (
+            {"info": replace(INFO, replicas=3, min_insync_replicas=2), "marker_info": MARKERS},
+            "warn",
+            "topic __recourse.s.orders has 1 replicas, topic orders has 3",
+        ),
         ({"acks": "1", "exactly_once": False}, "warn", "acks=1"),
     ],
 )
