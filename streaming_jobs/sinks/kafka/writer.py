@@ -58,7 +58,7 @@ class TopicRecords(Protocol):
 class Clients:
     """Makes the clients: `config` are the properties of any client of the cluster, and hold secrets."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(repr=False)
     producer: Connect = Producer
     consumer: Connect = Consumer
 

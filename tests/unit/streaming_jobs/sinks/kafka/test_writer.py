@@ -162,3 +162,9 @@ def test_markers_go_to_partition_0_of_a_topic_that_producers_do_not_make() -> No
     assert [record.partition() for record in cluster.of(MARKERS)] == [0, 0]
     assert [record.partition() for record in cluster.of(TOPIC)] == [-1]
     assert cluster.producers[0].config["allow.auto.create.topics"] is False
+
+
+def test_no_representation_shows_the_properties_of_clients() -> None:
+    clients = Clients({"sasl.password": "hunter2"})
+    shown = repr(clients) + repr(TransactionWriter("s", "n", TOPIC, TopicSinkSettings(), clients))
+    assert "hunter2" not in shown + repr(PlainWriter("s", "n", TOPIC, TopicSinkSettings(), clients))
