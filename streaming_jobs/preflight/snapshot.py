@@ -58,7 +58,7 @@ class TopicSnapshot:
 class TopicSinkSnapshot:
     """One topic that the stream writes: `info` is None if it does not exist, `marker` is its newest batch's entry.
 
-    `name` is the sink's name in ledger entries.
+    `marker_info` is the topic of the marker, None without one. `name` is the sink's name in ledger entries.
     """
 
     name: str
@@ -68,6 +68,7 @@ class TopicSinkSnapshot:
     acks: str = "all"
     marker_topic: str = ""
     marker: LedgerEntry | None = None
+    marker_info: TopicInfo | None = None
 
     @property
     def written_id(self) -> str | None:

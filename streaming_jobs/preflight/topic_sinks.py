@@ -1,6 +1,6 @@
 """The rules by which the topics that a stream writes must agree with its checkpoint and its primary table.
 
-1. Each topic exists, and its `min.insync.replicas` can be reached.
+1. Each topic exists, its `min.insync.replicas` can be reached, and that of its marker topic.
 2. The marker of an exactly-once topic is there, once the stream has begun: without it a batch may be written twice.
 3. The marker is at the batch that the primary's newest entry lists for it, or at the planned batch.
 4. The stream still writes the topics that it began with.
@@ -14,6 +14,7 @@ from streaming_jobs.kafka_sink import TOPIC_SINK
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSinkSnapshot
+from streaming_jobs.sources.topics import TopicInfo
 
 
 def topic_sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
@@ -35,20 +36,16 @@ def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[Finding]:
             "create it, or correct the name",
         )
         return
-    if info.min_insync_replicas > info.replicas:
-        yield Finding(
-            "refuse",
-            f"topic {sink.topic} has {info.replicas} replicas and min.insync.replicas={info.min_insync_replicas}: no "
-            "record can be acknowledged by all",
-            "lower min.insync.replicas of the topic, or give it more replicas",
-        )
-    elif info.replicas > 1 and info.min_insync_replicas == 1:
-        yield Finding(
-            "warn",
-            f"topic {sink.topic} has {info.replicas} replicas and min.insync.replicas=1: an acknowledged record "
-            "is lost with the one broker that has it",
-            "set min.insync.replicas=2 on the topic",
-        )
+    yield from _replicas(info)
+    if sink.marker_info is not None:
+        yield from _replicas(sink.marker_info)
+        if sink.marker_info.replicas < info.replicas:
+            yield Finding(
+                "warn",
+                f"topic {sink.marker_topic} has {sink.marker_info.replicas} replicas, topic {sink.topic} has "
+                f"{info.replicas}: without its marker nobody knows which batches of stream {stream} the topic has",
+                f"give topic {sink.marker_topic} as many replicas (kafka-reassign-partitions)",
+            )
     if sink.acks != "all":
         yield Finding(
             "warn",
@@ -63,6 +60,23 @@ def _topic(sink: TopicSinkSnapshot, stream: str) -> Iterator[Finding]:
         )
 
 
+def _replicas(info: TopicInfo) -> Iterator[Finding]:
+    if info.min_insync_replicas > info.replicas:
+        yield Finding(
+            "refuse",
+            f"topic {info.name} has {info.replicas} replicas and min.insync.replicas={info.min_insync_replicas}: no "
+            "record can be acknowledged by all",
+            "lower min.insync.replicas of the topic, or give it more replicas",
+        )
+    elif info.replicas > 1 and info.min_insync_replicas == 1:
+        yield Finding(
+            "warn",
+            f"topic {info.name} has {info.replicas} replicas and min.insync.replicas=1: an acknowledged record "
+            "is lost with the one broker that has it",
+            "set min.insync.replicas=2 on the topic",
+        )
+
+
 def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Finding]:
     if snapshot.record is None:
         if sink.marker is not None and sink.marker.txn.batch >= 0:
@@ -70,7 +84,7 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
                 "refuse",
                 f"topic {sink.topic} has records of stream {snapshot.stream} up to {sink.marker.txn}, but the stream's "
                 "record is gone",
-                snapshot.start_over,
+                f"put the state folder and the tables back from the newest copy; or {_write_again(sink, snapshot)}",
             )
         return
     generation, planned = snapshot.record.generation, snapshot.checkpoint.planned
@@ -86,7 +100,7 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
             "refuse",
             f"the marker of topic {sink.topic} is {'gone' if lost else 'missing'}: nobody knows which batches of "
             f"stream {snapshot.stream} the topic has",
-            f"put the topic {sink.marker_topic} back from a copy; or {snapshot.start_over}"
+            f"put the topic {sink.marker_topic} back from a copy; or {_write_again(sink, snapshot)}"
             if lost
             else "declare the topic as a sink of a new stream; or take it out of the declaration",
         )
@@ -106,8 +120,17 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Findi
         yield Finding(
             "refuse",
             f"topic {sink.topic} is at {at}, but table {primary.name} says it should be at {expected or 'no batch'}",
-            f"put the table and the checkpoint back that belong to the topic; or {snapshot.start_over}",
+            f"put the table and the checkpoint back that belong to the topic; or {_write_again(sink, snapshot)}",
         )
+
+
+def _write_again(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> str:
+    """The two ways to write all records once more, with their cost: a marker has to go together with its topic."""
+    return (
+        f"declare a new stream with a new output topic; or delete topic {sink.topic} and its marker topic "
+        f"{sink.marker_topic} together, create {sink.topic} again, and {snapshot.start_over}. In both cases the "
+        f"records that are in {sink.topic} now are written again"
+    )
 
 
 def _gone(snapshot: StreamSnapshot) -> Iterator[Finding]:

@@ -63,7 +63,7 @@ class KafkaTopicSinks:
             outputs.append(output)
             if sink.exactly_once:
                 name = marker_topic(settings.topic_sink.prefix, stream.name, sink.name)
-                ensure_marker_topic(cast("TopicMaker", connection.topics), name)
+                ensure_marker_topic(cast("TopicMaker", connection.topics), name, output.topics[sink.name])
             output.writer.open(generation)
             output.remove_leftovers()
             _say(stream, sink, output)
@@ -109,7 +109,8 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
     if not sink.exactly_once:
         return TopicSinkSnapshot(sink.ledger_name, sink.name, info, exactly_once=False, acks=own.acks)
     name, marker = marker_topic(own.prefix, stream.name, sink.name), None
-    if connection.topics.describe(name) is not None:
+    marker_info = connection.topics.describe(name)
+    if marker_info is not None:
         config, _ = read_client_file(connection.client)
         key = transactional_id(own.prefix, stream.name, sink.name)
         try:
@@ -119,16 +120,26 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
                 f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker (`recourse doctor`)"
             ) from lost
     entry = None if marker is None else marker.entry
-    return TopicSinkSnapshot(sink.ledger_name, sink.name, info, exactly_once=True, marker_topic=name, marker=entry)
+    return TopicSinkSnapshot(
+        sink.ledger_name,
+        sink.name,
+        info,
+        exactly_once=True,
+        marker_topic=name,
+        marker=entry,
+        marker_info=marker_info,
+    )
 
 
 def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, writer: Writer) -> TopicOutput:
+    reads_and_writes = {topic.name for topic in stream.topics} | {each.name for each in stream.topic_sinks.values()}
+    lookup = cast("TopicLookup", connection.topics)
     return TopicOutput(
         declared=sink,
         stream=stream.name,
         settings=settings.topic_sink,
         writer=writer,
-        topics=KnownTopics(cast("TopicLookup", connection.topics), settings.topic_sink),
+        topics=KnownTopics(lookup, settings.topic_sink, reads_and_writes - {sink.name}),
         folder=settings.tables / stream.primary.name,
     )
 

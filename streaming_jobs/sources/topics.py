@@ -110,14 +110,17 @@ class Topics:
         """The topic as the broker knows it now, or None when there is none of that name."""
         return self._describe(name, self._deadline())
 
-    def create(self, name: str, partitions: int, retention_ms: int = KEEP_FOREVER, **properties: str) -> TopicInfo:
+    def create(
+        self, name: str, partitions: int, retention_ms: int = KEEP_FOREVER, *, replicas: int = -1, **properties: str
+    ) -> TopicInfo:
         """Create a topic and wait until it can be written and read; raises UsageError if it exists.
 
-        Further `properties` are topic settings with `_` for `.`: `cleanup_policy="compact"`.
+        `replicas` -1: as many as the broker gives a topic. Further `properties` are topic settings with `_` for `.`:
+        `cleanup_policy="compact"`.
         """
         deadline = self._deadline()
         config = {"retention.ms": str(retention_ms)} | {k.replace("_", "."): v for k, v in properties.items()}
-        topic = NewTopic(name, num_partitions=partitions, config=config)
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)
         started = self._admin.create_topics([topic], request_timeout=self._left(deadline))
         self._wait(started[name], f"create topic {name}", deadline)
         info = self._until(lambda: self._describe(name, deadline), f"topic {name} to appear", deadline)

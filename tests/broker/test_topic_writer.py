@@ -43,6 +43,10 @@ class Records:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     most_bytes: int = 1_048_588
 
+    @property
+    def count(self) -> int:
+        return len(self.numbers)
+
     def __iter__(self) -> Iterator[Outgoing]:
         for number in self.numbers:
             yield Outgoing(self.topic, f"k{number % 10}".encode(), str(number).encode())
@@ -84,7 +88,7 @@ def place(broker: Broker, topic: str) -> Place:
     made = Place(broker.start(), topic)
     topics = Topics(made.config)
     topics.create(topic, PARTITIONS)
-    ensure_marker_topic(topics, marker_topic(QUICK.prefix, STREAM, topic))
+    ensure_marker_topic(topics, marker_topic(QUICK.prefix, STREAM, topic), topics.describe(topic))
     return made
 
 
@@ -116,7 +120,7 @@ def test_keys_go_where_the_java_client_puts_them(place: Place) -> None:
         def __iter__(self) -> Iterator[Outgoing]:
             yield from (Outgoing(place.topic, key, b"") for key in keys)
 
-    writer.write(place.entry(0), Keys(place.topic, []))
+    writer.write(place.entry(0), Keys(place.topic, range(len(keys))))
     read = committed(place.bootstrap, place.topic, PARTITIONS)
     assert len(read) == len(keys)
     assert all(partition_of(m.key() or b"", PARTITIONS) == m.partition() for m in read)
@@ -284,7 +288,7 @@ def test_a_broker_that_is_killed_in_a_transaction_loses_and_doubles_nothing(sett
         place = Place(own.start(), "own", replace_settings(transaction_timeout=timedelta(seconds=40)))
         topics = Topics(place.config)
         topics.create("own", PARTITIONS)
-        ensure_marker_topic(topics, marker_topic(QUICK.prefix, STREAM, "own"))
+        ensure_marker_topic(topics, marker_topic(QUICK.prefix, STREAM, "own"), topics.describe("own"))
         killed: list[int] = []
 
         def kill(batch: int) -> None:

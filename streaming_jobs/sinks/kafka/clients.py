@@ -62,11 +62,12 @@ def producer_config(
     """Properties of a producer; without a transactional id it delivers at least once. `most_bytes` is what the topics
     allow in one request for a partition. Holds secrets: never print it.
 
-    Keys go to the partitions that Kafka's own Java client would choose. The back-off settings are those with which
-    transactions follow each other in 12 ms in place of 98.
+    A topic that was deleted is not made anew. Keys go to the partitions that Kafka's own Java client would choose. The
+    back-off settings are those with which transactions follow each other in 12 ms in place of 98.
     """
     config: dict[str, Any] = {
         **client,
+        "allow.auto.create.topics": False,
         "partitioner": "murmur2_random",
         "compression.type": settings.compression,
         "linger.ms": milliseconds(settings.linger),

@@ -18,7 +18,7 @@ from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.kafka.clients import ClientLost, in_time
 from streaming_jobs.sinks.kafka.producer import Outgoing
-from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.sources.topics import KEEP_FOREVER, TopicInfo
 
 _OWNER = "recourse.owner"
 _FIRST_LOOK = 64
@@ -39,7 +39,9 @@ class TopicMaker(Protocol):
     def describe(self, name: str) -> TopicInfo | None:
         """The topic; None if there is none."""
 
-    def create(self, name: str, partitions: int, retention_ms: int = ..., **properties: str) -> TopicInfo:
+    def create(
+        self, name: str, partitions: int, retention_ms: int = ..., *, replicas: int = ..., **properties: str
+    ) -> TopicInfo:
         """Make a topic; raises UsageError if it exists."""
 
 
@@ -59,13 +61,25 @@ def marker_topic(prefix: str, stream: str, topic: str) -> str:
     return name
 
 
-def ensure_marker_topic(topics: TopicMaker, name: str) -> TopicInfo:
-    """The topic of markers, made if there is none; raises ConfigurationError if it would not keep them."""
+def ensure_marker_topic(topics: TopicMaker, name: str, data: TopicInfo | None) -> TopicInfo:
+    """The topic of markers, made if there is none; raises ConfigurationError if it would not keep them.
+
+    It gets as many replicas as the topic of the `data`, and its `min.insync.replicas`; without one, the broker's own.
+    """
     info = topics.describe(name)
     if info is None:
         with suppress(UsageError):  # made by another driver at this moment
             # Small segments: compaction leaves the newest one alone.
-            topics.create(name, 1, cleanup_policy="compact", segment_bytes=_SEGMENT, min_cleanable_dirty_ratio="0.1")
+            topics.create(
+                name,
+                1,
+                KEEP_FOREVER,
+                replicas=-1 if data is None else data.replicas,
+                cleanup_policy="compact",
+                segment_bytes=_SEGMENT,
+                min_cleanable_dirty_ratio="0.1",
+                **({} if data is None else {"min_insync_replicas": str(data.min_insync_replicas)}),
+            )
         info = topics.describe(name)
     if info is None or info.partitions != 1 or info.cleanup_policy != "compact":
         raise ConfigurationError(
@@ -78,7 +92,7 @@ def ensure_marker_topic(topics: TopicMaker, name: str) -> TopicInfo:
 
 def marker_record(topic: str, key: str, entry: LedgerEntry, owner: str) -> Outgoing:
     """The marker of a batch, as a record."""
-    return Outgoing(topic, key.encode(), entry.encode().encode(), [(_OWNER, owner.encode())])
+    return Outgoing(topic, key.encode(), entry.encode().encode(), [(_OWNER, owner.encode())], partition=0)
 
 
 Connect = Callable[[dict[str, Any]], Any]

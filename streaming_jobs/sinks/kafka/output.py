@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streaming_jobs.errors import TransientError
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import TopicSinkSettings
@@ -39,6 +40,7 @@ class BatchRecords:
 
     judge: RowJudge
     blocks: Iterable[Block]
+    count: int
     topic_ids: Mapping[str, str]
     most_bytes: int
 
@@ -119,15 +121,16 @@ class TopicOutput:
         if rows.driver:
             table = frame.toArrow()
             blocks = list(judge.blocks(iter([table])))
-            records = BatchRecords(judge, blocks, self.topics.ids, self.topics.smallest_batch)
-            return TopicWrite(self.writer, records, _written(blocks), judge.refused_rows(), table=table)
+            count = _written(blocks)
+            records = BatchRecords(judge, blocks, count, self.topics.ids, self.topics.smallest_batch)
+            return TopicWrite(self.writer, records, count, judge.refused_rows(), table=table)
         scratch = self._written_files(frame, rows)
-        count = _written(judge.blocks(_read(scratch)))
+        files = _listed(scratch)
+        count = _written(judge.blocks(_read(files)))
         again = RowJudge(self.declared, self.topics, judge.fixed)
-        files = BatchRecords(
-            again, _Repeated(partial(_blocks, again, scratch)), self.topics.ids, self.topics.smallest_batch
-        )
-        return TopicWrite(self.writer, files, count, judge.refused_rows(), scratch)
+        repeated = _Repeated(partial(_blocks, again, files))
+        records = BatchRecords(again, repeated, count, self.topics.ids, self.topics.smallest_batch)
+        return TopicWrite(self.writer, records, count, judge.refused_rows(), scratch)
 
     @property
     def scratch(self) -> Path:
@@ -165,17 +168,35 @@ class _Repeated:
         return self._begin()
 
 
-def _blocks(judge: RowJudge, scratch: Path) -> Iterator[Block]:
-    for block in judge.blocks(_read(scratch)):
+def _blocks(judge: RowJudge, files: Sequence[Path]) -> Iterator[Block]:
+    for block in judge.blocks(_read(files)):
         judge.refused.clear()  # they are dead letters already
         yield block
 
 
-def _read(folder: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of the files, in the order of the frame's partitions."""
-    for file in sorted(folder.glob("part-*.parquet")):
-        with pq.ParquetFile(file) as opened:
+def _listed(folder: Path) -> list[Path]:
+    """The files, in the order of the frame's partitions: Spark writes at least one, also of no rows."""
+    if files := sorted(folder.glob("part-*.parquet")):
+        return files
+    raise _gone(folder)
+
+
+def _read(files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+    """The rows of the files; raises TransientError if one of them is gone."""
+    for file in files:
+        try:
+            opened = pq.ParquetFile(file)
+        except FileNotFoundError as error:
+            raise _gone(file) from error
+        with opened:
             yield from opened.iter_batches()
+
+
+def _gone(path: Path) -> TransientError:
+    return TransientError(
+        f"the rows of a batch, waiting in {path}, are gone: another driver of the stream, or a clean-up, removed them",
+        "the batch is repeated; if this comes back, look for a second driver, and for clean-ups of that folder",
+    )
 
 
 def _written(blocks: Iterable[Block]) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from streaming_jobs.errors import PermanentError
 from streaming_jobs.positions import Place, WrittenRange
 from streaming_jobs.sinks.kafka.clients import ClientLost, in_time, leave, of_kafka
 
@@ -18,13 +19,14 @@ _GRACE = timedelta(seconds=5)
 
 
 class Outgoing(NamedTuple):
-    """A record to be written; `timestamp` in ms since 1970, 0: the time of writing."""
+    """A record to be written; `timestamp` in ms since 1970, 0: the time of writing. `partition` -1: by the key."""
 
     topic: str
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]] = ()
     timestamp: int = 0
+    partition: int = -1
 
 
 Connect = Callable[[dict[str, Any]], Any]
@@ -32,18 +34,25 @@ Connect = Callable[[dict[str, Any]], Any]
 
 
 class Delivered:
-    """The acknowledged records by partition, from delivery reports."""
+    """The acknowledged records, from delivery reports: their number, and their ranges by partition.
+
+    The ranges lack records whose offset the broker did not say, as after a repeated request.
+    """
 
     def __init__(self) -> None:
         self._ranges: dict[Place, list[int]] = {}
         self.failure: KafkaError | None = None
+        self.count = 0
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         """Note one report; the client's library calls it, so it must not raise."""
         if error is not None:
             self.failure = self.failure or error
             return
-        place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+        self.count += 1
+        place, offset = (str(message.topic()), int(message.partition() or 0)), message.offset()
+        if offset is None or offset < 0:
+            return
         if (known := self._ranges.get(place)) is None:
             self._ranges[place] = [offset, offset + 1, 1]
         else:
@@ -76,28 +85,32 @@ class BatchProducer:
     def transact(
         self,
         records: Iterable[Outgoing],
+        expected: int,
         ids: Mapping[str, str],
         marker: Callable[[tuple[WrittenRange, ...]], Outgoing],
         before_commit: Callable[[], None] = lambda: None,
     ) -> tuple[WrittenRange, ...]:
-        """One transaction of these records and a marker, which is made when their offsets are known."""
+        """One transaction of these records and a marker, which is made when their offsets are known.
+
+        Raises PermanentError, and commits nothing, unless their number is `expected`.
+        """
 
         def run() -> tuple[WrittenRange, ...]:
             until = time.monotonic() + self._timeout.total_seconds()
             self._client.begin_transaction()
-            ranges = self._send(records, until).ranges(ids)
-            self._send([marker(ranges)], until)
+            ranges = self._send(records, expected, until).ranges(ids)
+            self._send([marker(ranges)], 1, until)
             before_commit()
             self._commit(until)
             return ranges
 
         return in_time("transaction", self._timeout + _GRACE, run)
 
-    def deliver(self, records: Iterable[Outgoing], ids: Mapping[str, str]) -> tuple[WrittenRange, ...]:
-        """Write the records outside of a transaction, until all are acknowledged."""
+    def deliver(self, records: Iterable[Outgoing], expected: int, ids: Mapping[str, str]) -> tuple[WrittenRange, ...]:
+        """Write the records outside of a transaction, until all are acknowledged; raises as `transact`."""
 
         def run() -> tuple[WrittenRange, ...]:
-            return self._send(records, time.monotonic() + self._timeout.total_seconds()).ranges(ids)
+            return self._send(records, expected, time.monotonic() + self._timeout.total_seconds()).ranges(ids)
 
         return in_time("delivery", self._timeout + _GRACE, run)
 
@@ -107,7 +120,7 @@ class BatchProducer:
         if client is not None:
             leave(client)
 
-    def _send(self, records: Iterable[Outgoing], until: float) -> Delivered:
+    def _send(self, records: Iterable[Outgoing], expected: int, until: float) -> Delivered:
         delivered, client = Delivered(), self._client
         for number, record in enumerate(records):
             while not self._queued(client, record, delivered):
@@ -120,6 +133,11 @@ class BatchProducer:
             raise ClientLost("records were not acknowledged in time")
         if delivered.failure is not None:
             raise of_kafka("write records", delivered.failure)
+        if delivered.count != expected:
+            raise PermanentError(
+                f"{delivered.count} records of a batch of {expected} were sent: the batch is not committed",
+                "start the stream again, which repeats the batch; please report it if it comes back",
+            )
         return delivered
 
     @staticmethod
@@ -130,6 +148,7 @@ class BatchProducer:
                 record.topic,
                 value=record.value,
                 key=record.key,
+                partition=record.partition,
                 headers=list(record.headers) or None,
                 timestamp=record.timestamp,
                 on_delivery=delivered,

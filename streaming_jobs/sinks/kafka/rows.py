@@ -3,7 +3,8 @@
 | reason              | row                                                                                          |
 |---------------------|----------------------------------------------------------------------------------------------|
 | those of the format | there is no value that the topic's readers would read back equal (`docs/json.md`)            |
-| `unknown_topic`     | the topic that the row names does not exist, and the sink is declared with `dead_letter`     |
+| `unknown_topic`     | the topic that the row names does not exist, or the stream reads it, or another sink of the  |
+|                     | stream writes it; and the sink is declared with `dead_letter`                                |
 | `too_large`         | key, value and headers are larger than the topic or `topic_sink.max_record_kb` allows        |
 | `null_key`          | the topic is compacted, and the row has no key                                               |
 | `time_out_of_range` | its timestamp is not after 1970-01-01: Kafka has no such time                                |
@@ -12,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -120,11 +121,12 @@ class TopicLookup(Protocol):
 
 
 class KnownTopics:
-    """The topics that rows name, as the broker describes them."""
+    """The topics that rows name, as the broker describes them; None for those that are `forbidden` to rows."""
 
-    def __init__(self, topics: TopicLookup, settings: TopicSinkSettings) -> None:
+    def __init__(self, topics: TopicLookup, settings: TopicSinkSettings, forbidden: Collection[str] = ()) -> None:
         self._topics = topics
         self._settings = settings
+        self._forbidden = forbidden
         self._known: dict[str, TopicInfo | None] = {}
         self._names: set[str] | None = None
 
@@ -134,10 +136,18 @@ class KnownTopics:
         self._names = None
 
     def __getitem__(self, name: str) -> TopicInfo | None:
+        if name in self._forbidden:
+            return None
         if name not in self._known:
-            possible = bool(name) and len(name) <= 249 and set(name) <= _LETTERS and not name.startswith("__")
-            self._known[name] = self._found(name) if possible else None
+            possible = name not in _NO_NAMES and len(name) <= 249 and set(name) <= _LETTERS
+            self._known[name] = self._found(name) if possible and not name.startswith("__") else None
         return self._known[name]
+
+    def why_not(self, name: str) -> str:
+        """Says of a topic that is None here why it is."""
+        if name in self._forbidden:
+            return "is read by the stream, or written by another sink of it"
+        return "does not exist"
 
     def _found(self, name: str) -> TopicInfo | None:
         if sum(info is None for info in self._known.values()) < _SURE_OF:
@@ -161,6 +171,7 @@ class KnownTopics:
         return min(info.max_message_bytes, self._settings.max_record_kb * 1000)
 
 
+_NO_NAMES = frozenset({"", ".", ".."})
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -237,11 +248,11 @@ class RowJudge:
         if info is None:
             if self.sink.unknown_topic == "fail":
                 raise PermanentError(
-                    f"a row goes to topic {topic!r}, which does not exist",
+                    f"a row goes to topic {topic!r}, which {self.topics.why_not(topic)}",
                     f"create the topic, correct the function, or declare the sink of topic {self.sink.name} with "
                     "unknown_topic='dead_letter'",
                 )
-            return "unknown_topic", f"topic {topic!r} does not exist"
+            return "unknown_topic", f"topic {topic!r} {self.topics.why_not(topic)}"
         if key is None and "compact" in info.cleanup_policy:
             return "null_key", f"the row has no key, and topic {topic} is compacted"
         time = columns.times[row]

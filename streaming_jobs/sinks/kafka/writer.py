@@ -2,7 +2,8 @@
 
 `TransactionWriter` is exactly-once. On opening, its producer fences every older one, and only then reads the marker. A
 failure of a producer, in whatever step, is answered in one way: a new producer, the marker again, and the batch only if
-the marker does not have it. `PlainWriter` is at-least-once: after a failure it writes the batch again.
+the marker does not have it. A marker names its driver: once a driver's own marker is in, that of another one ends it,
+and this other one continues. `PlainWriter` is at-least-once: after a failure it writes the batch again.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import structlog
 from confluent_kafka import Consumer, Producer
 
-from streaming_jobs.errors import BrokerUnreachable, Fenced
+from streaming_jobs.errors import BrokerUnreachable, Fenced, LedgerConflict, PermanentError
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import WrittenRange
 from streaming_jobs.settings import TopicSinkSettings
@@ -37,6 +39,10 @@ class TopicRecords(Protocol):
     """The records of one batch, which can be gone through again."""
 
     @property
+    def count(self) -> int:
+        """Their number."""
+
+    @property
     def topic_ids(self) -> Mapping[str, str]:
         """The ids of the topics that they go to, by name."""
 
@@ -52,7 +58,7 @@ class TopicRecords(Protocol):
 class Clients:
     """Makes the clients: `config` are the properties of any client of the cluster, and hold secrets."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(repr=False)
     producer: Connect = Producer
     consumer: Connect = Consumer
 
@@ -70,6 +76,8 @@ class TransactionWriter:
     newest: LedgerEntry | None = field(default=None, init=False)
     """The entry of the newest batch, as of the last `open` or `write`."""
     _owner: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
+    _owners: frozenset[str] = field(default=frozenset(), init=False)
+    """Whose marker may be there: this driver's, and until it is in, also the one found first; empty: none read yet."""
     _producer: BatchProducer | None = field(default=None, init=False)
     _most_bytes: int = field(default=DEFAULT_MOST_BYTES, init=False)
 
@@ -97,24 +105,28 @@ class TransactionWriter:
 
         def attempt(producer: BatchProducer) -> None:
             now = entry()
-            producer.transact([], {}, lambda _: self._marker(now))
-            self.newest = now
+            producer.transact([], 0, {}, lambda _: self._marker(now))
+            self.newest, self._owners = now, frozenset({self._owner})
 
         self._repeated(attempt)
 
     def write(self, entry: LedgerEntry, records: TopicRecords) -> bool:
-        """Write the batch; False if it is there already. Raises Fenced for an older generation."""
+        """Write the batch; False if it is there already.
+
+        Raises Fenced for an older generation or another driver, LedgerConflict if the topic has other batches.
+        """
 
         def attempt(producer: BatchProducer) -> bool:
             producer = self._with_requests_of(records.most_bytes, producer)
             self._refuse_older(entry)
-            if self.newest is not None and self.newest.txn >= entry.txn:
+            if self._has(entry):
                 return False
 
             def marker(ranges: tuple[WrittenRange, ...]) -> Outgoing:
                 return self._marker(replace(entry, written=ranges))
 
-            ranges = producer.transact(records, records.topic_ids, marker, lambda: self.before_commit(entry.batch))
+            before = partial(self.before_commit, entry.batch)
+            ranges = producer.transact(records, records.count, records.topic_ids, marker, before)
             self.newest = replace(entry, written=ranges)
             return True
 
@@ -162,6 +174,8 @@ class TransactionWriter:
         self._producer = producer
         producer.begin()
         marker = self._read()
+        self._refuse_other_driver(marker)
+        self._refuse_lost(marker)
         self.newest = None if marker is None else marker.entry
         return producer
 
@@ -173,6 +187,19 @@ class TransactionWriter:
     def _marker(self, entry: LedgerEntry) -> Outgoing:
         topic = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
         return markers.marker_record(topic, self.key, entry, self._owner)
+
+    def _has(self, entry: LedgerEntry) -> bool:
+        """True if the newest batch is this one; raises LedgerConflict if it is a later one or has other offsets."""
+        at = self.newest
+        if at is None or at.txn < entry.txn:
+            return False
+        if at.txn != entry.txn or not at.same_offsets(entry):
+            how = f"is at {at.txn}" if at.txn != entry.txn else "has it with other offsets"
+            raise LedgerConflict(
+                f"{entry.txn} is to be written to topic {self.topic}, which {how}",
+                "put the checkpoint back that belongs to the topic; look for a second driver with another state folder",
+            )
+        return True
 
     def _refuse_older(self, entry: LedgerEntry) -> None:
         at = self.position
@@ -190,17 +217,40 @@ class TransactionWriter:
         until = time.monotonic() + _CLAIM
         while True:
             try:
-                marker = self._read()
+                self._refuse_other_driver(self._read())
             except ClientLost:
                 return  # the next attempt says what is wrong
-            if marker is not None and marker.owner != self._owner:
-                raise Fenced(
-                    f"another driver writes topic {self.topic} for stream {self.stream} now",
-                    "let this driver end; the other one continues without it",
-                )
             if time.monotonic() >= until:
                 return
             time.sleep(_CLAIM / 10)
+
+    def _refuse_lost(self, marker: markers.Marker | None) -> None:
+        """Raise PermanentError if the marker is gone or older than the one that this driver has read or written."""
+        known = self.position
+        if known is not None and (marker is None or marker.entry.txn < known):
+            name = markers.marker_topic(self.settings.prefix, self.stream, self.topic)
+            raise PermanentError(
+                f"topic {name} had the marker of {known}, and now "
+                f"{'has none' if marker is None else f'that of {marker.entry.txn}'}: nobody knows which batches of "
+                f"stream {self.stream} topic {self.topic} has",
+                "find out who deleted it or its records; then start the stream: preflight says what to put back",
+            )
+
+    def _refuse_other_driver(self, marker: markers.Marker | None) -> None:
+        """Raise Fenced if another driver has opened the topic since this one looked first.
+
+        The marker of the driver before may stay until this one's is in: the first transaction may fail too.
+        """
+        owner = "" if marker is None else marker.owner
+        if not self._owners:
+            self._owners = frozenset({self._owner, owner})
+        elif owner == self._owner:
+            self._owners = frozenset({owner})
+        elif marker is not None and owner not in self._owners:
+            raise Fenced(
+                f"another driver writes topic {self.topic} for stream {self.stream} now",
+                "let this driver end; the other one continues without it",
+            )
 
 
 @dataclass
@@ -236,7 +286,7 @@ class PlainWriter:
                 config = producer_config(self.clients.config, self.settings, "", self._most_bytes)
                 self._producer = BatchProducer(config, self.settings.transaction_timeout, self.clients.producer)
             try:
-                ranges = self._producer.deliver(records, records.topic_ids)
+                ranges = self._producer.deliver(records, records.count, records.topic_ids)
             except ClientLost as error:
                 lost = error
                 log.warning("producer replaced", stream=self.stream, topic=self.topic, reason=str(error))

@@ -16,6 +16,7 @@ from tests.support.worlds import PRIMARY, STREAM, checkpoint_world, entry, fresh
 
 NAME, TOPIC = "topic:orders", "orders"
 INFO = TopicInfo(TOPIC, "its id", 3, -1, "delete")
+MARKERS = TopicInfo("__recourse.s.orders", "markers' id", 1, -1, "compact")
 
 
 def marker(batch: int, generation: int = 1) -> LedgerEntry:
@@ -78,6 +79,19 @@ def test_a_marker_elsewhere_forbids_the_start(
     assert finding.severity == "refuse" and text in finding.found and finding.next_step
 
 
+@pytest.mark.parametrize(
+    ("snapshot", "at", "listed"),
+    [(fresh(), marker(4), None), (settled(7), None, Txn(1, 7)), (settled(7), marker(6), Txn(1, 7))],
+)
+def test_the_way_to_start_over_takes_topic_and_marker_together_and_says_what_it_costs(
+    snapshot: StreamSnapshot, at: LedgerEntry | None, listed: Txn | None
+) -> None:
+    (finding,) = check_start(writing(snapshot, at, listed))
+    together = "delete topic orders and its marker topic __recourse.s.orders together, create orders again, and start"
+    for text in ("a new stream with a new output topic", together, "now are written again"):
+        assert text in finding.next_step
+
+
 def test_a_generation_that_was_just_opened_may_start() -> None:
     """A driver that opened generation 2 in the topic and was killed before its first batch."""
     snapshot = writing(settled(7), marker(-1, 2), Txn(1, 7))
@@ -104,6 +118,17 @@ def _generation(number: int) -> Any:
         ),
         ({"info": replace(INFO, replicas=3)}, "warn", "3 replicas and min.insync.replicas=1"),
         ({"info": replace(INFO, id="another")}, "warn", "was deleted and made anew"),
+        ({"marker_info": replace(MARKERS, replicas=3)}, "warn", "topic __recourse.s.orders has 3 replicas and min"),
+        (
+            {"marker_info": replace(MARKERS, min_insync_replicas=2)},
+            "refuse",
+            "topic __recourse.s.orders has 1 replicas",
+        ),
+        (
+            {"info": replace(INFO, replicas=3, min_insync_replicas=2), "marker_info": MARKERS},
+            "warn",
+            "topic __recourse.s.orders has 1 replicas, topic orders has 3",
+        ),
         ({"acks": "1", "exactly_once": False}, "warn", "acks=1"),
     ],
 )

@@ -32,6 +32,7 @@ VALUE = StructType([StructField("n", LongType()), StructField("note", StringType
 ORDERS = KafkaTopic("orders", value=Json(VALUE))
 SINK = KafkaSink(ORDERS, key="k", headers="h", timestamp="t", route="r", unknown_topic="dead_letter")
 TOPICS = {
+    "raw": TopicInfo("raw", "id0", 3, -1, "delete"),
     "orders": TopicInfo("orders", "id1", 3, -1, "delete"),
     "compacted": TopicInfo("compacted", "id2", 3, -1, "compact,delete"),
     "small": TopicInfo("small", "id3", 3, -1, "delete", max_message_bytes=300),
@@ -71,7 +72,7 @@ SETTINGS = TopicSinkSettings()
 
 def judged(*rows: Mapping[str, Any], sink: KafkaSink = SINK) -> tuple[list[Outgoing], pa.Table | None]:
     """The records that the rows make, and the refused rows."""
-    judge = RowJudge(sink, KnownTopics(Lookup(), SETTINGS), [("recourse.batch", b"3")])
+    judge = RowJudge(sink, KnownTopics(Lookup(), SETTINGS, {"raw"}), [("recourse.batch", b"3")])
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=_ARROW)
     records = [record for block in judge.blocks(iter([table])) for record in judge.records(block)]
     return records, judge.refused_rows()
@@ -101,6 +102,9 @@ def test_without_route_timestamp_and_source_the_record_goes_to_the_sink_s_topic_
     [
         ({ROUTE: "nowhere"}, "unknown_topic", "'nowhere'"),
         ({ROUTE: "no such/name"}, "unknown_topic", "'no such/name'"),
+        ({ROUTE: "."}, "unknown_topic", "'.' does not exist"),
+        ({ROUTE: ".."}, "unknown_topic", "'..' does not exist"),
+        ({ROUTE: "raw"}, "unknown_topic", "'raw' is read by the stream, or written by another sink of it"),
         ({ROUTE: "__consumer_offsets"}, "unknown_topic", "__consumer_offsets"),
         ({ROUTE: "compacted", KEY: None}, "null_key", "compacted"),
         ({ROUTE: "small", "note": "x" * 300}, "too_large", "takes 300"),
@@ -128,8 +132,9 @@ def test_a_null_key_is_written_where_the_topic_is_not_compacted() -> None:
 
 
 def test_a_topic_that_does_not_exist_stops_the_batch_by_choice() -> None:
-    with pytest.raises(PermanentError, match="'nowhere', which does not exist"):
-        judged(ROW, {**ROW, ROUTE: "nowhere"}, sink=replace(SINK, unknown_topic="fail"))
+    for topic, text in (("nowhere", "'nowhere', which does not exist"), ("raw", "'raw', which is read by the stream")):
+        with pytest.raises(PermanentError, match=text):
+            judged(ROW, {**ROW, ROUTE: topic}, sink=replace(SINK, unknown_topic="fail"))
 
 
 def test_a_row_of_nulls_is_a_tombstone_only_where_the_topic_keeps_them() -> None:
@@ -157,7 +162,7 @@ def test_requests_are_no_larger_than_the_most_restrictive_topic_takes() -> None:
 
 
 class _Report:
-    def __init__(self, topic: str, partition: int, offset: int) -> None:
+    def __init__(self, topic: str, partition: int, offset: int | None) -> None:
         self.topic, self.partition, self.offset = (lambda: topic), (lambda: partition), (lambda: offset)
 
 
@@ -172,12 +177,21 @@ def test_delivery_reports_become_ranges() -> None:
     )
 
 
+@pytest.mark.parametrize("offset", [None, -1001])
+def test_a_record_whose_offset_the_broker_did_not_say_is_counted_and_in_no_range(offset: int | None) -> None:
+    delivered = Delivered()
+    for each in (7, offset):
+        delivered(None, _Report("a", 0, each))  # type: ignore[arg-type]
+    assert delivered.count == 2
+    assert delivered.ranges({"a": "id"}) == (WrittenRange("a", "id", 0, 7, 8, 1),)
+
+
 def _staged(refused: int) -> tuple[SinkSet, dict[str, Any]]:
     topics = KnownTopics(Lookup(), SETTINGS)
     output = TopicOutput(SINK, "s", SETTINGS, Discarded(), topics, None)  # type: ignore[arg-type]
     rows = pa.table({"n": [*range(refused)]}) if refused else None
     judge = RowJudge(SINK, topics, [])
-    write = TopicWrite(Discarded(), BatchRecords(judge, [], {}, 1), 5, rows)
+    write = TopicWrite(Discarded(), BatchRecords(judge, [], 5, {}, 1), 5, rows)
     return SinkSet(MemoryTable("p"), [], MemoryTable("letters"), topics=[output]), {output.name: write}
 
 
@@ -192,6 +206,13 @@ def test_dead_letters_say_how_many_rows_each_topic_refused_and_a_repetition_must
     refuse_other_letters(done, {}, sinks, batch)
     with pytest.raises(LedgerConflict, match="refused 3 rows of g0001 batch 7 before the driver ended, and refuses 2"):
         refuse_other_letters(done, _staged(2)[1], sinks, batch)
+
+
+def test_names_that_no_topic_has_and_forbidden_ones_are_not_looked_up() -> None:
+    lookup = Lookup()
+    topics = KnownTopics(lookup, SETTINGS, {"raw"})
+    assert [topics[name] for name in ("", ".", "..", "raw", "__x", "a b")] == [None] * 6
+    assert lookup.asked == [] and topics.ids == {}
 
 
 def test_rows_that_name_thousands_of_unknown_topics_are_judged_quickly() -> None:
