@@ -272,6 +272,18 @@ def test_a_stopped_driver_that_wakes_up_later_writes_nothing(place: Place) -> No
     assert writer.write(place.entry(1), place.batch(1))
 
 
+def test_readers_do_not_wait_for_a_transaction_that_failed_for_good(place: Place) -> None:
+    def fail(_: int) -> None:
+        raise ZeroDivisionError
+
+    writer = place.writer(settings=replace_settings(transaction_timeout=timedelta(seconds=60)), before_commit=fail)
+    with pytest.raises(ZeroDivisionError):
+        writer.write(place.entry(0), place.batch(0))
+    topics = Topics(place.config)
+    until(lambda: sum(topics.latest(place.topic).values()) >= 100, 20, "the end of the transaction")
+    assert place.numbers() == []
+
+
 def stopped(pid: int) -> bool:
     with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
         return file.read().rpartition(")")[2].split()[0] == "T"

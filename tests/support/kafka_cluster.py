@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -49,14 +50,14 @@ class Cluster:
 
 @dataclass
 class Producer:
-    """A producer of the one transactional id; `deliveries` changes what its delivery reports say."""
+    """A producer of the one transactional id."""
 
     cluster: Cluster
     config: dict[str, Any]
     epoch: int = -1
     waiting: list[tuple[Record, Any]] = field(default_factory=list)
     sent: list[Record] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
+    aborted: Event = field(default_factory=Event)
 
     def init_transactions(self, timeout: float) -> None:
         del timeout
@@ -64,7 +65,7 @@ class Producer:
         self.epoch = self.cluster.epoch
 
     def begin_transaction(self) -> None:
-        self.calls.append("begin")
+        self.sent = []
 
     def produce(self, topic: str, on_delivery: Any, **fields: Any) -> None:
         self.waiting.append((Record({"topic": topic, "partition": 0, "headers": [], **fields}), on_delivery))
@@ -80,6 +81,10 @@ class Producer:
             on_delivery(None, record)
         self.waiting.clear()
         return 0
+
+    def abort_transaction(self, timeout: float) -> None:
+        del timeout
+        self.aborted.set()
 
     def commit_transaction(self, timeout: float) -> None:
         del timeout

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -137,12 +138,20 @@ def of_kafka(doing: str, error: KafkaError) -> ClientLost | RecourseError:
     return ClientLost(f"{doing}: {error.str()}", fenced=code in FENCED)
 
 
-def leave(client: object) -> None:
-    """Let go of a client in a thread of its own: ending one may take long, or never return."""
-    threading.Thread(target=_end, args=[client], name="kafka: leave", daemon=True).start()
+def leave(client: object, abort_within: float | None = None) -> None:
+    """Let go of a client in a thread of its own: ending one may take long, or never return.
+
+    With `abort_within` (seconds) it also tries to abort its transaction, so that readers do not wait for it.
+    """
+    threading.Thread(target=_end, args=[client, abort_within], name="kafka: leave", daemon=True).start()
 
 
-def _end(client: Any) -> None:
+def _end(client: Any, abort_within: float | None) -> None:
     """Drop what it has not sent, and with this thread's reference perhaps the client itself."""
     if hasattr(client, "purge"):
         client.purge()
+    if abort_within is not None:
+        with suppress(
+            KafkaException, SystemError
+        ):  # no transaction is open, or the broker ends it after its own timeout
+            client.abort_transaction(abort_within)

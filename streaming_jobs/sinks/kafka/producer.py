@@ -114,11 +114,11 @@ class BatchProducer:
 
         return in_time("delivery", self._timeout + _GRACE, run)
 
-    def leave(self) -> None:
-        """Let go of the client."""
+    def leave(self, *, abort: bool = False) -> None:
+        """Let go of the client; `abort` tries to end its transaction, which needs no waiting if a new client does."""
         client, self._client = self._client, None
         if client is not None:
-            leave(client)
+            leave(client, self._timeout.total_seconds() if abort else None)
 
     def _send(self, records: Iterable[Outgoing], expected: int, until: float) -> Delivered:
         delivered, client = Delivered(), self._client

@@ -152,13 +152,19 @@ class TransactionWriter:
                 if error.fenced:
                     self._refuse_if_replaced()
             except BaseException:
-                self.close()  # its transaction may be open
+                self._abandon()
                 raise
         raise BrokerUnreachable(
             f"topic {self.topic} could not be written, with {_ATTEMPTS} producers one after the other: {lost}",
             "check the broker (`recourse doctor`); if batches take longer than topic_sink.transaction_timeout, raise "
             "it or lower max_offsets_per_trigger",
         ) from lost
+
+    def _abandon(self) -> None:
+        """Let go of the producer and its open transaction: no other producer follows that would end it."""
+        if self._producer is not None:
+            self._producer.leave(abort=True)
+            self._producer = None
 
     def _with_requests_of(self, most_bytes: int, producer: BatchProducer) -> BatchProducer:
         """The producer, or another one if its requests would be too large for a topic."""

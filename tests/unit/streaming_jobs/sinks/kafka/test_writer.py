@@ -168,3 +168,19 @@ def test_no_representation_shows_the_properties_of_clients() -> None:
     clients = Clients({"sasl.password": "hunter2"})
     shown = repr(clients) + repr(TransactionWriter("s", "n", TOPIC, TopicSinkSettings(), clients))
     assert "hunter2" not in shown + repr(PlainWriter("s", "n", TOPIC, TopicSinkSettings(), clients))
+
+
+def test_readers_do_not_wait_for_a_batch_that_failed_for_good() -> None:
+    cluster = Cluster()
+    started = opened(cluster)
+    with pytest.raises(PermanentError):
+        started.write(entry(0), Records([b"a"], missing=1))
+    assert cluster.producers[0].aborted.wait(10)
+
+
+def test_a_producer_that_another_one_follows_is_left_without_waiting_for_an_abort() -> None:
+    cluster = Cluster()
+    started = opened(cluster)
+    cluster.faults = [fails(KafkaError._TIMED_OUT)]
+    assert started.write(entry(0), Records([b"a"]))
+    assert len(cluster.producers) == 2 and not cluster.producers[0].aborted.is_set()
