@@ -65,18 +65,23 @@ def test_rows_pass_through_a_table_into_a_second_stream_each_once(bench: BenchFa
 
 
 KILLS = (
-    "copied:batch_started:1",
-    "copied:staged:2",
     "copied:primary_committed:3",
     "copied:batch_committed:4",
     "clean_windows:staged:3",
+)
+MORE_KILLS = (
+    "copied:batch_started:1",
+    "copied:staged:2",
     "clean_windows:primary_committed:5",
     "sums:primary_committed:2",
 )
 
 
 @pytest.mark.timeout(900)
-def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(bench: BenchFactory) -> None:
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.long)])
+def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(
+    bench: BenchFactory, kills: tuple[str, ...]
+) -> None:
     here = made(bench, **{"stream.max_offsets_per_trigger": 300, "streams.copied.path": "executor"})
     streams = Topology.load(FLOWS)
     readers = ("copied", "clean_windows", "sums")
@@ -93,7 +98,7 @@ def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothi
             driver(here.settings, here.bootstrap, *arguments, names, flows=FLOWS[0], environment=environment)
         )
 
-    for kill in KILLS:
+    for kill in kills:
         code, output = run(kill.partition(":")[0], {"RECOURSE_CRASH": kill})
         assert code == -signal.SIGKILL, f"{kill}: {output[-3000:]}"
     code, output = run(",".join(readers), {})
