@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 from streaming_jobs.errors import Fenced
 
@@ -22,6 +23,7 @@ def main() -> int:
     def hook(_: int) -> None:
         if point in ("before", "stop"):
             os.kill(os.getpid(), signal.SIGKILL if point == "before" else signal.SIGSTOP)
+            time.sleep(0.5)  # another thread may take the signal, and this one goes on for a moment
 
     writer = place.writer(before_commit=hook)
     try:
