@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -70,9 +71,9 @@ class Beside:
 
     def figures(self, command: str) -> list[Figures]:
         """A row for the batches alone, and one for those under the command."""
-        plain = sorted(self.alone)[len(self.alone) // 2]
+        plain = statistics.median(self.alone)
         return [
-            {"batches": name, "number": len(each), "median ms": (median := sorted(each)[len(each) // 2]),
+            {"batches": name, "number": len(each), "median ms": (median := statistics.median(each)),
              "p90 ms": quantile(each, 0.9), "to alone": median / plain}
             for name, each in (("alone", self.alone), (f"under {command}", self.under))
         ]  # fmt: skip

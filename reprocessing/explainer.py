@@ -52,7 +52,7 @@ def _stream(plan: StreamPlan) -> Iterator[str]:
         versions = f"version {table.version}, afterwards {table.version + _COMMITS} or later"
         size = f"{table.mode}, {counted(table.files, 'file')}, {_size(table.size)}"
         yield f"  table        {table.name} ({size}): {becomes}; {versions}"
-    yield "  downstream   no declared stream reads these tables; other readers see one commit that changes rows"
+    yield "  downstream   readers of these tables see one commit that changes rows"
     yield from (f"  note         {note}" for note in plan.notes)
 
 

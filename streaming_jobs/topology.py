@@ -118,16 +118,6 @@ class Topology:
         """Names of the streams that read the table."""
         return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
 
-    @property
-    def writers(self) -> dict[str, str]:
-        """The stream that writes each topic, by the topic's name; topics that only rows name are not in it."""
-        return {sink.name: s.name for s in self.streams.values() for sink in s.topic_sinks.values()}
-
-    def upstream(self, name: str) -> list[str]:
-        """Names of the streams that write the topics which a stream reads."""
-        writers = self.writers
-        return [writers[t.name] for t in self[name].topics if t.name in writers]
-
 
 def modules_of(name: str) -> Iterator[ModuleType]:
     """A module or package of the setting `flows`, and its direct submodules, imported."""

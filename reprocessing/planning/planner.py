@@ -21,6 +21,7 @@ from reprocessing.planning.until import until_border, until_of
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until
 from reprocessing.plans.plan_file import next_id, save, sealed
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.graph.graph import Graph
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
@@ -258,9 +259,18 @@ def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, unti
             f"version {a.version} of table {a.table} was accepted ({a.why}): the replay does not repeat it"
             for a in snapshot.record.accepted
         ),
+        *_downstream(snapshot),
         *_replaced_slices(snapshot, start),
         *_replaced_rows(snapshot, start),
     ]
+
+
+def _downstream(snapshot: PlanningSnapshot) -> list[str]:
+    """A note that names the streams which read this one's tables, directly or through others."""
+    graph, own = Graph.of(Topology.load(snapshot.settings.flows).streams.values()), snapshot.stream.name
+    others = [name for name in graph.downstream([own]) if name != own]
+    words = f"streams that read its tables, directly or through others: {', '.join(others)}. They do not get the "
+    return [f"{words}corrected rows; recover them afterwards, in this order"] if others else []
 
 
 def _at(ends: TopicOffsets, void: Mapping[str, Any], otherwise: int) -> int:

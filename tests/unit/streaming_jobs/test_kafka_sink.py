@@ -11,6 +11,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs import DeltaTable, Json, KafkaSink, KafkaTopic, NotNull, Raw, Stream, UsageError, stream
 from streaming_jobs.graph.description import describe
+from streaming_jobs.graph.graph import Graph, Node
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.topology import Topology
 from tests.support.worlds import NoBytes
@@ -77,8 +78,9 @@ def test_a_wrong_declaration_is_refused_with_the_next_step(declare: Callable[[],
 def test_a_topic_has_one_writer_and_the_topology_knows_it() -> None:
     clean, priced = flow("clean", RAW, out=SINK), flow("priced", ORDERS, out=DeltaTable("priced"))
     topology = Topology.of([priced, clean])
-    assert topology.writers == {"orders": "clean"}
-    assert (topology.upstream("priced"), topology.upstream("clean")) == (["clean"], [])
+    graph = Graph.of(topology.streams.values())
+    assert graph.before(Node("topic", "orders")) == [Node("stream", "clean")]
+    assert (graph.downstream(["clean"]), graph.downstream(["priced"])) == (["clean", "priced"], ["priced"])
     with pytest.raises(UsageError, match="topic orders is written by clean and again"):
         Topology.of([clean, flow("again", RAW, out=SINK)])
 

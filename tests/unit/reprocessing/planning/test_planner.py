@@ -18,6 +18,7 @@ from reprocessing.planning.targets import Target
 from reprocessing.plans.journal import Journal
 from reprocessing.plans.plan import Checks, moved
 from reprocessing.plans.plan_file import folder, load, names
+from streaming_jobs.delta_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.ledger import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.preflight.take_snapshot import ledger_file
@@ -28,7 +29,9 @@ from streaming_jobs.state.checkpoint_cut import copy
 from streaming_jobs.state.slice_requests import SliceRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted, CodeSince, Generation
-from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
+from streaming_jobs.stream import DeltaTable, Stream
+from streaming_jobs.topology import Topology
+from tests.support.life import ROWS, STREAM, Life, Topics, plan_one, things, undo_one
 
 NONE = Checks()
 
@@ -70,6 +73,20 @@ def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> No
         "Lost for good",
     ):
         assert words in text
+
+
+def test_streams_that_read_the_tables_are_named_in_order_also_through_others(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Stream(
+        "copied", things, {"value": DeltaSource("things", schema=ROWS)}, {"c": DeltaTable("c", schema=ROWS)}
+    )
+    again = Stream("again", things, {"value": DeltaSource("c")}, {"again": DeltaTable("again")})
+    topology = Topology.of([STREAM, again, copied])
+    monkeypatch.setattr(Topology, "load", classmethod(lambda *_: topology))
+    plan = plan_one(snapshot_of(life), Target("batch", "3"), NONE)
+    assert [note for note in plan.notes if "read its tables, directly or through others: copied, again." in note]
+    assert "no declared stream" not in explain(load(life.settings, plan.id))
 
 
 def test_else_the_nearest_savepoint_before_it(life: Life) -> None:
