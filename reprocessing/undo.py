@@ -11,6 +11,7 @@ from reprocessing.planning.targets import Resolved, Target, instant_words
 from reprocessing.plans.journal import next_step
 from reprocessing.plans.plan import RecoveryPlan
 from streaming_jobs.errors import UsageError
+from streaming_jobs.positions import decode
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints
@@ -39,7 +40,9 @@ def plan_undo(
         _refuse_later(snapshot, plan)
         back_to = Resolved(before.txn, before.ends, (f"everything as it was on {instant_words(before.taken_at)}",))
         target = Target("savepoint", f"from before {plan.id}")
-        requests.append(Request(snapshot, target, resolved=back_to, base=before))
+        settled = journal.done("settle", name)
+        wrong_from = None if settled is None else decode(settled["kept"])
+        requests.append(Request(snapshot, target, resolved=back_to, base=before, wrong_from=wrong_from))
     return make_plan(settings, requests, undoes=plan.id)
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestration.cli.demo_steps import Steps
 from orchestration.cli.invocation import invocation
 from orchestration.cli.output import say
 from streaming_jobs.errors import PermanentError
@@ -27,11 +25,10 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Demonstrations that need no input.", rich_markup_mode=None)
 
 MOVEMENTS = 60_000
-_MODULE = "stock_flows"
+STREAMS = ("inventory", "low_stock")
 RIGHT = 'F.when(F.col("kind") == "sold", -F.col("quantity")).otherwise(F.col("quantity"))'
 WRONG = 'F.when(F.col("kind") == "received", F.col("quantity")).otherwise(-F.abs("quantity"))'
 BAD = "quantity < 0"
-_DEADLINE = 300.0
 
 Movements = Annotated[int, typer.Option(min=2_000, help="Stock movements in all.")]
 Home = Annotated[
@@ -75,6 +72,25 @@ def quality(
     _run(context, home, keep, movements, tell, suites=SUITES)
 
 
+@app.command(short_help="A bug in the first of three streams, put right through the topics between them.")
+def topology(
+    context: typer.Context,
+    orders: Annotated[int, typer.Option(min=2_000, help="Orders and deliveries in all.")] = 30_000,
+    home: Home = None,
+    keep: Keep = False,
+) -> None:
+    """A bug in the first of three streams makes two topics and a table wrong. Plan, apply, undo, apply again.
+
+    Every step is a command that you could type. After each step the topics and the table are compared with the truth.
+    """
+    from orchestration.cli.demo_topology import ShopStory
+
+    def tell(folder: Path, settings: Settings, bootstrap: str) -> None:
+        ShopStory(folder, settings, bootstrap, orders).tell()
+
+    _in_a_home(context, home, keep, tell)
+
+
 def _run(
     context: typer.Context,
     home: Path | None,
@@ -82,6 +98,13 @@ def _run(
     movements: int,
     tell: Callable[[Story], None],
     suites: Sequence[str] = (),
+) -> None:
+    """Tell a story of stock movements."""
+    _in_a_home(context, home, keep, lambda at, made, servers: tell(Story(at, made, servers, movements, suites)))
+
+
+def _in_a_home(
+    context: typer.Context, home: Path | None, keep: bool, tell: Callable[[Path, Settings, str], None]
 ) -> None:
     """Tell a story in a folder and on a broker of its own."""
     from orchestration.cli.children import stop_signals_interrupt
@@ -98,7 +121,7 @@ def _run(
         with stop_signals_interrupt():
             fetch_jars(base, broker=True)
             with Broker(settings) as broker:
-                tell(Story(folder, settings, broker.start(), movements, suites))
+                tell(folder, settings, broker.start())
     finally:
         if keep:
             say(f"the home is kept: {folder}")
@@ -106,7 +129,7 @@ def _run(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class Story:
+class Story(Steps):
     """The steps of the demonstration, each shown as the command that runs."""
 
     def __init__(
@@ -114,12 +137,9 @@ class Story:
     ) -> None:
         from streaming_jobs.examples.stock import movements, streams
 
-        self.folder, self.settings, self.bootstrap, self.suites = folder, settings, bootstrap, suites
+        super().__init__(folder, settings, bootstrap, "stock_flows", Path(str(streams.__file__)), RIGHT)
+        self.streams, self.suites = STREAMS, suites
         self.all: Sequence[Movement] = movements.movements(count)
-        self.code = folder / "code" / f"{_MODULE}.py"
-        self.code.parent.mkdir(parents=True, exist_ok=True)
-        self.text = Path(str(streams.__file__)).read_text(encoding="utf-8")
-        self.began = time.monotonic()
 
     def tell(self) -> None:
         """Run all steps, from the first movement to the second recovery."""
@@ -176,23 +196,11 @@ class Story:
         arguments = ["recover", "plan", "low_stock", "--before-code", record.code[1].hash, "--require", "taken >= 5"]
         return str(json.loads(self.recourse(*arguments, "--output", "json", quiet=True))["id"])
 
-    def deploy(self, change: str) -> None:
-        """Write another version of the function into the module from which the streams are imported."""
-        text = self.text.replace(RIGHT, change)
-        if text == self.text and change != RIGHT:
-            raise PermanentError("the line to change is not in the stock flows")
-        self.code.write_text(text, encoding="utf-8")
-        self.say(f"  {self.code.name}: return {change}")
-
     def feed(self, part: Sequence[Movement]) -> None:
         """Send movements."""
         from streaming_jobs.examples.stock.movements import send
 
         send(self.settings.kafka, self.bootstrap, part)
-
-    def run_streams(self, names: Sequence[str] = ("inventory", "low_stock")) -> None:
-        """Run streams until they have read everything."""
-        self.recourse("streams", "run", *names, "--trigger", "available-now", quiet=True)
 
     def compare(self, count: int, *, right: bool, bad: int | None = None, low_stock: bool = False) -> int:
         """Compare `inventory` with the truth and return the number of products with an impossible stock.
@@ -216,58 +224,3 @@ class Story:
         if same != right or (bad is not None and wrong != bad) or (not right and not wrong):
             raise PermanentError("the tables are not what the story says", f"look at them: --keep, {self.folder}")
         return wrong
-
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        """A table's rows."""
-        from streaming_jobs.platform.table_rows import rows
-
-        return list(rows(self.settings.tables / table).to_pylist())
-
-    def recourse(self, *arguments: str, quiet: bool = False, code: int = 0) -> str:
-        """Run a command as a person would, show its output unless `quiet`, and return its stdout.
-
-        Raises PermanentError if it ends with another exit code than `code`.
-        """
-        self.say(f"$ recourse {' '.join(_shown(a) for a in arguments)}")
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestration.cli", *arguments],
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=_DEADLINE,
-            check=False,
-        )
-        if done.returncode != code:
-            raise PermanentError(f"it ended with {done.returncode}: {done.stderr[-2000:]}{done.stdout[-500:]}")
-        if not quiet:
-            messages = [line for line in done.stderr.splitlines() if not line.startswith(("timestamp=", "WARNING"))]
-            for line in (*messages, *done.stdout.splitlines()):
-                say(f"  {line}")
-        return done.stdout
-
-    def environment(self) -> dict[str, str]:
-        """The environment of the commands."""
-        source = Path(__file__).resolve().parents[2]
-        paths = [str(self.code.parent), str(source), os.environ.get("PYTHONPATH", "")]
-        settings = {
-            "RECOURSE_HOME": str(self.folder),
-            "RECOURSE_FLOWS": json.dumps([_MODULE]),
-            "RECOURSE_QUALITY__SUITES": json.dumps([*self.suites]),
-            "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap,
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        if self.settings.jars_dir is not None:
-            settings["RECOURSE_JARS_DIR"] = str(self.settings.jars_dir)
-        if self.settings.java_home is not None:
-            settings["RECOURSE_JAVA_HOME"] = str(self.settings.java_home)
-        return {**os.environ, **settings}
-
-    def say(self, text: str) -> None:
-        """Print a line with the seconds since the story began."""
-        say(f"[{time.monotonic() - self.began:5.1f} s] {text}")
-
-
-def _shown(argument: str) -> str:
-    return f"'{argument}'" if " " in argument else argument

@@ -6,34 +6,39 @@ With a target ahead of the stream nothing is replayed: the records in between ar
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from reprocessing.planning.conditions import UnknownColumn, broken
+from reprocessing.planning.downstream import (
+    all_streams,
+    changed_by,
+    goes_back_to,
+    never_ran,
+    through_tables,
+    through_topics,
+)
 from reprocessing.planning.first_bad_row import refuse_same_code
-from reprocessing.planning.history import generation_spans
 from reprocessing.planning.offline import OF_THE_STREAM, only_the_broker
+from reprocessing.planning.reminders import reminders
 from reprocessing.planning.replay_start import replay_start
-from reprocessing.planning.snapshot import PlanningSnapshot, refuse_fenced
+from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot, refuse_fenced
 from reprocessing.planning.targets import Resolved, Target, named_code, resolve
 from reprocessing.planning.until import until_border, until_of
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until
 from reprocessing.plans.plan_file import next_id, save, sealed
+from reprocessing.rebuild.staging import opened_by
+from reprocessing.topics.wrong_records import start_of, topics_written, written_after, wrong_from
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.graph.graph import Graph
 from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoints import Savepoint
-from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.stream import Stream
 from streaming_jobs.stream_graph import way
-from streaming_jobs.table_sources.later_commits import replaced_since
-from streaming_jobs.table_sources.table_topics import versions_of
-from streaming_jobs.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Request:
     """The request for a recovery of one stream.
 
     `resolved` and `base`, if given, are used as they are. With `until` the recovery is bounded. With `same_code` the
-    code that a target names as wrong may be the one that runs the replay.
+    code that a target names as wrong may be the one that runs the replay. `wrong_from` are offsets of topics that the
+    stream writes, from which on they are wrong in any case.
     """
 
     snapshot: PlanningSnapshot
@@ -52,18 +58,26 @@ class Request:
     discard_state: bool = False
     same_code: bool = False
     until: Target | None = None
+    wrong_from: TopicOffsets | None = None
 
 
-def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | None = None) -> RecoveryPlan:
-    """The plan for these requests, each for another stream, in the order in which they are to be put right.
+def make_plan(
+    settings: Settings,
+    requests: Sequence[Request],
+    *,
+    undoes: str | None = None,
+    checks_of: Callable[[Stream], Checks] = lambda _: NO_CHECKS,
+) -> RecoveryPlan:
+    """The plan for these requests, each for another stream, and for the streams that read their topics.
 
-    It is written to disk, and named after the first stream. Raises UsageError or PreflightRefused with the ways out.
+    The order is that in which they are put right. The plan is written to disk, and named after the first stream.
+    `checks_of` gives the checks of streams that it takes along. Raises UsageError or PreflightRefused, with ways out.
     """
     streams_named = [request.snapshot.stream.name for request in requests]
     if len(set(streams_named)) < len(streams_named):
         raise UsageError(f"a plan names each stream once, not {', '.join(streams_named)}", "name each stream once")
     _refuse_reader_and_writer(settings, [request.snapshot.stream for request in requests])
-    drafts = [_draft(request, undoes) for request in requests]
+    drafts = _drafts(settings, requests, undoes, checks_of)
     name = next_id(settings, drafts[0].stream)
     streams = tuple(
         replace(draft, id=name, staging=name if number == 0 else f"{name}.{draft.stream}")
@@ -74,13 +88,48 @@ def make_plan(settings: Settings, requests: Sequence[Request], *, undoes: str | 
     return plan
 
 
+def _drafts(
+    settings: Settings, requests: Sequence[Request], undoes: str | None, checks_of: Callable[[Stream], Checks]
+) -> list[StreamPlan]:
+    """The plans of the streams, those that read topics of others after these."""
+    asked = {request.snapshot.stream.name: request for request in requests}
+    streams = all_streams(settings, [request.snapshot.stream for request in requests])
+    along = through_topics(streams, asked)
+    drafts: dict[str, StreamPlan] = {}
+    changed: dict[str, dict[int, int]] = {}
+    for name in along:
+        if name in asked:
+            request = asked[name]
+        else:
+            topics = {source.name for source in streams[name].topics}
+            if never_ran(settings, name) or not topics.intersection(changed):
+                continue
+            snapshot = planning_snapshot(settings, streams[name], requests[0].snapshot.topics)
+            target, resolved = goes_back_to(snapshot, {t: o for t, o in changed.items() if t in topics})
+            request = Request(snapshot, target, checks_of(streams[name]), resolved=resolved)
+        drafts[name] = _draft(request, undoes)
+        if drafts[name].wrong_from:
+            changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
+    if set(drafts) == set(asked):  # nothing is between them
+        return [drafts[name] for name in asked]
+    by_table = sorted(set(through_tables(streams, asked)).intersection(drafts))
+    if by_table:
+        raise UsageError(
+            f"stream {by_table[0]} reads a table and a topic of the streams to recover, directly or through others",
+            "let it read one of them",
+        )
+    return list(drafts.values())
+
+
 def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> None:
-    """Raise UsageError if one of the streams reads what another one writes: every replay ends before any publish."""
+    """Raise UsageError if one of the streams reads a table of another one: every replay ends before any publish."""
     if len(streams) < 2:
         return
-    every = {**Topology.load(settings.flows).streams, **{stream.name: stream for stream in streams}}
+    every = all_streams(settings, streams)
     for writer in streams:
         for reader in streams:
+            if reader.name not in through_tables(every, [writer.name]):
+                continue
             if through := way(writer.name, reader.name, every.values()):
                 raise UsageError(
                     f"stream {reader.name} reads what stream {writer.name} writes ({', '.join(through)}): one plan "
@@ -98,7 +147,7 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
     if snapshot.unreachable is not None and any(each.kind not in OF_THE_STREAM for each in asked):
         raise only_the_broker(snapshot.unreachable, "where the topics begin and end")
     _refuse_other_topics(snapshot)
-    _refuse_topic_sinks(snapshot)
+    _check_topic_sinks(snapshot, request)
     stateful = bool(snapshot.record.state_fingerprint)
     if request.discard_state and not stateful:
         raise UsageError(f"stream {snapshot.stream.name} keeps no state", "leave out --discard-state")
@@ -133,7 +182,7 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
         kind="skip" if resolved.ahead else "rewind",
         target=_words(target, resolved),
         wanted=resolved.wanted,
-        notes=(*resolved.notes, *notes, *remarks, *snapshot.notes, *_reminders(snapshot, resolved, start, until)),
+        notes=(*resolved.notes, *notes, *remarks, *snapshot.notes, *reminders(snapshot, resolved, start, until)),
         saw=saw,
         base=start,
         stateful=stateful,
@@ -143,6 +192,7 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
         staging="",
         discards_state=discards,
         until=until,
+        wrong_from={} if resolved.ahead else _wrong_from(request, start),
     )
     if plan.discards_state and not plan.records:
         raise UsageError("the target is the topic's end: there is nothing to replay", "choose an earlier one")
@@ -214,13 +264,32 @@ def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str 
         raise UsageError(f"the state of savepoint {savepoint} was made by another aggregation: {words}", ways)
 
 
-def _refuse_topic_sinks(snapshot: PlanningSnapshot) -> None:
-    if sinks := snapshot.stream.topic_sinks.values():
+def _check_topic_sinks(snapshot: PlanningSnapshot, request: Request) -> None:
+    """Raise for a stream that writes topics if their ends are not known, or if the recovery is bounded."""
+    if not snapshot.stream.topic_sinks:
+        return
+    if snapshot.unreachable is not None:
+        raise only_the_broker(snapshot.unreachable, "where the topics end that the stream writes")
+    if request.until is not None:
+        name = snapshot.stream.name
         raise UsageError(
-            f"stream {snapshot.stream.name} writes topic {', '.join(sink.name for sink in sinks)}, and a recovery "
-            "takes no record of a topic back",
-            "declare a new stream with the corrected function and a topic of its own",
+            f"stream {name} writes topics: corrected records come after all others, so its readers would have them "
+            "twice",
+            "plan without --until",
         )
+
+
+def _wrong_from(request: Request, start: Base) -> dict[str, dict[int, int]]:
+    """By topic that the stream writes, the first offset that becomes void."""
+    snapshot, stream = request.snapshot, request.snapshot.stream
+    if not stream.topic_sinks:
+        return {}
+    ledger = ledger_file(snapshot.settings, stream.name)
+    newest = next(table.entry for table in snapshot.around.tables if table.role == "primary")
+    firsts = written_after(ledger, stream, start_of(start), newest)
+    names = topics_written(stream, {**firsts, **(request.wrong_from or {})})
+    ends = {name: snapshot.topics.latest(name) for name in names}
+    return wrong_from(stream, start, ends, firsts, known=request.wrong_from)
 
 
 def _refuse_other_topics(snapshot: PlanningSnapshot) -> None:
@@ -236,73 +305,6 @@ def _refuse_other_topics(snapshot: PlanningSnapshot) -> None:
         raise PreflightRefused(
             f"stream {snapshot.stream.name} reads other topics than it did", "declare the topics it began with again"
         )
-
-
-def _reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until: Until | None) -> list[str]:
-    """Notes about decisions of people since, which the replay does not repeat: skipped ranges, accepted commits."""
-    if resolved.ahead:
-        return []
-    generations = {number for number, _, _ in generation_spans(snapshot.record.generations)}
-    read_now = []
-    for void in snapshot.record.void_ranges:
-        begin, end = max(void["from"], _at(start.ends, void, void["from"])), void["to"]
-        if until is not None:
-            end = min(end, _at(until.ends, void, 0))
-        if begin < end and void.get("generation", snapshot.record.generation) in generations:
-            read_now.append({**void, "from": begin, "to": end})
-    return [
-        *(
-            f"{v['topic']} partition {v['partition']}: {v['from']} to {v['to'] - 1} are read; {v['plan']} skipped them"
-            for v in read_now
-        ),
-        *(
-            f"version {a.version} of table {a.table} was accepted ({a.why}): the replay does not repeat it"
-            for a in snapshot.record.accepted
-        ),
-        *_downstream(snapshot),
-        *_replaced_slices(snapshot, start),
-        *_replaced_rows(snapshot, start),
-    ]
-
-
-def _downstream(snapshot: PlanningSnapshot) -> list[str]:
-    """A note that names the streams which read this one's tables, directly or through others."""
-    graph, own = Graph.of(Topology.load(snapshot.settings.flows).streams.values()), snapshot.stream.name
-    others = [name for name in graph.downstream([own]) if name != own]
-    words = f"streams that read its tables, directly or through others: {', '.join(others)}. They do not get the "
-    return [f"{words}corrected rows; recover them afterwards, in this order"] if others else []
-
-
-def _at(ends: TopicOffsets, void: Mapping[str, Any], otherwise: int) -> int:
-    return ends.get(void["topic"], {}).get(void["partition"], otherwise)
-
-
-def _replaced_rows(snapshot: PlanningSnapshot, start: Base) -> list[str]:
-    """Notes about commits that replaced rows of tables which the stream reads: the replay reads them as they were."""
-    notes = []
-    for table in snapshot.stream.tables_read:
-        if begin := start.ends.get(table.name, {}).get(0, 0):
-            versions = versions_of(snapshot.settings, snapshot.stream, table.name)
-            notes += [
-                f"{who} replaced rows of table {table.name} in version {version}: those from before it are read "
-                "as they were then; to read the corrected ones: --to-batch -1"
-                for version, who in replaced_since(versions.table, versions.writer, begin)
-            ]
-    return notes
-
-
-def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:
-    """Notes about rebuilt slices that the base does not have: rows from before the base are as they were then."""
-    base = next((each for each in snapshot.savepoints if each.id == start.savepoint), None)
-    if base is None:  # every row is made anew
-        return []
-    versions = {table.name: table.version for table in base.tables}
-    return [
-        f"slice {each.summary.get('slice', each.id)} of table {each.table} was rebuilt after the replay's start: rows "
-        "from before that start will be as they were then; rebuild it again afterwards"
-        for each in SliceRequests.of(snapshot.settings, snapshot.stream.name).history()
-        if each.version is not None and each.version > versions.get(each.table, -1)
-    ]
 
 
 def _rate(snapshot: PlanningSnapshot, base: Base) -> float | None:

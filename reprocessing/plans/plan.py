@@ -117,7 +117,8 @@ class StreamPlan:
     `rewind` replays from `base` and publishes the rebuilt rows; with `discards_state` the replay starts with the base's
     tables and empty state. `skip` moves forward: nothing is replayed, and records from `base.ends` to `wanted` are
     never read. With `until` the recovery is bounded: the replay ends with that batch, and later rows stay as they are.
-    `staging` is the name of its folder of staging tables.
+    `staging` is the name of its folder of staging tables. `wrong_from` has for each topic that the stream writes, by
+    partition, the first offset that becomes void; the replay appends the corrected records after the topic's end.
     """
 
     id: str
@@ -135,6 +136,7 @@ class StreamPlan:
     staging: str
     discards_state: bool = False
     until: Until | None = None
+    wrong_from: TopicOffsets = field(default_factory=dict)
 
     @property
     def skips(self) -> bool:
@@ -230,6 +232,11 @@ class RecoveryPlan:
     def records(self) -> int:
         """Records to replay, counted when the plan was made."""
         return sum(each.records for each in self.streams)
+
+    def upstream(self, stream: str) -> list[StreamPlan]:
+        """The plans for streams that append to topics which this one reads."""
+        read = {topic.name for topic in self.of(stream).saw.topics}
+        return [each for each in self.streams if read.intersection(each.wrong_from)]
 
     def of(self, stream: str) -> StreamPlan:
         """The plan for one stream; raises KeyError for one that is not in it."""

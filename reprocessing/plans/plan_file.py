@@ -132,12 +132,12 @@ def _fingerprint(value: dict[str, Any]) -> str:
 
 
 def _as_before(value: dict[str, Any]) -> dict[str, Any]:
-    """The fields without suites, archives, an end and tables read, if there are none: older plans lack these fields."""
+    """The fields without suites, archives, an end, topics written, and tables read that it lacks, as in older plans."""
     checks, saw = value.get("checks"), value.get("saw")
     if checks is not None and not checks.get("suites"):
         value = {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
-    if value.get("until", "") is None:
-        value = {key: each for key, each in value.items() if key != "until"}
+    empty = [key for key in ("until", "wrong_from") if key in value and not value[key]]
+    value = {key: each for key, each in value.items() if key not in empty}
     if saw is not None:
         value = {**value, "saw": {**saw, "topics": [_without_archive(topic) for topic in saw["topics"]]}}
     return value
@@ -177,6 +177,7 @@ def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
             **value,
             "notes": tuple(value["notes"]),
             "wanted": decode(value["wanted"]),
+            "wrong_from": decode(value.get("wrong_from", {})),
             "saw": PlannedAgainst(
                 generation=saw["generation"],
                 batch=saw["batch"],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from reprocessing.plans.journal import Journal, StreamJournal
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.audit import Difference
+from reprocessing.topics.written_topics import KafkaWrittenTopics, WrittenTopics
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -82,6 +84,8 @@ class Recovery:
     replay: Callable[[RecoveryContext], Mapping[str, Any]]
     """Runs a stream on its staging tables to its topics' ends; returns the findings of the stage."""
     run_suite: RunSuite = no_suites
+    written: WrittenTopics | None = None
+    """The topics that streams write; None: those of the settings' broker."""
     patience: float = 30.0
     """Seconds to wait for a stream to stop, beyond the stop deadline of its settings."""
     differences: list[Difference] = field(default_factory=list)
@@ -95,7 +99,13 @@ class Recovery:
             self.topics,
             self.journal.of(stream),
             self.events,
+            self.plan,
+            self.written or self._of_the_broker,
         )
+
+    @cached_property
+    def _of_the_broker(self) -> WrittenTopics:
+        return KafkaWrittenTopics(self.settings)
 
     def each(self) -> list[RecoveryContext]:
         """Its streams, in the plan's order."""
@@ -112,6 +122,8 @@ class RecoveryContext:
     topics: TopicReader
     journal: StreamJournal
     events: RecoveryEvents
+    whole: RecoveryPlan
+    written: WrittenTopics
 
     @property
     def record(self) -> StreamRecord:

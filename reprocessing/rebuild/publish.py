@@ -87,6 +87,7 @@ def publish(
     # Opened before the check for foreign changes: a later change makes the commit fail.
     tables = tables_to_publish(settings, stream)
     _refuse_foreign(tables, stream, record)
+    topics = {sink.ledger_name: at.version for sink in stream.topic_sinks.values() if sink.exactly_once}
     began_later = {declared.name for declared, role in all_tables(stream) if role in LATE}
     for table in tables:
         primary = table.name == stream.primary.name
@@ -97,7 +98,7 @@ def publish(
             generation=at.generation,
             batch=at.batch,
             offsets=tuple(offsets),
-            txns={other.name: at.version for other in tables if other is not table} if primary else {},
+            txns={**{other.name: at.version for other in tables if other is not table}, **topics} if primary else {},
             code=code,
             plan=plan,
         )

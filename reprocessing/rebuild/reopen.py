@@ -15,6 +15,7 @@ from typing import Any, Literal
 from reprocessing.rebuild import staging
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.publish import fence, fenced_by, publish, refuse_foreign, tables_to_publish
+from reprocessing.topics.void import continue_topics
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import OffsetRange, TopicOffsets, decode
@@ -107,6 +108,10 @@ def reopen(context: RecoveryContext, savepoint: Savepoint, ends: TopicOffsets, *
     target = StreamFolder.of(settings, context.stream.name).checkpoint(number).folder
     if not target.exists():
         copy(savepoints.checkpoint_of(settings, savepoint), target, ends=ends)
+    reason, aborts = f"{doing} of {context.plan.id}", doing == "abort"
+    opened = Generation(number, time.time(), reason, savepoint.generation, savepoint.batch, aborts=aborts)
+    continue_topics(context, Txn(number, savepoint.batch), opened)
+    context.crash_point(f"recover_{doing}_topics")
     publish(
         settings,
         context.stream,
@@ -120,8 +125,6 @@ def reopen(context: RecoveryContext, savepoint: Savepoint, ends: TopicOffsets, *
         between=lambda _: context.crash_point(f"recover_{doing}_between"),
     )
     context.crash_point(f"recover_{doing}_published")
-    reason, aborts = f"{doing} of {context.plan.id}", doing == "abort"
-    opened = Generation(number, time.time(), reason, savepoint.generation, savepoint.batch, aborts=aborts)
     void = []
     if doing == "skip":
         void = list(_void(context, ends, number))

@@ -10,12 +10,12 @@ from typing import Any
 from reprocessing.planning.conditions import refuse_unaskable
 from reprocessing.rebuild.context import RecoveryContext
 from reprocessing.rebuild.replay_end import RowByRow, at_the_border, border_of, check_end
+from reprocessing.topics.void import void_for
 from streaming_jobs.archives.readable_topics import Archives
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.positions import ends_of
 from streaming_jobs.runtime.stream_queries import SparkQueries
-from streaming_jobs.runtime.stream_topics import DiscardedTopicSinks
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import entries
@@ -32,13 +32,12 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     """
     began = time.monotonic()
     # The replay has folders of its own; archives are where the stream's tables are.
-    until, discarded = context.plan.until, DiscardedTopicSinks()
+    until = context.plan.until
     queries = SparkQueries(
         context.own,
         border_of(context) if until is None else RowByRow(context.own, context.stream),
-        archives=Archives(context.settings),
+        archives=Archives(context.settings, void_for(context)),
         until=None if until is None else until.ends,
-        topic_sinks=discarded,
     )
     session = Session(context.own, [context.stream], trigger="available-now", queries=queries)
     over = threading.Event()

@@ -20,10 +20,11 @@ from pathlib import Path
 from reprocessing.plans.plan import StreamPlan
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.context import RecoveryContext
+from reprocessing.topics.void import border_offsets
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic
-from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, decode, ends_of
+from streaming_jobs.positions import Place, TopicOffsets, by_place, by_topic, ends_of
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.query_plan import not_row_by_row
 from streaming_jobs.settings import Settings
@@ -135,9 +136,9 @@ def border_of(context: RecoveryContext) -> Border | None:
     longer shows what the content was then, or a recovery, a rebuilt slice or another program has replaced rows since.
     """
     savepoint, findings = context.kept(), context.found("keep")
-    ends = decode(findings["position"])
-    before: TopicOffsets | None = savepoint.ends
-    if findings["batch"] == savepoint.batch:
+    ends = border_offsets(context)
+    before: TopicOffsets | None = None if context.whole.upstream(context.stream.name) else savepoint.ends
+    if before is not None and findings["batch"] == savepoint.batch:
         try:
             before = Checkpoint(savepoints.checkpoint_of(context.settings, savepoint)).start(savepoint.batch)
         except PreflightRefused:  # the savepoint's log does not reach back to the batch's beginning
@@ -226,7 +227,7 @@ def keep_tables(context: RecoveryContext) -> None:
 
 def at_the_border(context: RecoveryContext, reached: TopicOffsets) -> int | None:
     """Records that the replay has read past the border; None if no tables were copied there."""
-    border = by_place(decode(context.found("keep")["position"]))
+    border = by_place(border_offsets(context))
     since = {place: offset - border.get(place, 0) for place, offset in by_place(reached).items()}
     if not any(since.values()):
         return 0
@@ -256,7 +257,7 @@ def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dic
 
 def _with_rows_past_the_border(context: RecoveryContext) -> set[str]:
     """The published tables whose own newest batch ends past the border."""
-    border = by_place(decode(context.found("keep")["position"]))
+    border = by_place(border_offsets(context))
     found = set()
     for declared, _ in all_tables(context.stream):
         commits = store_of(declared).commits(context.settings, declared)

@@ -8,6 +8,7 @@ before everything that was rebuilt has been compared.
 |----------|----------------------------------------------------------------------|------|----------------|
 | keep     | takes a savepoint of the stopped stream, for abort and undo          | each | old            |
 | fence    | opens the new generation on every table, for this plan alone         | each | old            |
+| settle   | waits until no transaction is open in its topics; wrong records are void | each | old            |
 | prepare  | makes the new generation's checkpoint and staging tables             | each | old            |
 | replay   | runs an ordinary session of the stream into the staging tables       | each | old            |
 | combine  | adds the rows after the end of a bounded recovery, as they are       | each | old            |
@@ -19,7 +20,7 @@ before everything that was rebuilt has been compared.
 | finish   | removes staging; the streams may start                               | all  | new            |
 
 A stream that is rewound has prepare, replay, publish and switch, and combine if its recovery is bounded; one that skips
-forward has skip.
+forward has skip. One that writes topics has settle, and its replay appends the corrected records.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from reprocessing.stages.audit import Audit, AuditRefused, Confirm
 from reprocessing.stages.bounded import Combine, ContinueGeneration
 from reprocessing.stages.clean_up import CleanUp
 from reprocessing.stages.rebuild import Prepare, Publish, Replay, SwitchGeneration
+from reprocessing.stages.settle import Settle
 from reprocessing.stages.skip import Skip
 from reprocessing.stages.stage import Stage
 from reprocessing.stages.stand_still import Fence, TakeSavepoint
@@ -46,6 +48,7 @@ __all__ = [
     "Prepare",
     "Publish",
     "Replay",
+    "Settle",
     "Skip",
     "Stage",
     "SwitchGeneration",
@@ -64,6 +67,7 @@ def _stages(plan: RecoveryPlan) -> Iterator[Stage]:
     skipping = [each for each in plan.streams if each.skips]
     yield from map(TakeSavepoint, plan.streams)
     yield from map(Fence, plan.streams)
+    yield from (Settle(each) for each in rewound if each.wrong_from)
     yield from map(Prepare, rewound)
     yield from map(Replay, rewound)
     yield from (Combine(each) for each in rewound if each.until is not None)

@@ -14,6 +14,7 @@ from reprocessing.rebuild.publish import has_published, publish
 from reprocessing.rebuild.replay_end import rows_past_the_border
 from reprocessing.report.batches import replay_batches
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
+from reprocessing.topics.void import appended_until, border_offsets, mark_topics, release
 from streaming_jobs.files import sync
 from streaming_jobs.positions import OffsetRange, ends_of
 from streaming_jobs.preflight.take_snapshot import ledger_file
@@ -57,13 +58,17 @@ class Replay(OfOneStream):
         seconds = "" if self.plan.seconds is None else f", about {self.plan.seconds:,.0f} s at the stream's own pace"
         records = counted(self.plan.records, self.plan.unit)
         end = "" if self.plan.until is None else f", up to the end of batch {self.plan.until.batch} and no further,"
-        return f"replay {records}{end} with code {self.plan.saw.code.hash} into staging tables{seconds}"
+        written = ", ".join(self.plan.wrong_from)
+        topics = f", and append the corrected records to {written}" if written else ""
+        return f"replay {records}{end} with code {self.plan.saw.code.hash} into staging tables{topics}{seconds}"
 
     def run(self, recovery: Recovery) -> Findings:
         """Run the session to the topics' end, or to that of a bounded recovery."""
         context = recovery.of(self.stream)
         findings = recovery.replay(context)
         staging.sync_all(context.settings, self.plan)
+        if self.plan.wrong_from:
+            findings = {**findings, "appended": appended_until(context, border_offsets(context))}
         return {**findings, "batches": self._batches(context)}
 
     def _batches(self, context: RecoveryContext) -> Findings:
@@ -92,6 +97,7 @@ class Publish(OfOneStream):
             refuse_other_changes(context)  # not after the last commit: then nobody can give the plan up any more
         contents = {name: table.content() for name, table in combined(context).items()}
         said = to_publish(context)
+        mark_topics(context, said.at)
         published = publish(
             context.settings,
             context.stream,
@@ -137,6 +143,7 @@ class SwitchGeneration(OfOneStream):
             source.rename(target)
             sync(target.parent)
         context.crash_point("recover_switch_between")
+        release(context)
         ledger_file(context.settings, self.stream).adopt(ledger_file(context.own, self.stream))
         output_plans.adopt(stream_folder.output_plans, rebuilt.output_plans)
         replayed = stream_record.load(context.own, self.stream)

@@ -11,6 +11,7 @@ from reprocessing.rebuild.bounded import refuse_other_changes
 from reprocessing.rebuild.context import Recovery
 from reprocessing.rebuild.publish import fence, fenced_by, refuse_foreign
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
+from reprocessing.topics.void import fence_topics, stored
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.sinks.tables import begin_late
 from streaming_jobs.state import savepoints
@@ -87,10 +88,8 @@ class Fence(OfOneStream):
 
     def explain(self) -> str:
         """One line of the plan's text."""
-        return (
-            f"fence {tables_of(self.plan)} for generation {self.plan.generation}: only this plan starts the stream "
-            "from here on"
-        )
+        fenced = ", ".join([tables_of(self.plan), *self.plan.wrong_from])
+        return f"fence {fenced} for generation {self.plan.generation}: only this plan starts the stream from here on"
 
     def run(self, recovery: Recovery) -> Findings:
         """Make one commit without rows per table.
@@ -102,4 +101,4 @@ class Fence(OfOneStream):
             context.journal.write("keep", "done", TakeSavepoint(self.plan).run(recovery))
         begin_late(context.settings, context.stream, generation=context.record.generation)
         fence(context.settings, context.stream, self.plan.id, self.plan.generation)
-        return {}
+        return {"in_flight": stored(fence_topics(context))} if context.stream.topic_sinks else {}

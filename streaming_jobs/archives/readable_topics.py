@@ -16,6 +16,8 @@ from streaming_jobs.positions import Archived, OffsetBounds
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.archived_ranges import readable_from
 from streaming_jobs.sources.base import Archive, TopicReader
+from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
+from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.table_topics import TableTopics, versions_of
@@ -27,9 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Archives:
-    """The archives that are declared, with the folders of these settings; a replay has those of its stream."""
+    """The archives that are declared, with the folders of these settings; a replay has those of its stream.
+
+    `void` are ranges by topic that a recovery has declared void, and has not published yet.
+    """
 
     settings: Settings
+    void: Mapping[str, VoidRanges] | None = None
 
     def of(self, stream: Stream, topic: str, topic_id: str) -> Archive | None:
         """The archive from which a stream reads what Kafka no longer has of a topic; None without one.
@@ -42,6 +48,14 @@ class Archives:
 
         table = self.settings.tables / declared.primary.name
         return TableArchive(declared.name, topic, topic_id, table, StreamFolder.of(self.settings, declared.name).record)
+
+    def void_of(self, stream: Stream, topic: str, topic_id: str) -> VoidRanges:
+        """The offsets of a topic that the stream must not read; an archive copies them like all others."""
+        if is_archive(stream):
+            return NO_VOID
+        if self.void is not None and topic in self.void:
+            return self.void[topic]
+        return topic_records.void_of(self.settings, topic, topic_id)
 
     def added_to(self, topics: TopicReader, stream: Stream) -> TopicReader:
         """The topics and tables, as this stream can read them; the same topics if it has no archive and no table."""

@@ -24,8 +24,9 @@ def sources_of(
     for parameter, source in stream.sources.items():
         lateness = own.lateness if own.lateness is not None else source.delay  # zero is a lateness too
         if isinstance(source, KafkaTopic):
-            archive = archives.of(stream, source.name, topic_ids.get(source.name, ""))
-            made.append(KafkaSource(parameter, source, client, lateness, archive))
+            topic_id = topic_ids.get(source.name, "")
+            archive, void = archives.of(stream, source.name, topic_id), archives.void_of(stream, source.name, topic_id)
+            made.append(KafkaSource(parameter, source, client, lateness, archive, void))
         else:
             versions = versions_of(archives.settings, stream, source.name)
             made.append(TableSource(parameter, source, versions, lateness, client))

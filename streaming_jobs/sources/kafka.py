@@ -9,7 +9,7 @@ counts the records behind the watermark.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +22,7 @@ from streaming_jobs.sources.judged_frames import counted, good, late_rows, watch
 from streaming_jobs.sources.kafka_data_source import Reading, load
 from streaming_jobs.sources.planner import Limits
 from streaming_jobs.sources.record_blocks import Declared, RecordBlocks, note_used
+from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class KafkaSource:
     """One source of one stream. `client` is the file with the client's properties, `lateness` the watermark delay.
 
-    `archive` has what the topic no longer has.
+    `archive` has what the topic no longer has; records in the `void` ranges are not read.
     """
 
     parameter: str
@@ -40,6 +41,7 @@ class KafkaSource:
     client: Path
     lateness: timedelta | None
     archive: Archive | None = None
+    void: VoidRanges = NO_VOID
 
     @property
     def name(self) -> str:
@@ -69,8 +71,7 @@ class KafkaSource:
         name = self.reading_name(owner)
         blocks = RecordBlocks(Declared.of(self.topic), "all", self._used(owner))
         self._used(owner).unlink(missing_ok=True)
-        workers = workers_of(spark)
-        reading = Reading(name, blocks, self.client, dict(start), limits=limits, workers=workers, archive=self.archive)
+        reading = replace(self._reading(spark, name, blocks, start), limits=limits)
         raw = load(spark, reading, stream=True)
         return watched(self, self._good(raw.observe(self.observation, *counted(self))))
 
@@ -98,16 +99,19 @@ class KafkaSource:
         return late_rows(self, self._range(spark, "all", offsets.start, offsets.end), watermark_ms)
 
     def rows(self, offsets: OffsetRange) -> int:
-        """The offsets in the range."""
-        return offsets.records
+        """The offsets in the range that are not void."""
+        return offsets.records - self.void.count({p: (offsets.start.get(p, 0), end) for p, end in offsets.end.items()})
 
     def _range(
         self, spark: SparkSession, rows: Literal["all", "refused"], start: Mapping[int, int], end: Mapping[int, int]
     ) -> DataFrame:
         name = f"kafka-{rows}-{self.parameter}"
-        blocks, workers = self._blocks(rows), workers_of(spark)
-        reading = Reading(name, blocks, self.client, dict(start), dict(end), workers=workers, archive=self.archive)
+        reading = replace(self._reading(spark, name, self._blocks(rows), start), ends=dict(end))
         return load(spark, reading, stream=False)
+
+    def _reading(self, spark: SparkSession, name: str, blocks: RecordBlocks, start: Mapping[int, int]) -> Reading:
+        workers, archive, void = workers_of(spark), self.archive, self.void
+        return Reading(name, blocks, self.client, dict(start), workers=workers, archive=archive, void=void)
 
     def _blocks(self, rows: Literal["all", "refused"]) -> RecordBlocks:
         return RecordBlocks(Declared.of(self.topic), rows)

@@ -35,6 +35,7 @@ from streaming_jobs.sources.client_file import read_client_file
 from streaming_jobs.sources.planner import Limits, Planner
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import RecordBlocks
+from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +51,8 @@ _readers: dict[tuple[Path, str, str], RangeReader] = {}
 class Reading:
     """A topic to read: its records as `blocks` wants them, with the client of a file; offsets of a batch or a start.
 
-    `name` is that of the data source, in plans too. `archive` has what the topic no longer has.
+    `name` is that of the data source, in plans too. `archive` has what the topic no longer has. Records in the `void`
+    ranges are left out.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Reading:
     limits: Limits | None = None
     workers: int = 2
     archive: Archive | None = None
+    void: VoidRanges = NO_VOID
 
     @property
     def topic(self) -> str:
@@ -150,7 +153,9 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
             assert self.reading.limits is not None
             config, timeout = read_client_file(self.reading.client)
             reading = self.reading
-            self._planner = Planner.connected(reading.topic, config, timeout, self.reading.limits, reading.archive)
+            self._planner = Planner.connected(
+                reading.topic, config, timeout, self.reading.limits, reading.archive, reading.void
+            )
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -172,12 +177,13 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One partition for records that are sent along, else one per task."""
         starts, ends = self._offsets(start), self._offsets(end)
-        spans = spans_of(starts, ends)
+        spans = self.reading.void.clipped(spans_of(starts, ends))
         self._sent = None
         if not spans:
             return []
         if (records := self.planner.take(spans, BLOCK)) is not None:
-            self._sent = (start, end, [self.reading.blocks.of(each) for each in records])
+            kept = map(self.reading.void.kept, records)
+            self._sent = (start, end, [self.reading.blocks.of(each) for each in kept])
             return [RangePartition(spans)]
         return grouped(starts, ends, self.reading.workers, self.planner.first)
 
@@ -222,8 +228,9 @@ def read(reading: Reading, partition: InputPartition) -> Iterator[pa.RecordBatch
         return Topics(config, timeout).offsets(reading.topic).earliest
 
     try:
-        for records in read_ranges(reader, partition.spans, BLOCK, reading.archive, partition.first, look):
-            yield reading.blocks.of(records)
+        spans = reading.void.clipped(partition.spans)
+        for records in read_ranges(reader, spans, BLOCK, reading.archive, partition.first, look):
+            yield reading.blocks.of(reading.void.kept(records))
     except BaseException:  # it may be in the middle of a range, or its connection may be at fault
         reader.close()
         raise

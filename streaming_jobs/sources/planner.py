@@ -20,6 +20,7 @@ from streaming_jobs.sources.archived_ranges import Firsts, lost, parted, read_ra
 from streaming_jobs.sources.base import Archive, Span, TopicReader
 from streaming_jobs.sources.batch_size import FIRST, BatchSize, lag, share
 from streaming_jobs.sources.range_reader import MOST_BYTES, RangeReader
+from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 
 if TYPE_CHECKING:
     from streaming_jobs.sources.records import Records
@@ -59,6 +60,7 @@ class Planner:
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     archive: Archive | None = None
+    void: VoidRanges = NO_VOID
     first: Firsts = field(default_factory=dict, init=False)
     """The first offsets that Kafka had at the last look, if there is an archive."""
     _size: BatchSize = field(init=False)
@@ -79,12 +81,13 @@ class Planner:
         timeout: timedelta,
         limits: Limits,
         archive: Archive | None = None,
+        void: VoidRanges = NO_VOID,
     ) -> Planner:
         """A planner with clients of its own."""
         from streaming_jobs.sources.topics import Topics
 
         reader = RangeReader(topic, config, timeout, _FETCH_AHEAD)
-        return cls(Topics(config, timeout), reader, limits, archive=archive)
+        return cls(Topics(config, timeout), reader, limits, archive=archive, void=void)
 
     @property
     def topic(self) -> str:
@@ -92,10 +95,14 @@ class Planner:
         return self.reader.topic
 
     def next_end(self, start: Mapping[int, int]) -> dict[int, int]:
-        """The end of the batch that begins at `start`; equal to it if nothing new is there."""
+        """The end of the batch that begins at `start`; equal to it if nothing new is there.
+
+        A position in a void range moves to its end at once.
+        """
         if self._planned is not None:
             records, at = self._planned
             self._size.took(records, self.monotonic() - at)
+        start = self._after_void(start)
         ends = self._ends(dict(start))
         if lag(start, ends) > SMALL:
             self._learn_size(start)
@@ -106,6 +113,12 @@ class Planner:
             self.reader.release()
         self._planned = (records, self.monotonic()) if records else None
         return end
+
+    def _after_void(self, start: Mapping[int, int]) -> dict[int, int]:
+        moved = self.void.after(start)
+        if self._stop_at is None:
+            return moved
+        return {p: max(min(offset, self._stop_at.get(p, offset)), start[p]) for p, offset in moved.items()}
 
     def take(self, spans: Mapping[int, Span], most: int) -> list[Records] | None:
         """The records of a small batch; None for a large one, and while the workers read."""

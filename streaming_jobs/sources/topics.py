@@ -151,6 +151,12 @@ class Topics:
         deadline = self._deadline()
         return self._list(name, self._partitions(name, deadline), _LATEST, deadline)
 
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        """Next offset of every partition, records of open transactions included; raises as `latest` does."""
+        deadline = self._deadline()
+        partitions = self._partitions(name, deadline)
+        return self._list(name, partitions, _LATEST, deadline, IsolationLevel.READ_UNCOMMITTED)
+
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
         """By partition the first offset whose record timestamp is at or after `ms` (Unix, milliseconds).
 
@@ -235,14 +241,20 @@ class Topics:
     def _no_topic(self, name: str) -> UsageError:
         return UsageError(f"there is no topic {name} at {self._failures.bootstrap}", "create it, or check its name")
 
-    def _list(self, name: str, partitions: Iterable[int], spec: OffsetSpec, deadline: float) -> dict[int, int]:
+    def _list(
+        self,
+        name: str,
+        partitions: Iterable[int],
+        spec: OffsetSpec,
+        deadline: float,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[int, int]:
         places = {TopicPartition(name, partition): spec for partition in partitions}
         doing = f"offsets of topic {name}"
 
         def ask() -> dict[int, int] | None:
-            asked = self._admin.list_offsets(
-                places, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._left(deadline)
-            )
+            left = self._left(deadline)
+            asked = self._admin.list_offsets(places, isolation_level=isolation, request_timeout=left)
             try:
                 return {place.partition: self._wait(future, doing, deadline).offset for place, future in asked.items()}
             except KafkaException as error:

@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+from confluent_kafka import Producer
 
-from streaming_jobs.examples.shop.streams import PIECES_OF_A_BOX
+from streaming_jobs.errors import BrokerUnreachable
+from streaming_jobs.examples.shop.streams import ORDERS, PIECES_OF_A_BOX
+from streaming_jobs.settings import KafkaSettings
+from streaming_jobs.sources.connection import client_config
 
 PRODUCTS = 60
 _BEGIN = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
@@ -76,3 +80,24 @@ def true_stock(of: Iterable[Order]) -> dict[str, int]:
 def true_availability(of: Sequence[Order]) -> list[Mapping[str, object]]:
     """The rows of the table `availability`, in order of the product."""
     return [{"product": p, "pieces": n, "available": n > 0} for p, n in sorted(true_stock(of).items())]
+
+
+def true_levels(of: Iterable[Order]) -> dict[str, tuple[int, int]]:
+    """By product the pieces in stock and the number of changes, in the end."""
+    levels: dict[str, tuple[int, int]] = {}
+    for order in of:
+        pieces, changes = levels.get(order.product, (0, 0))
+        levels[order.product] = (pieces + order.pieces, changes + 1)
+    return levels
+
+
+def send(kafka: KafkaSettings, bootstrap: str, of: Iterable[Order], timeout: float = 60.0) -> None:
+    """Send orders, keyed by product; raises BrokerUnreachable when they are not all taken within `timeout` s."""
+    producer = Producer(
+        client_config(kafka, bootstrap)
+        | {"enable.idempotence": True, "partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
+    )
+    for order in of:
+        producer.produce(ORDERS.name, value=order.value, key=order.product)
+    if left := producer.flush(timeout):
+        raise BrokerUnreachable(f"{left:,} orders were not taken within {timeout:.0f} s", "look at the broker")

@@ -98,13 +98,17 @@ class TransactionWriter:
         """
         opened = LedgerEntry("batch", self.stream, self.name, generation, -1)
 
-        def entry() -> LedgerEntry:
+        def entry(at: LedgerEntry | None) -> LedgerEntry:
             self._refuse_older(opened)
-            at = self.newest
             return opened if at is None or at.generation < generation else at
 
+        self.mark(entry)
+
+    def mark(self, entry: Callable[[LedgerEntry | None], LedgerEntry]) -> None:
+        """Fence every older producer, and write a marker without records, made of the newest one."""
+
         def attempt(producer: BatchProducer) -> None:
-            now = entry()
+            now = entry(self.newest)
             producer.transact([], 0, {}, lambda _: self._marker(now))
             self.newest, self._owners = now, frozenset({self._owner})
 

@@ -14,6 +14,7 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.batch_size import FIRST
 from streaming_jobs.sources.planner import SMALL, Limits, Planner
 from streaming_jobs.sources.range_reader import RangeReader
+from streaming_jobs.sources.void_ranges import VoidRanges
 from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 
 LIMITS = Limits(seconds=2.0, records=300_000, bytes=10**9, wait=0.1)
@@ -246,3 +247,23 @@ def test_large_records_make_batches_of_fewer() -> None:
     end = planner.next_end({0: 0})
     assert taken(planner, {0: 0}, end) is not None
     assert planner.next_end(end) == {0: end[0] + 1000}
+
+
+def test_a_position_in_a_void_range_moves_to_its_end_and_no_record_of_it_is_asked_for() -> None:
+    topic = Topic()
+    topic.grow(p0=30_000)
+    planner = topic.planner()
+    planner.void = VoidRanges.of([(0, 100, 29_000)])
+    planner.stop_at_present_end()
+    assert planner.next_end({0: 200}) == {0: 30_000}
+    assert taken(planner, {0: 29_000}, {0: 30_000}) == [1_000]
+
+
+def test_a_bound_within_a_void_range_ends_the_reading_there() -> None:
+    topic = Topic()
+    topic.grow(p0=3_000)
+    planner = bounded(topic, p0=1_500)
+    planner.void = VoidRanges.of([(0, 1_000, 2_000)])
+    planner.stop_at_present_end()
+    assert planner.next_end({0: 1_000}) == {0: 1_500}
+    assert planner.next_end({0: 1_500}) == {0: 1_500}

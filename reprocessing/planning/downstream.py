@@ -1,0 +1,97 @@
+"""The streams that a recovery takes along: those that read, through topics, what the recovered ones write.
+
+Each of them goes back to its last batch before the first wrong record, found through the ledger of the stream that
+wrote it. A stream that reads a table is not taken along: of a publish it gets the rows that are new, and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.planning.targets import Resolved, Target, at_or_before
+from reprocessing.plans.plan import StreamPlan
+from reprocessing.topics.wrong_records import first_changed, path_with
+from streaming_jobs.archives.declaration import is_archive
+from streaming_jobs.graph.graph import Graph, Node
+from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.void_ranges import VoidRanges
+from streaming_jobs.state import stream_record, topic_records
+from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.stream import Stream
+from streaming_jobs.topology import Topology
+
+
+def all_streams(settings: Settings, given: Sequence[Stream]) -> dict[str, Stream]:
+    """The declared streams by name; those given count as they are."""
+    return {**Topology.load(settings.flows).streams, **{stream.name: stream for stream in given}}
+
+
+def through_topics(streams: Mapping[str, Stream], roots: Collection[str]) -> list[str]:
+    """The streams that read records of `roots` through topics alone, with these, in the order of records.
+
+    Archives are left out: they keep all offsets, void or not.
+    """
+    graph, reached = Graph.of(streams.values()), {Node("stream", name) for name in roots}
+    for node in graph.in_order:
+        if node.kind == "table" or (node.kind == "stream" and is_archive(streams[node.name])):
+            continue
+        if any(each in reached and each.kind != "table" for each in graph.before(node)):
+            reached.add(node)
+    return [node.name for node in graph.in_order if node in reached and node.kind == "stream"]
+
+
+def through_tables(streams: Mapping[str, Stream], roots: Collection[str]) -> list[str]:
+    """The streams that records of `roots` reach on a way with a table in it, in the order of records."""
+    graph = Graph.of(streams.values())
+    reached, by_table = {Node("stream", name) for name in roots}, set[Node]()
+    for node in graph.in_order:
+        before = [each for each in graph.before(node) if each in reached]
+        if before:
+            reached.add(node)
+        if any(each in by_table or each.kind == "table" for each in before):
+            by_table.add(node)
+    return [node.name for node in graph.in_order if node in by_table and node.kind == "stream"]
+
+
+def never_ran(settings: Settings, stream: str) -> bool:
+    """True if the stream has no record: it begins after the recovery, and reads no void range."""
+    return stream_record.load(settings, stream) is None
+
+
+def changed_by(settings: Settings, plan: StreamPlan, opened: Generation) -> dict[str, dict[int, int]]:
+    """By topic that a stream's plan appends to, the first offset from which readers will see other records.
+
+    Those that become void, and those that a recovery had declared void, if the plan takes that back.
+    """
+    record = stream_record.load(settings, plan.stream)
+    assert record is not None
+    path, changed = path_with(record, opened), {}
+    for topic, begins in plan.wrong_from.items():
+        known = topic_records.load(settings, topic)
+        before, after = (VoidRanges(), VoidRanges()) if known is None else (known.holding(), known.holding(path))
+        changed[topic] = first_changed(begins, before, after)
+    return changed
+
+
+def goes_back_to(snapshot: PlanningSnapshot, changed: TopicOffsets) -> tuple[Target, Resolved]:
+    """The target of a stream that reads changed topics: its last batch before the first changed record."""
+    read = {topic.name: changed.get(topic.name, {}) for topic in snapshot.around.topics}
+    resolved = at_or_before(read, snapshot.view())
+    words = ",".join(
+        f"{topic}/{partition}:{offset}" for topic, each in read.items() for partition, offset in sorted(each.items())
+    )
+    where = " and ".join(topic for topic, each in read.items() if each)
+    note = f"reads {where}, whose records change from these offsets on"
+    return Target("offsets", words), replace(resolved, notes=(note, *resolved.notes))
+
+
+def not_taken_along(
+    settings: Settings, streams: Mapping[str, Stream], roots: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Streams downstream that the plan leaves alone: those that read tables, and those that never ran."""
+    along = through_topics(streams, roots)
+    fresh = [name for name in along if name not in roots and never_ran(settings, name)]
+    return [name for name in through_tables(streams, roots) if name not in along], fresh

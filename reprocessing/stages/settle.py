@@ -1,0 +1,28 @@
+"""The stage in which the topics of a recovery stand still: their wrong records become void."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from reprocessing.rebuild.context import Recovery
+from reprocessing.stages.stage import Findings, OfOneStream
+from reprocessing.topics.void import settle
+
+
+@dataclass(frozen=True)
+class Settle(OfOneStream):
+    """Every transaction in the topics of one stream is over; their ends are noted, and the wrong records void."""
+
+    name: ClassVar[str] = "settle"
+
+    def explain(self) -> str:
+        """One line of the plan's text."""
+        return (
+            f"wait until no transaction is open in {', '.join(self.plan.wrong_from)}, note the end, and declare the "
+            "wrong records void: no stream reads them again"
+        )
+
+    def run(self, recovery: Recovery) -> Findings:
+        """Settle the topics, and list the consumer groups that have read wrong records."""
+        return settle(recovery.of(self.stream))

@@ -1,0 +1,196 @@
+"""What a recovery does to the topics that its streams write: fence them, mark positions, see where they end.
+
+A topic keeps its wrong records. The replay appends the corrected ones, in the stream's new generation, and the wrong
+ones become a void range (`streaming_jobs/state/topic_records.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from streaming_jobs.errors import TransientError, UsageError
+from streaming_jobs.kafka_sink import KafkaSink
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.platform.broker import bootstrap_servers
+from streaming_jobs.positions import PartitionOffsets, WrittenRange
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
+from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.stream import Stream
+from streaming_jobs.verification.offset_ranges import Span
+from streaming_jobs.verification.topic import RawRecord, TopicReader
+
+_POLL = 0.1
+_BEYOND_A_TRANSACTION = timedelta(seconds=20)
+"""The broker looks for transactions past their timeout every ten seconds."""
+_MOST_GROUPS = 500
+
+
+class GroupPosition(NamedTuple):
+    """The committed offset of a consumer group in one partition: the next one that it reads."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+
+
+class WrittenTopics(Protocol):
+    """Topics that streams write. Every call has a deadline, and raises BrokerUnreachable if no broker answers."""
+
+    def topic_id(self, topic: str) -> str:
+        """Kafka's id of a topic; raises UsageError if there is none."""
+
+    def fence(
+        self, stream: Stream, sink: KafkaSink, generation: int, plan: str, position: Txn
+    ) -> Sequence[WrittenRange]:
+        """Open the generation for this plan alone: no older driver writes the topic any more.
+
+        Returns the ranges of a batch after the stream's position, which was written before a crash kept it from the
+        tables.
+        """
+
+    def mark(self, stream: Stream, sink: KafkaSink, at: Txn, plan: str, position: Txn) -> Sequence[WrittenRange]:
+        """Say that the topic has the stream's batches up to a position; older drivers write no more.
+
+        Returns the same ranges as `fence`.
+        """
+
+    def settled(self, topic: str) -> dict[int, int]:
+        """The end of every partition, once no transaction is open; raises TransientError if one stays open."""
+
+    def groups(self, topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
+        """The consumer groups that have committed an offset after `begins`, with it."""
+
+    def records(self, topic: str, spans: Mapping[int, tuple[int, int]]) -> Iterator[RawRecord]:
+        """The committed records in ranges of offsets by partition."""
+
+
+@dataclass(frozen=True)
+class KafkaWrittenTopics:
+    """The topics of the settings' broker; clients are made when they are first needed."""
+
+    settings: Settings
+
+    def topic_id(self, topic: str) -> str:
+        """As the broker knows it."""
+        info = self._topics.describe(topic)
+        if info is None:
+            raise UsageError(f"topic {topic} is gone", "give the plan up; create the topic, and plan anew")
+        return info.id
+
+    def fence(
+        self, stream: Stream, sink: KafkaSink, generation: int, plan: str, position: Txn
+    ) -> Sequence[WrittenRange]:
+        """Write a marker of kind fence, which carries the ranges on, so that it may be repeated."""
+        if not sink.exactly_once:
+            return ()
+        fenced = LedgerEntry("fence", stream.name, sink.ledger_name, generation, -1, plan=plan)
+
+        def entry(newest: LedgerEntry | None) -> LedgerEntry:
+            if newest is None:
+                return fenced
+            if (newest.kind, newest.plan, newest.txn) == (fenced.kind, fenced.plan, fenced.txn):
+                return newest
+            if newest.generation >= generation:
+                raise UsageError(
+                    f"topic {sink.name} is in generation {newest.generation} already",
+                    f"another recovery has written it: recourse recover abort {plan}",
+                )
+            return replace(fenced, written=_carried(newest, position))
+
+        return self._marked(stream, sink, entry).written
+
+    def mark(self, stream: Stream, sink: KafkaSink, at: Txn, plan: str, position: Txn) -> Sequence[WrittenRange]:
+        """Write a marker without records; one that is there already stays, with its ranges."""
+        if not sink.exactly_once:
+            return ()
+        there = LedgerEntry("batch", stream.name, sink.ledger_name, at.generation, at.batch, plan=plan)
+
+        def entry(newest: LedgerEntry | None) -> LedgerEntry:
+            if newest is None or newest.txn == at:
+                return newest or there
+            return replace(there, written=_carried(newest, position))
+
+        return self._marked(stream, sink, entry).written
+
+    def settled(self, topic: str) -> dict[int, int]:
+        """Wait until the last stable offsets are the high watermarks."""
+        patience = self.settings.topic_sink.transaction_timeout + _BEYOND_A_TRANSACTION
+        until = time.monotonic() + patience.total_seconds()
+        while True:
+            stable, written = self._topics.latest(topic), self._topics.high_watermarks(topic)
+            if stable == written:
+                return stable
+            if time.monotonic() > until:
+                open_in = ", ".join(str(p) for p, end in written.items() if stable.get(p) != end)
+                raise TransientError(
+                    f"a transaction of another producer is open in topic {topic}, partition {open_in}",
+                    "end that producer, or wait for its transaction.timeout.ms; then resume",
+                )
+            time.sleep(_POLL)
+
+    def groups(self, topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
+        """Ask for the offsets of each group; those that may not be described are left out."""
+        timeout = self.settings.kafka.timeout.total_seconds()
+        until = time.monotonic() + timeout
+        admin = AdminClient(self._config)
+        places = [TopicPartition(topic, partition) for partition in begins]
+        found: list[GroupPosition] = []
+        try:
+            names = [g.group_id for g in admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid]
+            for name in sorted(names)[:_MOST_GROUPS]:
+                left = max(until - time.monotonic(), 0.1)
+                asked = admin.list_consumer_group_offsets(
+                    [ConsumerGroupTopicPartitions(name, places)], request_timeout=left
+                )
+                found += [
+                    GroupPosition(name, topic, each.partition, each.offset)
+                    for each in asked[name].result(left).topic_partitions or ()
+                    if each.error is None and each.offset > begins[each.partition]
+                ]
+        except (KafkaException, TimeoutError) as error:
+            raise TransientError(f"consumer groups cannot be listed: {error}", "check the broker") from error
+        return found
+
+    def records(self, topic: str, spans: Mapping[int, tuple[int, int]]) -> Iterator[RawRecord]:
+        """Read them with a consumer of committed records."""
+        reader = TopicReader.at(self.settings.kafka, self._bootstrap, topic)
+        yield from reader.records(Span(topic, partition, *span) for partition, span in sorted(spans.items()))
+
+    def _marked(self, stream: Stream, sink: KafkaSink, entry: Any) -> LedgerEntry:
+        writer = TransactionWriter(
+            stream.name, sink.ledger_name, sink.name, self.settings.topic_sink, Clients(self._config)
+        )
+        try:
+            writer.mark(entry)
+        finally:
+            writer.close()
+        assert writer.newest is not None
+        return writer.newest
+
+    @cached_property
+    def _bootstrap(self) -> str:
+        return bootstrap_servers(self.settings)
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        return client_config(self.settings.kafka, self._bootstrap)
+
+    @cached_property
+    def _topics(self) -> Topics:
+        return Topics.of(self.settings.kafka, self._bootstrap)
+
+
+def _carried(newest: LedgerEntry, position: Txn) -> tuple[WrittenRange, ...]:
+    """The ranges of a batch after a position, from its own marker or from the one that a fence has made of it."""
+    return newest.written if newest.txn > position or newest.kind == "fence" else ()

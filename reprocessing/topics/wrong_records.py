@@ -1,0 +1,127 @@
+"""Where the records of a topic begin that a recovery declares void, from the ledger of the stream that wrote them.
+
+Generations and batches only ever grow, so everything after a replay's start lies behind what was written before it. The
+first wrong offset of a partition is therefore the smallest one that any later batch has written, of whichever
+generation. What an earlier recovery has declared void lies behind it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from reprocessing.planning.history import generation_spans
+from reprocessing.plans.plan import Base, StreamPlan
+from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import PartitionOffsets, TopicOffsets, WrittenRange
+from streaming_jobs.sources.void_ranges import VoidRanges
+from streaming_jobs.state.ledger_file import LedgerFile
+from streaming_jobs.state.stream_record import Generation, StreamRecord
+from streaming_jobs.stream import Stream
+
+BEFORE_ALL = Txn(0, -1)
+
+
+def start_of(base: Base) -> Txn:
+    """The last batch whose records stay; without a savepoint everything is written anew."""
+    return Txn(base.generation, base.batch) if base.savepoint is not None else BEFORE_ALL
+
+
+def written_after(
+    ledger: LedgerFile, stream: Stream, after: Txn, newest: LedgerEntry | None = None
+) -> dict[str, dict[int, int]]:
+    """By topic and partition, the first offset that the stream has written after a batch.
+
+    `newest` is the entry in the primary table, which the ledger may lack after a crash. Raises UsageError if the ledger
+    does not reach back to the batch.
+    """
+    firsts: dict[str, dict[int, int]] = {}
+    if newest is not None and newest.kind == "batch" and newest.txn > after:
+        _lower(firsts, newest.written)
+    reached = newest is not None and newest.txn <= after
+    for day in ledger.days(stream.name):
+        for line in day:
+            if line.txn > after:
+                _lower(firsts, line.read().entry.written)
+            else:
+                reached = True
+        if reached and all(line.txn <= after for line in day):
+            break
+    if not reached and after > BEFORE_ALL:
+        raise UsageError(
+            f"the ledger of stream {stream.name} does not reach back to {after}: which records of its topics came "
+            "after it is not known",
+            "choose a later target; or --to-batch -1, which writes all of them anew",
+        )
+    return firsts
+
+
+def lowest(ranges: Iterable[WrittenRange]) -> dict[str, dict[int, int]]:
+    """By topic and partition, the first offset of ranges."""
+    firsts: dict[str, dict[int, int]] = {}
+    _lower(firsts, ranges)
+    return firsts
+
+
+def _lower(firsts: dict[str, dict[int, int]], written: Iterable[WrittenRange]) -> None:
+    for each in written:
+        of_topic = firsts.setdefault(each.topic, {})
+        of_topic[each.partition] = min(each.first, of_topic.get(each.partition, each.first))
+
+
+def wrong_from(
+    stream: Stream,
+    base: Base,
+    ends: TopicOffsets,
+    firsts: TopicOffsets,
+    *,
+    known: TopicOffsets | None = None,
+    in_flight: Sequence[WrittenRange] = (),
+) -> dict[str, dict[int, int]]:
+    """By topic and partition, the first offset that becomes void; where nothing is wrong, the end.
+
+    `ends` has all topics to which the stream has written, `firsts` what `written_after` the base says. `known` are
+    offsets from which on it is wrong in any case, `in_flight` a batch that only the topic has.
+    """
+    wrong = {topic: dict(each) for topic, each in firsts.items()}
+    _lower(wrong, in_flight)
+    if start_of(base) == BEFORE_ALL:
+        declared = {sink.name for sink in stream.topic_sinks.values()}
+        wrong |= {topic: dict.fromkeys(each, 0) for topic, each in ends.items() if topic in declared}
+    found: dict[str, dict[int, int]] = {}
+    for topic, of_topic in ends.items():
+        sure = (known or {}).get(topic, {})
+        found[topic] = {p: min(wrong.get(topic, {}).get(p, end), sure.get(p, end), end) for p, end in of_topic.items()}
+    return found
+
+
+def topics_written(stream: Stream, firsts: Mapping[str, PartitionOffsets]) -> list[str]:
+    """The topics that the stream declares, and those to which it has routed records."""
+    return list(dict.fromkeys([*(sink.name for sink in stream.topic_sinks.values()), *firsts]))
+
+
+def path_with(record: StreamRecord, opened: Generation) -> list[int]:
+    """The generations whose records count, once a generation is opened."""
+    kept = [each for each in record.generations if each.number != opened.number]
+    return [number for number, _, _ in generation_spans((*kept, opened))]
+
+
+def opened_void(begins: PartitionOffsets, ends: PartitionOffsets) -> VoidRanges:
+    """The ranges from the first wrong offsets to the ends."""
+    return VoidRanges.of((p, begin, ends[p]) for p, begin in begins.items() if p in ends)
+
+
+def first_changed(begins: PartitionOffsets, before: VoidRanges, after: VoidRanges) -> dict[int, int]:
+    """By partition the first offset from which readers see other records: wrong ones, or void ones that count again."""
+    changed = dict(begins)
+    for partition, spans in before.spans.items():
+        still = after.spans.get(partition, ())
+        for span in spans:
+            if span not in still:
+                changed[partition] = min(span[0], changed.get(partition, span[0]))
+    return changed
+
+
+def appended(plan: StreamPlan) -> list[str]:
+    """The topics to which a stream's replay appends corrected records."""
+    return [] if plan.skips else sorted(plan.wrong_from)

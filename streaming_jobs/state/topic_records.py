@@ -1,0 +1,135 @@
+"""The records of topics: which of their offsets are void.
+
+    <state>/_topics/<topic>.json
+
+The stream that writes a topic has a generation of its own for each recovery, and so has each void range: it holds as
+long as its generation is on the path of the stream's generations. An undo goes back to an earlier generation, so the
+ranges of the recovery that it takes back hold no more; to undo the undo brings them back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.files import private_folder, write_json
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
+
+FORMAT = 1
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True)
+class VoidRange:
+    """Offsets of one partition that a plan has declared void, from `begin` up to `end`, which is not one of them.
+
+    `generation` is that of the stream which writes the topic; `at` in seconds since 1970.
+    """
+
+    partition: int
+    begin: int
+    end: int
+    plan: str
+    generation: int
+    at: float
+
+
+@dataclass(frozen=True)
+class TopicRecord:
+    """One topic: the stream that writes it, the path of that stream's generations, and all void ranges ever.
+
+    While a plan appends corrected records, it is `under_way`, and no reader may start.
+    """
+
+    topic: str
+    topic_id: str
+    writer: str
+    path: tuple[int, ...]
+    void: tuple[VoidRange, ...]
+    under_way: str | None = None
+
+    def holding(self, path: Sequence[int] | None = None) -> VoidRanges:
+        """The ranges that hold now, or that would hold on another path."""
+        on_path = set(self.path if path is None else path)
+        return VoidRanges.of((each.partition, each.begin, each.end) for each in self.void if each.generation in on_path)
+
+
+def load(settings: Settings, topic: str) -> TopicRecord | None:
+    """The record of a topic; None if nothing of it was ever void. Raises PreflightRefused for a damaged one."""
+    path = _path(settings, topic)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    try:
+        if value["format"] != FORMAT:
+            raise PreflightRefused(f"{path} was written by a newer version", "use the newer recourse-streams")
+        void = tuple(VoidRange(**each) for each in value["void"])
+        of_topic = (value["topic"], value["topic_id"], value["writer"])
+        return TopicRecord(*of_topic, tuple(value["path"]), void, value["under_way"])
+    except (KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+
+
+def void_of(settings: Settings, topic: str, topic_id: str) -> VoidRanges:
+    """The ranges of a topic that nobody reads again; those of an earlier topic of that name do not count.
+
+    Raises PreflightRefused while a recovery appends to the topic.
+    """
+    record = load(settings, topic)
+    if record is None or record.topic_id != topic_id:
+        return NO_VOID
+    if record.under_way is not None:
+        raise PreflightRefused(
+            f"plan {record.under_way} is appending corrected records to topic {topic}",
+            f"finish it: recourse recover resume {record.under_way}, or recourse recover abort {record.under_way}",
+        )
+    return record.holding()
+
+
+def declare_void(
+    settings: Settings,
+    topic: str,
+    topic_id: str,
+    *,
+    writer: str,
+    path: Sequence[int],
+    ranges: Iterable[VoidRange] = (),
+    under_way: str | None = None,
+) -> None:
+    """Add void ranges, and note the path of the writer's generations; on disk when this returns.
+
+    The ranges of the same plan and generation are replaced, so it may be repeated. Without any of it, and without a
+    record, nothing is written.
+    """
+    added, before = list(ranges), load(settings, topic)
+    same = before is not None and before.topic_id == topic_id
+    if not added and not same and under_way is None:
+        return
+    of = {(each.plan, each.generation) for each in added}
+    known = before.void if before is not None and same else ()
+    kept = [each for each in known if (each.plan, each.generation) not in of]
+    record = TopicRecord(topic, topic_id, writer, tuple(path), (*kept, *added), under_way)
+    target = _path(settings, topic)
+    private_folder(target.parent)
+    write_json(target, {"format": FORMAT, **asdict(record)})
+
+
+def _path(settings: Settings, topic: str) -> Path:
+    if not _TOPIC.fullmatch(topic):
+        raise UsageError(f"'{topic}' is not the name of a topic", "use letters, digits, '.', '_' and '-'")
+    return settings.state / "_topics" / f"{topic}.json"
+
+
+def _damaged(path: Path, error: Exception) -> PreflightRefused:
+    return PreflightRefused(
+        f"{path} cannot be read ({error}): nobody knows which offsets of the topic are void",
+        "put it back from the newest copy of the state folder",
+    )
