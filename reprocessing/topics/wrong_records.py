@@ -100,6 +100,11 @@ def topics_written(stream: Stream, firsts: Mapping[str, PartitionOffsets]) -> li
     return list(dict.fromkeys([*(sink.name for sink in stream.topic_sinks.values()), *firsts]))
 
 
+def path_of(record: StreamRecord) -> list[int]:
+    """The generations whose records count now."""
+    return [number for number, _, _ in generation_spans(record.generations)]
+
+
 def path_with(record: StreamRecord, opened: Generation) -> list[int]:
     """The generations whose records count, once a generation is opened."""
     kept = [each for each in record.generations if each.number != opened.number]
