@@ -176,20 +176,14 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
     if start.savepoint is not None and not discards:
         _refuse_other_state(snapshot, start.savepoint, undoes)
     written = NOTHING_WRITTEN if resolved.ahead else written_topics(snapshot, start, request.wrong_from)
+    reminded = reminders(snapshot, resolved, start, until)
     plan = StreamPlan(
         id="",
         stream=snapshot.stream.name,
         kind="skip" if resolved.ahead else "rewind",
         target=_words(target, resolved),
         wanted=resolved.wanted,
-        notes=(
-            *resolved.notes,
-            *notes,
-            *remarks,
-            *snapshot.notes,
-            *reminders(snapshot, resolved, start, until),
-            *written.notes,
-        ),
+        notes=(*resolved.notes, *notes, *remarks, *snapshot.notes, *reminded, *written.notes),
         saw=saw,
         base=start,
         stateful=stateful,

@@ -30,7 +30,6 @@ class Settle(OfOneStream):
         context = recovery.of(self.stream)
         findings = settle(context)
         for group in (GroupPosition(*each) for each in findings["groups"]):
-            recovery.events.tell(
-                f"  {group_words(group, findings['begins'][group.topic], findings['ends'][group.topic])}"
-            )
+            begins, ends = findings["begins"][group.topic], findings["ends"][group.topic]
+            recovery.events.tell(f"  {group_words(group, begins, ends)}")
         return findings
