@@ -99,6 +99,11 @@ def _drafts(
     for name in along:
         if name in asked:
             request = asked[name]
+            if undoes is None and {topic.name for topic in streams[name].topics}.intersection(changed):
+                raise UsageError(
+                    f"stream {name} reads what another stream of the plan writes, so it is taken along",
+                    f"leave {name} out: it goes back to its last batch before the first record that changes",
+                )
         else:
             topics = {source.name for source in streams[name].topics}
             if never_ran(settings, name) or not topics.intersection(changed):
@@ -109,7 +114,7 @@ def _drafts(
         drafts[name] = _draft(request, undoes)
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
-    if set(drafts) == set(asked):  # nothing is between them
+    if not changed:  # nothing is between them
         return [drafts[name] for name in asked]
     by_table = sorted(set(through_tables(streams, asked)).intersection(drafts))
     if by_table:

@@ -49,7 +49,9 @@ def written_topics(snapshot: PlanningSnapshot, start: Base, known: TopicOffsets 
     if not stream.topic_sinks:
         return NOTHING_WRITTEN
     newest = next(table.entry for table in snapshot.around.tables if table.role == "primary")
-    firsts = written_after(ledger_file(snapshot.settings, stream.name), stream, start_of(start), newest)
+    known_topics = {sink.name: snapshot.topics.describe(sink.name) for sink in stream.topic_sinks.values()}
+    ids = {name: info.id for name, info in known_topics.items() if info is not None}
+    firsts = written_after(ledger_file(snapshot.settings, stream.name), stream, start_of(start), ids, newest)
     names = topics_written(stream, {**firsts, **(known or {})})
     ends = {name: snapshot.topics.latest(name) for name in names}
     wrong = wrong_from(stream, start, ends, firsts, known=known)

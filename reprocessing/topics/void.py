@@ -49,7 +49,9 @@ def settle(context: RecoveryContext) -> Mapping[str, Any]:
     stream, plan = context.stream, context.plan
     in_flight = _ranges(context.found("fence").get("in_flight", ()))
     ledger = ledger_file(context.settings, stream.name)
-    firsts = written_after(ledger, stream, start_of(plan.base), _newest_batch(context))
+    sinks = [sink.name for sink in stream.topic_sinks.values()]
+    now = {name: context.written.topic_id(name) for name in sinks}
+    firsts = written_after(ledger, stream, start_of(plan.base), now, _newest_batch(context))
     names = topics_written(stream, {**firsts, **plan.wrong_from, **{each.topic: {} for each in in_flight}})
     ends = {name: context.written.settled(name) for name in names}
     begins = wrong_from(stream, plan.base, ends, firsts, known=plan.wrong_from, in_flight=in_flight)
@@ -124,8 +126,10 @@ def continue_topics(context: RecoveryContext, at: Txn, opened: Generation) -> No
     settled = context.journal.done("settle")
     if settled is not None:
         before = decode(settled["kept"])
-    for topic, begins in before.items():
-        ends = context.written.settled(topic)
+    declared = [sink.name for sink in context.stream.topic_sinks.values()]
+    for topic in dict.fromkeys([*declared, *context.plan.wrong_from, *before]):
+        begins = before.get(topic, {})
+        ends = context.written.settled(topic) if begins else {}
         declare(context, topic, context.written.topic_id(topic), opened, begins, ends)
         context.crash_point("recover_continue_topic")
 
