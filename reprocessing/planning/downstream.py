@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before
+from reprocessing.planning.wrong_records import first_changed, path_with
 from reprocessing.plans.plan import RecoveryPlan, StreamPlan
-from reprocessing.topics.wrong_records import first_changed, path_with
 from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.graph.graph import Graph, Node
 from streaming_jobs.positions import TopicOffsets

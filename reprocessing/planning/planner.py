@@ -26,9 +26,8 @@ from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot, 
 from reprocessing.planning.targets import Resolved, Target, named_code, resolve
 from reprocessing.planning.topics_at_planning import NOTHING_WRITTEN, check_topic_sinks, written_topics
 from reprocessing.planning.until import until_border, until_of
-from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until
+from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until, opened_by
 from reprocessing.plans.plan_file import next_id, save, sealed
-from reprocessing.rebuild.staging import opened_by
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.runtime.state_changes import differences

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from reprocessing.planning.offline import only_the_broker
 from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.planning.wrong_records import start_of, topics_written, written_after, wrong_from
 from reprocessing.plans.plan import Base
 from reprocessing.topics.groups import group_words
 from reprocessing.topics.written_topics import KafkaWrittenTopics
-from reprocessing.topics.wrong_records import start_of, topics_written, written_after, wrong_from
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.positions import TopicOffsets
 from streaming_jobs.preflight.take_snapshot import ledger_file

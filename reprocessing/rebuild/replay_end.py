@@ -20,7 +20,7 @@ from pathlib import Path
 from reprocessing.plans.plan import StreamPlan
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.topics.void import border_offsets
+from reprocessing.rebuild.void import border_offsets
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PermanentError, PreflightRefused
 from streaming_jobs.files import sync, sync_tree, write_atomic

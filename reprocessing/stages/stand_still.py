@@ -10,8 +10,8 @@ from reprocessing.plans.plan import moved
 from reprocessing.rebuild.bounded import refuse_other_changes
 from reprocessing.rebuild.context import Recovery
 from reprocessing.rebuild.publish import fence, fenced_by, refuse_foreign
+from reprocessing.rebuild.void import fence_topics, stored
 from reprocessing.stages.stage import Findings, OfOneStream, tables_of
-from reprocessing.topics.void import fence_topics, stored
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.sinks.tables import begin_late
 from streaming_jobs.state import savepoints

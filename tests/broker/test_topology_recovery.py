@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from orchestration.cli.demo_topology import CHANGES, LEVELS, RIGHT, STREAMS, WRONG, ShopStory
-from reprocessing.plans.plan_file import load
+from reprocessing.plans.plan_file import load, undos_of
 from reprocessing.stages import stages_of
 from streaming_jobs.examples.shop.streams import TOPICS
 from streaming_jobs.platform.broker import Broker
@@ -71,15 +71,6 @@ def outside(story: ShopStory, group: str, offset: int) -> None:
     consumer.close()
 
 
-def undo_of(story: ShopStory, plan: str) -> str:
-    (found,) = [
-        each["id"]
-        for each in json.loads(story.recourse("recover", "list", "--output", "json", quiet=True))
-        if each.get("undoes") == plan
-    ]
-    return str(found)
-
-
 def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back_and_given_up(story: ShopStory) -> None:
     ends = Topics.of(story.settings.kafka, story.bootstrap).latest(CHANGES)
     outside(story, "billing", ends[0] - 10)
@@ -99,7 +90,7 @@ def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back_and_given_
     assert f"topic {CHANGES}" in report and f"topic {LEVELS}" in report
 
     killed(story, "stock_changes:recover_settle_ran:0", "recover", "undo", name, "--yes")
-    story.recourse("recover", "resume", undo_of(story, name), "--yes", quiet=True)
+    story.recourse("recover", "resume", undos_of(story.settings, name)[-1], "--yes", quiet=True)
     story.compare(COUNT, right=False)
 
     again = planned(story)["id"]  # it goes back behind what the first one has declared void
@@ -129,7 +120,7 @@ def test_killed_at_every_border_of_every_stage_of_every_stream(story: ShopStory)
     for point in borders:
         if right:
             killed(story, point, "recover", "undo", plan, "--yes")
-            story.recourse("recover", "resume", undo_of(story, plan), "--yes", quiet=True)
+            story.recourse("recover", "resume", undos_of(story.settings, plan)[-1], "--yes", quiet=True)
         else:
             plan = planned(story)["id"]
             killed(story, point, "recover", "apply", plan, "--yes")

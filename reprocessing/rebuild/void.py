@@ -14,9 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.rebuild.staging import opened_by
-from reprocessing.topics.wrong_records import (
+from reprocessing.planning.wrong_records import (
     lowest,
     path_with,
     start_of,
@@ -24,6 +22,8 @@ from reprocessing.topics.wrong_records import (
     written_after,
     wrong_from,
 )
+from reprocessing.plans.plan import opened_by
+from reprocessing.rebuild.context import RecoveryContext
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of
 from streaming_jobs.preflight.take_snapshot import ledger_file

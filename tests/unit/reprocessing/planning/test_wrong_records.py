@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from reprocessing.planning.wrong_records import first_changed, lowest, written_after, wrong_from
 from reprocessing.plans.plan import Base
-from reprocessing.topics.wrong_records import first_changed, lowest, written_after, wrong_from
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
 from streaming_jobs.ledger import LedgerEntry, Txn

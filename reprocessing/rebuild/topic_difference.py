@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from reprocessing.planning.conditions import quoted
+from reprocessing.planning.wrong_records import first_changed, path_of
 from reprocessing.plans.plan_file import staging_folder
 from reprocessing.rebuild.audit import Difference, compare
 from reprocessing.rebuild.context import RecoveryContext
-from reprocessing.topics.wrong_records import first_changed, path_of
 from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.positions import decode, decode_partitions
 from streaming_jobs.sources.base import Span
