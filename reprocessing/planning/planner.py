@@ -15,6 +15,7 @@ from reprocessing.planning.downstream import (
     changed_by,
     goes_back_to,
     never_ran,
+    refuse_others,
     through_tables,
     through_topics,
 )
@@ -108,11 +109,14 @@ def _drafts(
             if never_ran(settings, name) or not topics.intersection(changed):
                 continue
             snapshot = planning_snapshot(settings, streams[name], requests[0].snapshot.topics)
+            if snapshot.history.last is None:  # it has begun, and has finished no batch: nothing of it is wrong
+                continue
             target, resolved = goes_back_to(snapshot, {t: o for t, o in changed.items() if t in topics})
             request = Request(snapshot, target, checks_of(streams[name]), resolved=resolved)
         drafts[name] = _draft(request, undoes)
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
+    refuse_others(settings, streams, changed, drafts)
     if not changed:  # nothing is between them
         return [drafts[name] for name in asked]
     by_table = sorted(set(through_tables(streams, asked)).intersection(drafts))
@@ -179,7 +183,9 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
         remarks += border.notes
     if start.savepoint is not None and not discards:
         _refuse_other_state(snapshot, start.savepoint, undoes)
-    written = NOTHING_WRITTEN if resolved.ahead else written_topics(snapshot, start, request.wrong_from)
+    written = (
+        NOTHING_WRITTEN if resolved.ahead else written_topics(snapshot, start, request.wrong_from, discards=discards)
+    )
     reminded = reminders(snapshot, resolved, start, until)
     plan = StreamPlan(
         id="",

@@ -239,7 +239,7 @@ class RecoveryPlan:
 
     def upstream(self, stream: str) -> list[StreamPlan]:
         """The plans for streams that append to topics which this one reads."""
-        read = {topic.name for topic in self.of(stream).saw.topics}
+        read = {topic.name for topic in self.of(stream).saw.topics if not topic.continues}
         return [each for each in self.streams if read.intersection(each.wrong_from)]
 
     def of(self, stream: str) -> StreamPlan:

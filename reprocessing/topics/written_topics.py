@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -22,6 +23,8 @@ from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.positions import PartitionOffsets, WrittenRange
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.kafka.clients import ClientLost
+from streaming_jobs.sinks.kafka.markers import marker_topic, read_marker, transactional_id
 from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
 from streaming_jobs.sources.archived_ranges import read_ranges
 from streaming_jobs.sources.base import Span
@@ -31,10 +34,11 @@ from streaming_jobs.sources.records import Records
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
 
+log = structlog.get_logger()
+
 _POLL = 0.1
 _BEYOND_A_TRANSACTION = timedelta(seconds=20)
 """The broker looks for transactions past their timeout every ten seconds."""
-_MOST_GROUPS = 500
 _BLOCK = 10_000
 
 
@@ -50,8 +54,11 @@ class GroupPosition(NamedTuple):
 class WrittenTopics(Protocol):
     """Topics that streams write. Every call has a deadline, and raises BrokerUnreachable if no broker answers."""
 
-    def topic_id(self, topic: str) -> str:
-        """Kafka's id of a topic; raises UsageError if there is none."""
+    def topic_id(self, topic: str) -> str | None:
+        """Kafka's id of a topic; None if there is none."""
+
+    def newest(self, stream: Stream, sink: KafkaSink) -> LedgerEntry | None:
+        """The marker of the newest batch in the topic; None without one, or without markers."""
 
     def fence(
         self, stream: Stream, sink: KafkaSink, generation: int, plan: str, position: Txn
@@ -72,7 +79,10 @@ class WrittenTopics(Protocol):
         """The end of every partition, once no transaction is open; raises TransientError if one stays open."""
 
     def groups(self, topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
-        """The consumer groups that have committed an offset after `begins`, with it."""
+        """The consumer groups that have committed an offset after `begins`, with it.
+
+        Raises TransientError if they cannot be listed, or are too many to be asked in time.
+        """
 
     def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[Records]:
         """The committed records in ranges of offsets by partition, some thousands at a time."""
@@ -84,12 +94,25 @@ class KafkaWrittenTopics:
 
     settings: Settings
 
-    def topic_id(self, topic: str) -> str:
+    def topic_id(self, topic: str) -> str | None:
         """As the broker knows it."""
         info = self._topics.describe(topic)
-        if info is None:
-            raise UsageError(f"topic {topic} is gone", "give the plan up; create the topic, and plan anew")
-        return info.id
+        return None if info is None else info.id
+
+    def newest(self, stream: Stream, sink: KafkaSink) -> LedgerEntry | None:
+        """Read it; nobody is fenced."""
+        prefix = self.settings.topic_sink.prefix
+        name = marker_topic(prefix, stream.name, sink.name)
+        if not sink.exactly_once or self._topics.describe(name) is None:
+            return None
+        key = transactional_id(prefix, stream.name, sink.name)
+        try:
+            marker = read_marker(self._config, name, key, self.settings.kafka.timeout)
+        except ClientLost as lost:
+            raise TransientError(
+                f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker"
+            ) from lost
+        return None if marker is None else marker.entry
 
     def fence(
         self, stream: Stream, sink: KafkaSink, generation: int, plan: str, position: Txn
@@ -145,25 +168,32 @@ class KafkaWrittenTopics:
     def groups(self, topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
         """Ask for the offsets of each group; those that may not be described are left out."""
         timeout = self.settings.kafka.timeout.total_seconds()
-        until = time.monotonic() + timeout
-        admin = AdminClient(self._config)
-        places = [TopicPartition(topic, partition) for partition in begins]
-        found: list[GroupPosition] = []
+        until, admin, found = time.monotonic() + timeout, AdminClient(self._config), list[GroupPosition]()
         try:
             names = [g.group_id for g in admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid]
-            for name in sorted(names)[:_MOST_GROUPS]:
-                left = max(until - time.monotonic(), 0.1)
-                asked = admin.list_consumer_group_offsets(
-                    [ConsumerGroupTopicPartitions(name, places)], request_timeout=left
-                )
-                found += [
-                    GroupPosition(name, topic, each.partition, each.offset)
-                    for each in asked[name].result(left).topic_partitions or ()
-                    if each.error is None and each.offset > begins[each.partition]
-                ]
         except (KafkaException, TimeoutError) as error:
             raise TransientError(f"consumer groups cannot be listed: {error}", "check the broker") from error
+        for number, name in enumerate(sorted(names)):
+            if time.monotonic() > until:
+                raise TransientError(
+                    f"{number} of {len(names)} consumer groups could be asked in time", "ask them by hand"
+                )
+            found += self._positions(admin, name, topic, begins, timeout)
         return found
+
+    def _positions(
+        self, admin: AdminClient, group: str, topic: str, begins: PartitionOffsets, timeout: float
+    ) -> Iterator[GroupPosition]:
+        places = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition) for partition in begins])
+        try:
+            asked = admin.list_consumer_group_offsets([places], request_timeout=timeout)
+            positions = asked[group].result(timeout).topic_partitions or ()
+        except (KafkaException, TimeoutError) as error:
+            log.warning("consumer group cannot be described", group=group, reason=str(error)[:200])
+            return
+        for each in positions:
+            if each.error is None and each.offset > begins[each.partition]:
+                yield GroupPosition(group, topic, each.partition, each.offset)
 
     def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[Records]:
         """Read them as a stream does."""
