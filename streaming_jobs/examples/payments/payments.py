@@ -13,7 +13,7 @@ from streaming_jobs.examples.payments.streams import HOT_ACCOUNTS, LATENESS, WIN
 
 HOT_SHARE = 0.6
 """The part of all payments that the hot account gets."""
-ACCOUNTS, PAYERS = 40, 5_000
+ACCOUNTS = 40
 REGIONS = ("north", "south", "east", "west")
 LONGEST_DELAY = timedelta(minutes=4)
 """How much later than a newer payment a payment of `payments` comes: less than the lateness of the stream."""
@@ -50,10 +50,11 @@ class Payment:
         return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def payments(count: int, seed: int = 5) -> list[Payment]:
-    """The first `count` payments of a seed in the order in which they come, one per second.
+def payments(count: int, seed: int = 5, *, per_second: int = 1, payers: int = 500) -> list[Payment]:
+    """The first `count` payments of a seed, in the order in which they come.
 
-    Every fifth is delayed, by `LONGEST_DELAY` at most. Three quarters of a hot account's payers are in one region.
+    Every fifth is delayed, by `LONGEST_DELAY` at most. Three quarters of the hot account's payments, and some more, are
+    from one region.
     """
     chance = np.random.default_rng(seed)
     made = []
@@ -61,9 +62,9 @@ def payments(count: int, seed: int = 5) -> list[Payment]:
         hot = chance.random() < HOT_SHARE
         account = HOT_ACCOUNTS[0] if hot else f"account-{int(chance.integers(ACCOUNTS)):02d}"
         region = REGIONS[0] if hot and chance.random() < 0.75 else REGIONS[int(chance.integers(len(REGIONS)))]
-        payer = f"payer-{int(chance.integers(PAYERS)):04d}"
+        payer = f"payer-{int(chance.integers(payers))}"
         delay = int(chance.integers(LONGEST_DELAY.seconds)) if chance.random() < 0.2 else 0
-        at = _BEGIN + timedelta(seconds=number - delay)
+        at = _BEGIN + timedelta(seconds=number // per_second - delay)
         made.append(Payment(number, account, region, payer, int(chance.integers(1, 50_000)), at))
     return made
 

@@ -2,8 +2,8 @@
 
     topic payments -> payment_parts -> topic payment_parts -> payment_totals
 
-A part is written once, when its window is over; a total is updated with each of its parts. docs/payments.md explains the
-salt, the lateness, and why the two stages write differently.
+A part is written once, when its window is over; a total is updated with each of its parts. docs/payments.md explains
+the salt, the lateness, and why the two stages write differently.
 """
 
 from __future__ import annotations
