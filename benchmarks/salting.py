@@ -27,7 +27,7 @@ from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
 
-TASKS, BATCH, PER_SECOND, PAYERS, SECONDS = 8, 20_000, 1_500, 100_000, 600.0
+TASKS, BATCH, PER_SECOND, PAYERS, DEADLINE = 8, 20_000, 1_500, 100_000, 600.0
 
 
 def salted(salts: int, number: int) -> Stream:
@@ -67,7 +67,7 @@ def batch_times(shop: Workshop, stream: Stream) -> list[float]:
     """Milliseconds of each batch of the last half."""
     Topics.of(shop.settings.kafka, shop.bootstrap).create(stream.name, TOPICS[PARTS.name])
     started = shop.start(stream)
-    shop.finish(started, seconds=SECONDS)
+    shop.finish(started, seconds=DEADLINE)
     times = [float(started.progress[batch]["triggerExecution"]) for batch in sorted(started.progress)]
     return times[len(times) // 2 :]
 
@@ -81,7 +81,7 @@ def main() -> int:
     options = parser.parse_args()
     quiet()
     salts = [int(text) for text in options.salts.split(",")]
-    made = payments(options.payments, per_second=PER_SECOND, payers=PAYERS)
+    made = payments(options.payments, seconds=1 / PER_SECOND, payers=PAYERS)
     with workshop({"stream.max_offsets_per_trigger": BATCH}) as shop:
         Topics.of(shop.settings.kafka, shop.bootstrap).create(PAYMENTS.name, TOPICS[PAYMENTS.name])
         send(shop.settings.kafka, shop.bootstrap, made)

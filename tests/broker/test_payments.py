@@ -15,8 +15,8 @@ LATE = 150
 
 
 def test_totals_of_parts_are_the_totals_of_the_payments_and_late_payments_are_counted(bench: BenchFactory) -> None:
-    home = bench({"stream.max_offsets_per_trigger": 3000, "streams.payment_totals.lateness": "1 hour"})
-    made, half = payments(12_000), 7_000
+    home = bench({"stream.max_offsets_per_trigger": 1500, "streams.payment_totals.lateness": "1 hour"})
+    made, half = payments(4_000, seconds=3), 2_400
     for topic, partitions in streams.TOPICS.items():
         home.topics.create(topic, partitions)
     late = late_payments(made[:half], LATE)

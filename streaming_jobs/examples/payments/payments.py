@@ -50,8 +50,8 @@ class Payment:
         return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def payments(count: int, seed: int = 5, *, per_second: int = 1, payers: int = 500) -> list[Payment]:
-    """The first `count` payments of a seed, in the order in which they come.
+def payments(count: int, seed: int = 5, *, seconds: float = 1.0, payers: int = 500) -> list[Payment]:
+    """The first `count` payments of a seed, in the order in which they come: one in so many `seconds`.
 
     Every fifth is delayed, by `LONGEST_DELAY` at most. Three quarters of the hot account's payments, and some more, are
     from one region.
@@ -64,7 +64,7 @@ def payments(count: int, seed: int = 5, *, per_second: int = 1, payers: int = 50
         region = REGIONS[0] if hot and chance.random() < 0.75 else REGIONS[int(chance.integers(len(REGIONS)))]
         payer = f"payer-{int(chance.integers(payers))}"
         delay = int(chance.integers(LONGEST_DELAY.seconds)) if chance.random() < 0.2 else 0
-        at = _BEGIN + timedelta(seconds=number // per_second - delay)
+        at = _BEGIN + timedelta(seconds=int(number * seconds) - delay)
         made.append(Payment(number, account, region, payer, int(chance.integers(1, 50_000)), at))
     return made
 
