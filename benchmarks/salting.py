@@ -1,6 +1,6 @@
 """What the salt of a hot account does to the tasks and the state of the stream `payment_parts`.
 
-    python -m benchmarks.salting --payments 400000 --salts 1,16 --rounds 3
+    python -m benchmarks.salting --payments 200000 --salts 1,16 --rounds 2
 
 "fullest task" is the share of all payments that one of eight tasks after the shuffle counts, "largest part" the payers
 in the largest row of the state; both follow from the payments alone. "ms" is the median time of whole batches of 20,000
@@ -75,9 +75,9 @@ def batch_times(shop: Workshop, stream: Stream) -> list[float]:
 def main() -> int:
     """Measure each number of salts, in turns, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.salting", description=__doc__)
-    parser.add_argument("--payments", type=int, default=400_000)
+    parser.add_argument("--payments", type=int, default=200_000)
     parser.add_argument("--salts", default="1,16")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     quiet()
     salts = [int(text) for text in options.salts.split(",")]

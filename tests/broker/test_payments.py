@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from streaming_jobs.examples.payments import streams
+from streaming_jobs.examples.payments.feed import feed, send
 from streaming_jobs.examples.payments.payments import late_payments, payments, true_totals
 from streaming_jobs.verification.verification import Options, verify_streams
 from tests.broker.conftest import BenchFactory
-from tests.support.driver import ledger, produce, rows
+from tests.support.driver import ledger, rows
 
 STAGES = (streams.payment_parts, streams.payment_totals)
 LATE = 150
@@ -21,7 +22,7 @@ def test_totals_of_parts_are_the_totals_of_the_payments_and_late_payments_are_co
         home.topics.create(topic, partitions)
     late = late_payments(made[:half], LATE)
     for end, coming in ((half, made[:half]), (len(made), [*late, *made[half:]])):
-        produce(home.bootstrap, streams.PAYMENTS.name, ((payment.key, payment.value) for payment in coming))
+        send(home.settings.kafka, home.bootstrap, coming)
         ended = [home.run(stage) for stage in STAGES]
         shown = sorted(
             rows(home.settings, "payment_totals"), key=lambda r: (r["window_start"], r["account"], r["region"])
@@ -40,3 +41,5 @@ def test_totals_of_parts_are_the_totals_of_the_payments_and_late_payments_are_co
     assert verdict.ok, verdict
     compared = [c for of in verdict.streams for c in of.comparisons if (c.table, c.what) == ("payment_totals", "truth")]
     assert [c.verdict for c in compared] == ["ok"]
+    held = len(made) + LATE
+    assert feed(home.settings, 10, 0) == held + 10 == home.topics.offsets(streams.PAYMENTS.name).total

@@ -23,10 +23,10 @@ from streaming_jobs.sources.topics import Topics
 
 
 def feed(settings: Settings, count: int, late: int) -> int:
-    """Send the next payments, then late ones; returns how many the topic then holds.
+    """Send the next payments, and with them late ones; returns how many the topic then holds.
 
     Creates the topic if there is none. Raises BrokerUnreachable if the broker does not take them in time, and
-    ValueError for late payments after too few others.
+    ValueError for late payments if the topic holds too few others.
     """
     bootstrap = bootstrap_servers(settings)
     topics = Topics.of(settings.kafka, bootstrap)
@@ -34,7 +34,7 @@ def feed(settings: Settings, count: int, late: int) -> int:
         topics.create(PAYMENTS.name, TOPICS[PAYMENTS.name])
     held = topics.offsets(PAYMENTS.name).total
     every = payments(held + count)
-    send(settings.kafka, bootstrap, [*every[held:], *(late_payments(every, late) if late else [])])
+    send(settings.kafka, bootstrap, [*(late_payments(every[:held], late) if late else []), *every[held:]])
     return held + count + late
 
 

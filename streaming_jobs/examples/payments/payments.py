@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -17,6 +17,7 @@ ACCOUNTS = 40
 REGIONS = ("north", "south", "east", "west")
 LONGEST_DELAY = timedelta(minutes=4)
 """How much later than a newer payment a payment of `payments` comes: less than the lateness of the stream."""
+_LATE = 1_000_000_000
 _BEGIN = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
 
 
@@ -70,20 +71,17 @@ def payments(count: int, seed: int = 5, *, seconds: float = 1.0, payers: int = 5
 
 
 def late_payments(after: Sequence[Payment], count: int, seed: int = 6) -> list[Payment]:
-    """Payments that come after these ones, for windows that are over by an hour or more.
+    """Payments that come after these ones, for windows that are over by an hour or more; numbers of their own.
 
     Raises ValueError if these ones are too few to have such a window.
     """
-    closed = closed_at(after) - timedelta(hours=1)
-    if closed <= after[0].at:
-        raise ValueError(f"{len(after)} payments have no window that is over by an hour")
-    ended = [payment for payment in after if _window(payment) + WINDOW <= closed]
+    closed = closed_at(after) - timedelta(hours=1) if after else _BEGIN
+    ended = [each for each in after if _window(each) + WINDOW <= closed]
+    if not ended:
+        raise ValueError(f"{len(after):,} payments have no window that is over by an hour")
     chance = np.random.default_rng(seed)
     picked = [ended[int(chance.integers(len(ended)))] for _ in range(count)]
-    return [
-        Payment(len(after) + number, each.account, each.region, each.payer, 1, each.at)
-        for number, each in enumerate(picked)
-    ]
+    return [replace(each, number=_LATE + number, cents=1) for number, each in enumerate(picked)]
 
 
 def closed_at(of: Iterable[Payment]) -> datetime:

@@ -42,8 +42,10 @@ def test_late_payments_are_for_windows_that_are_over() -> None:
     late = late_payments(made, 50)
     assert len({payment.number for payment in late + made}) == 8050
     assert all(payment.at + streams.WINDOW < closed_at(made) for payment in late)
-    with pytest.raises(ValueError, match="3000 payments have no window"):
+    with pytest.raises(ValueError, match="3,000 payments have no window"):
         late_payments(made[:3000], 1)
+    with pytest.raises(ValueError, match="0 payments have no window"):
+        late_payments([], 1)
 
 
 def test_the_truth_has_every_payment_of_a_closed_window_once() -> None:
