@@ -232,6 +232,7 @@ _COLUMNS = {
     "streaming_jobs.examples.flights": 4,
     "streaming_jobs.examples.stock": 4,
     "streaming_jobs.examples.shop": 5,
+    "streaming_jobs.examples.payments": 5,
     "streaming_jobs": 2,
 }
 """Where a room stands from left to right; how high follows from the arrows. A new room has to be given a place."""

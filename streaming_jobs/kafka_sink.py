@@ -35,8 +35,8 @@ class KafkaSink:
     of structs of key and value), `timestamp` (TIMESTAMP; null: the time of writing), and `route` (STRING: the topic of
     each row; null: `topic`). Other columns are refused, except `_source`, which becomes a header. If the topic keeps
     tombstones, a row whose value columns are all null is one. A row for a topic that does not exist, that the stream
-    reads, or that another sink of it writes, stops the stream, or with `unknown_topic="dead_letter"` becomes a dead
-    letter.
+    reads, or that another sink or another declared stream writes, stops the stream, or with
+    `unknown_topic="dead_letter"` becomes a dead letter.
 
     `delivery`: `exactly_once` for readers of committed records, in one transaction per batch; `at_least_once` is
     quicker, and a batch that is repeated after a failure is in the topic twice. `output_mode` matters for aggregations

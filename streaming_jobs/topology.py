@@ -110,6 +110,11 @@ class Topology:
         """The stream that writes a table; None if none does."""
         return next((stream for stream in self.streams.values() if table in stream.table_names), None)
 
+    @property
+    def topics_written(self) -> dict[str, str]:
+        """Every topic that a stream declares as a sink -> the stream's name."""
+        return {sink.name: stream.name for stream in self.streams.values() for sink in stream.topic_sinks.values()}
+
     def readers(self, topic: str) -> list[str]:
         """Names of the streams that read the topic."""
         return [s.name for s in self.streams.values() if any(t.name == topic for t in s.topics)]

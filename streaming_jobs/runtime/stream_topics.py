@@ -28,6 +28,7 @@ from streaming_jobs.sinks.kafka.rows import KnownTopics, TopicLookup, check_colu
 from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, TransactionWriter, Writer
 from streaming_jobs.sources.client_file import read_client_file
 from streaming_jobs.stream import Stream
+from streaming_jobs.topology import Topology
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -132,16 +133,28 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
 
 
 def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, writer: Writer) -> TopicOutput:
-    reads_and_writes = {topic.name for topic in stream.topics} | {each.name for each in stream.topic_sinks.values()}
     lookup = cast("TopicLookup", connection.topics)
     return TopicOutput(
         declared=sink,
         stream=stream.name,
         settings=settings.topic_sink,
         writer=writer,
-        topics=KnownTopics(lookup, settings.topic_sink, reads_and_writes - {sink.name}),
+        topics=KnownTopics(lookup, settings.topic_sink, _forbidden(settings, stream, sink)),
         folder=settings.tables / stream.primary.name,
     )
+
+
+def _forbidden(settings: Settings, stream: Stream, sink: KafkaSink) -> dict[str, str]:
+    """The topics that rows of a sink may not name, each with the reason; empty if its rows name none."""
+    if sink.route is None:
+        return {}
+    written = Topology.load(settings.flows).topics_written | {s.name: stream.name for s in stream.topic_sinks.values()}
+    owners = {topic: owner for topic, owner in written.items() if topic != sink.name}
+    writers = {
+        topic: "is written by another sink of the stream" if owner == stream.name else f"is written by stream {owner}"
+        for topic, owner in owners.items()
+    }
+    return writers | {topic.name: "is read by the stream" for topic in stream.topics}
 
 
 def _writer(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection) -> Writer:

@@ -3,8 +3,8 @@
 | reason              | row                                                                                          |
 |---------------------|----------------------------------------------------------------------------------------------|
 | those of the format | there is no value that the topic's readers would read back equal (`docs/json.md`)            |
-| `unknown_topic`     | the topic that the row names does not exist, or the stream reads it, or another sink of the  |
-|                     | stream writes it; and the sink is declared with `dead_letter`                                |
+| `unknown_topic`     | the topic that the row names does not exist, or the stream reads it, or another sink or      |
+|                     | another declared stream writes it; and the sink is declared with `dead_letter`               |
 | `too_large`         | key, value and headers are larger than the topic or `topic_sink.max_record_kb` allows        |
 | `null_key`          | the topic is compacted, and the row has no key                                               |
 | `time_out_of_range` | its timestamp is not after 1970-01-01: Kafka has no such time                                |
@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -121,9 +122,14 @@ class TopicLookup(Protocol):
 
 
 class KnownTopics:
-    """The topics that rows name, as the broker describes them; None for those that are `forbidden` to rows."""
+    """The topics that rows name, as the broker describes them; None for those that are `forbidden` to rows.
 
-    def __init__(self, topics: TopicLookup, settings: TopicSinkSettings, forbidden: Collection[str] = ()) -> None:
+    `forbidden` has the reason of each, such as "is read by the stream".
+    """
+
+    def __init__(
+        self, topics: TopicLookup, settings: TopicSinkSettings, forbidden: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._topics = topics
         self._settings = settings
         self._forbidden = forbidden
@@ -145,9 +151,7 @@ class KnownTopics:
 
     def why_not(self, name: str) -> str:
         """Says of a topic that is None here why it is."""
-        if name in self._forbidden:
-            return "is read by the stream, or written by another sink of it"
-        return "does not exist"
+        return self._forbidden.get(name, "does not exist")
 
     def _found(self, name: str) -> TopicInfo | None:
         if sum(info is None for info in self._known.values()) < _SURE_OF:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from streaming_jobs import Json, KafkaSink, KafkaTopic
+from streaming_jobs import DeltaTable, Json, KafkaSink, KafkaTopic
 from streaming_jobs.runtime.stream_topics import DiscardedTopicSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.sources.topics import TopicInfo
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import Stream, StreamSource
 
 LINE = Json(StructType([StructField("line", StringType())]))
 
@@ -28,11 +30,37 @@ def split(lines: Any) -> Any:
     return {"good": lines, "bad": lines}
 
 
-def test_rows_may_not_go_to_a_topic_that_the_stream_reads_or_that_another_sink_of_it_writes() -> None:
-    sinks = {name: KafkaSink(KafkaTopic(name, value=LINE)) for name in ("good", "bad")}
-    flow = Stream("split", split, {"lines": KafkaTopic("lines", value=LINE)}, sinks)
+def forwarded(lines: Any) -> Any:
+    return lines
+
+
+def topic(name: str) -> KafkaTopic:
+    return KafkaTopic(name, value=LINE)
+
+
+LINES: dict[str, StreamSource] = {"lines": topic("lines")}
+
+
+def allowed(flow: Stream, flows: list[str], *names: str) -> dict[str, list[str]]:
+    """By sink those of the names that its rows may go to."""
     connection = cast("Any", SimpleNamespace(topics=Lookup()))
-    opened = cast("list[TopicOutput]", DiscardedTopicSinks().open(Settings.load({}), flow, 1, connection))
-    names = ("good", "bad", "lines", "other")
-    allowed = {sink.declared.name: [name for name in names if sink.topics[name]] for sink in opened}
-    assert allowed == {"good": ["good", "other"], "bad": ["bad", "other"]}
+    settings = Settings.load({"flows": flows})
+    opened = cast("list[TopicOutput]", DiscardedTopicSinks().open(settings, flow, 1, connection))
+    return {sink.declared.name: [name for name in names if sink.topics[name]] for sink in opened}
+
+
+def test_rows_may_not_go_to_a_topic_that_the_stream_reads_or_that_another_sink_of_it_writes() -> None:
+    flow = Stream("split", split, LINES, {name: KafkaSink(topic(name), route="to") for name in ("good", "bad")})
+    assert allowed(flow, [], "good", "bad", "lines", "other") == {"good": ["good", "other"], "bad": ["bad", "other"]}
+
+
+def test_rows_may_not_go_to_a_topic_that_another_declared_stream_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Stream("router", forwarded, LINES, {"mine": KafkaSink(topic("mine"), route="to")})
+    module = ModuleType("declared_here")
+    module.__dict__.update(
+        flow=flow,
+        other=Stream("other", forwarded, LINES, {"theirs": KafkaSink(topic("theirs"))}),
+        reader=Stream("reader", forwarded, {"lines": topic("read")}, {"read_lines": DeltaTable("read_lines")}),
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert allowed(flow, [module.__name__], "mine", "theirs", "read") == {"mine": ["mine", "read"]}

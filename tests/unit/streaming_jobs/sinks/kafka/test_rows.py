@@ -72,7 +72,9 @@ SETTINGS = TopicSinkSettings()
 
 def judged(*rows: Mapping[str, Any], sink: KafkaSink = SINK) -> tuple[list[Outgoing], pa.Table | None]:
     """The records that the rows make, and the refused rows."""
-    judge = RowJudge(sink, KnownTopics(Lookup(), SETTINGS, {"raw"}), [("recourse.batch", b"3")])
+    judge = RowJudge(
+        sink, KnownTopics(Lookup(), SETTINGS, {"raw": "is read by the stream"}), [("recourse.batch", b"3")]
+    )
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=_ARROW)
     records = [record for block in judge.blocks(iter([table])) for record in judge.records(block)]
     return records, judge.refused_rows()
@@ -104,7 +106,7 @@ def test_without_route_timestamp_and_source_the_record_goes_to_the_sink_s_topic_
         ({ROUTE: "no such/name"}, "unknown_topic", "'no such/name'"),
         ({ROUTE: "."}, "unknown_topic", "'.' does not exist"),
         ({ROUTE: ".."}, "unknown_topic", "'..' does not exist"),
-        ({ROUTE: "raw"}, "unknown_topic", "'raw' is read by the stream, or written by another sink of it"),
+        ({ROUTE: "raw"}, "unknown_topic", "'raw' is read by the stream"),
         ({ROUTE: "__consumer_offsets"}, "unknown_topic", "__consumer_offsets"),
         ({ROUTE: "compacted", KEY: None}, "null_key", "compacted"),
         ({ROUTE: "small", "note": "x" * 300}, "too_large", "takes 300"),
@@ -210,7 +212,7 @@ def test_dead_letters_say_how_many_rows_each_topic_refused_and_a_repetition_must
 
 def test_names_that_no_topic_has_and_forbidden_ones_are_not_looked_up() -> None:
     lookup = Lookup()
-    topics = KnownTopics(lookup, SETTINGS, {"raw"})
+    topics = KnownTopics(lookup, SETTINGS, {"raw": "is read by the stream"})
     assert [topics[name] for name in ("", ".", "..", "raw", "__x", "a b")] == [None] * 6
     assert lookup.asked == [] and topics.ids == {}
 

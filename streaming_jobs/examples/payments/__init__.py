@@ -1,0 +1,1 @@
+"""Five-minute totals of payments in two streams, hot accounts salted. Read `streams.py` first."""
