@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -178,7 +177,9 @@ def bare_writer(output: TopicOutput, shop: Workshop) -> Callable[[DataFrame, int
         keys = [key.encode() for key in rows.column("account").to_pylist()]
         records = [Outgoing(info.name, key, value) for key, value in zip(keys, values, strict=True)]
         began = time.perf_counter()
-        output.writer.write(LedgerEntry("batch", "benchmark", output.name, 1, batch), Ready(records, {info.name: info.id}))
+        output.writer.write(
+            LedgerEntry("batch", "benchmark", output.name, 1, batch), Ready(records, {info.name: info.id})
+        )
         return {"commit": time.perf_counter() - began}
 
     return write
