@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,8 +24,8 @@ from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows, Committer
-from streaming_jobs.sinks.kafka.producer import Outgoing
-from streaming_jobs.sinks.kafka.rows import Block, Header, KnownTopics, RowJudge, fitted
+from streaming_jobs.sinks.kafka.producer import Header, Record
+from streaming_jobs.sinks.kafka.rows import Block, KnownTopics, RowJudge, fitted
 from streaming_jobs.sinks.kafka.writer import Writer
 from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
 
@@ -44,9 +45,8 @@ class BatchRecords:
     topic_ids: Mapping[str, str]
     most_bytes: int
 
-    def __iter__(self) -> Iterator[Outgoing]:
-        for block in self.blocks:
-            yield from self.judge.records(block)
+    def __iter__(self) -> Iterator[Record]:
+        return chain.from_iterable(map(self.judge.records, self.blocks))
 
 
 @dataclass

@@ -22,7 +22,8 @@ from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.kafka.clients import producer_config
 from streaming_jobs.sinks.kafka.output import BatchRecords, TopicOutput, TopicWrite
 from streaming_jobs.sinks.kafka.producer import Delivered, Outgoing
-from streaming_jobs.sinks.kafka.rows import HEADERS, KEY, ROUTE, TIMESTAMP, KnownTopics, RowJudge
+from streaming_jobs.sinks.kafka.record_columns import HEADERS, KEY, ROUTE, TIMESTAMP
+from streaming_jobs.sinks.kafka.rows import KnownTopics, RowJudge
 from streaming_jobs.sinks.kafka.writer import Discarded
 from streaming_jobs.sources.records import HEADERS_ARROW
 from streaming_jobs.sources.topics import TopicInfo
@@ -74,7 +75,7 @@ def judged(*rows: Mapping[str, Any], sink: KafkaSink = SINK) -> tuple[list[Outgo
     """The records that the rows make, and the refused rows."""
     judge = RowJudge(sink, KnownTopics(Lookup(), SETTINGS, {"raw"}), [("recourse.batch", b"3")])
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=_ARROW)
-    records = [record for block in judge.blocks(iter([table])) for record in judge.records(block)]
+    records = [Outgoing(*record) for block in judge.blocks(iter([table])) for record in judge.records(block)]
     return records, judge.refused_rows()
 
 
@@ -169,7 +170,7 @@ class _Report:
 def test_delivery_reports_become_ranges() -> None:
     delivered = Delivered()
     for place in (("a", 0, 7), ("a", 0, 5), ("b", 1, 0), ("a", 1, 3), ("a", 0, 9)):
-        delivered(None, _Report(*place))  # type: ignore[arg-type]
+        delivered.of(place[0])(None, _Report(*place))  # type: ignore[arg-type]
     assert delivered.ranges({"a": "id"}) == (
         WrittenRange("a", "id", 0, 5, 10, 3),
         WrittenRange("a", "id", 1, 3, 4, 1),
@@ -181,7 +182,7 @@ def test_delivery_reports_become_ranges() -> None:
 def test_a_record_whose_offset_the_broker_did_not_say_is_counted_and_in_no_range(offset: int | None) -> None:
     delivered = Delivered()
     for each in (7, offset):
-        delivered(None, _Report("a", 0, each))  # type: ignore[arg-type]
+        delivered.of("a")(None, _Report("a", 0, each))  # type: ignore[arg-type]
     assert delivered.count == 2
     assert delivered.ranges({"a": "id"}) == (WrittenRange("a", "id", 0, 7, 8, 1),)
 
