@@ -25,7 +25,9 @@ from streaming_jobs.sinks.kafka.markers import (
 )
 from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.sinks.kafka.rows import KnownTopics, TopicLookup, check_columns
-from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, TransactionWriter, Writer
+from streaming_jobs.sinks.kafka.sharded import ShardedWriter
+from streaming_jobs.sinks.kafka.shards import shards_topic
+from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, Writer
 from streaming_jobs.sources.client_file import read_client_file
 from streaming_jobs.stream import Stream
 
@@ -64,6 +66,9 @@ class KafkaTopicSinks:
             if sink.exactly_once:
                 name = marker_topic(settings.topic_sink.prefix, stream.name, sink.name)
                 ensure_marker_topic(cast("TopicMaker", connection.topics), name, output.topics[sink.name])
+            if sink.shards:
+                name = shards_topic(settings.topic_sink.prefix, stream.name, sink.name, sink.shards)
+                ensure_marker_topic(cast("TopicMaker", connection.topics), name, output.topics[sink.name], sink.shards)
             output.writer.open(generation)
             output.remove_leftovers()
             _say(stream, sink, output)
@@ -149,7 +154,8 @@ def _writer(settings: Settings, stream: Stream, sink: KafkaSink, connection: Con
     name, clients = sink.ledger_name, Clients(config)
     if not sink.exactly_once:
         return PlainWriter(stream.name, name, sink.name, settings.topic_sink, clients)
-    writer = TransactionWriter(stream.name, name, sink.name, settings.topic_sink, clients)
+    shards, client = sink.shards or 0, connection.client
+    writer = ShardedWriter(stream.name, name, sink.name, settings.topic_sink, clients, shards=shards, client=client)
     writer.before_commit = lambda batch: crash_point("transaction_open", stream.name, batch)
     return writer
 

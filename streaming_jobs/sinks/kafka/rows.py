@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -283,3 +284,17 @@ class RowJudge:
         if size > most:
             return "too_large", f"the record has up to {size:,} bytes, and topic {topic} takes {most:,}"
         return None
+
+
+@dataclass
+class BatchRecords:
+    """The records of one batch; it can be gone through again."""
+
+    judge: RowJudge
+    blocks: Iterable[Block]
+    count: int
+    topic_ids: Mapping[str, str]
+    most_bytes: int
+
+    def __iter__(self) -> Iterator[Record]:
+        return chain.from_iterable(map(self.judge.records, self.blocks))
