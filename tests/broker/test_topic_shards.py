@@ -16,7 +16,7 @@ from confluent_kafka import Message
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from streaming_jobs.errors import ConfigurationError, RecourseError
+from streaming_jobs.errors import PermanentError
 from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter
 from streaming_jobs.sinks.kafka.shards import WRITTEN, ShardTask
@@ -130,45 +130,54 @@ def two_attempts_at_once(
 def _attempt(entry: LedgerEntry, task: ShardTask, frame: DataFrame, rows: Any) -> int | str:
     try:
         return frame.mapInArrow(partial(task.written, entry, rows), WRITTEN).count()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other attempt goes on
         return str(error)[:500]
 
 
 WRITE = ShardedWriter.write_shards
 
 
-@pytest.mark.parametrize(
-    ("fault", "path"),
-    [
-        (half_of_the_shards, "executor"),
-        (half_of_the_shards, "driver"),
-        (all_of_the_shards, "executor"),
-        (a_worker_in_its_transaction, "executor"),
-        (two_attempts_at_once, "executor"),
-    ],
-)
-def test_a_batch_that_ended_between_shards_is_finished_and_nothing_is_twice(
-    bench: BenchFactory, made: tuple[Bench, str, str], monkeypatch: pytest.MonkeyPatch, fault: Any, path: str
-) -> None:
-    """Also if the repetition would pass through the driver otherwise."""
-    home, source, target = made
-    flow, once = sharded(source, target), [True]
+def with_faults(monkeypatch: pytest.MonkeyPatch, faults: dict[int, Any]) -> None:
+    """Have each fault happen once, in its batch."""
 
     def write(writer: ShardedWriter, entry: LedgerEntry, task: ShardTask, frame: DataFrame, counts: Any) -> bool:
-        if entry.batch == 1 and once:
-            once.clear()
-            fault(writer, entry, task, frame, counts)
-            return True
-        return WRITE(writer, entry, task, frame, counts)
+        fault = faults.pop(entry.batch, WRITE)
+        return bool(fault(writer, entry, task, frame, counts))
 
     monkeypatch.setattr(ShardedWriter, "write_shards", write)
-    if fault is two_attempts_at_once:
-        home.run(flow)
-    else:
-        with pytest.raises(RecourseError):
-            home.run(flow)
-        if fault is half_of_the_shards:
-            with pytest.raises(ConfigurationError, match=r"some of the 4 shards .* start"):
-                home.run(sharded(source, target, 2))
-        bench({"stream.max_offsets_per_trigger": 1000, "stream.path": path}).run(flow)
+
+
+def test_batches_that_end_between_shards_are_finished_and_nothing_is_there_twice(
+    bench: BenchFactory, made: tuple[Bench, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, source, target = made
+    home = bench({"stream.max_offsets_per_trigger": 400, "stream.path": "executor"})
+    faults = [half_of_the_shards, all_of_the_shards, a_worker_in_its_transaction, two_attempts_at_once]
+    with_faults(monkeypatch, left := dict(enumerate(faults)))
+    running = home.run(sharded(source, target))
+    assert not left and running.status.state == "stopped" and running.status.restarts == 3
     check(home, target)
+
+
+def test_half_a_batch_takes_the_same_shards_again_and_no_other_number_of_them(
+    bench: BenchFactory, made: tuple[Bench, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, source, target = made
+
+    def ends(*parts: Any) -> None:
+        with pytest.raises(Killed):
+            half_of_the_shards(*parts)
+        raise PermanentError("the driver is killed")
+
+    with_faults(monkeypatch, {1: ends})
+    assert home.run(sharded(source, target)).status.state == "failed"
+    for other in (2, None):
+        running = home.run(sharded(source, target, other))
+        assert "some of the 4 shards" in str(running.status.error), running.status.error
+    driver = bench({"stream.max_offsets_per_trigger": 1000, "stream.path": "driver"})
+    driver.run(sharded(source, target))
+    check(driver, target)
+    for count, shards in enumerate((2, None, 4), 1):
+        produce(home.bootstrap, source, (thing(i) for i in range(COUNT + 100 * count - 100, COUNT + 100 * count)))
+        assert home.run(sharded(source, target, shards)).status.error is None
+    check(driver, target, COUNT + 300)
