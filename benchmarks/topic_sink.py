@@ -4,8 +4,8 @@
     python -m benchmarks.topic_sink --rows 100 --rounds 40
 
 Each contestant writes the same rows, which are computed and kept in Spark's memory, into a topic of its own: from the
-frame to the end of the transaction, or of Spark's job. Our sink runs with its headers and without. `bare writer` is
-the transaction alone, of records that are made already. At the end the topics must hold the same rows.
+frame to the end of the transaction, or of Spark's job. Our sink runs with its headers and without, and by shards. `bare
+writer` is the transaction alone, of records that are made already. At the end the topics must hold the same rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ from streaming_jobs.sinks.kafka.markers import TopicMaker, ensure_marker_topic, 
 from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.sinks.kafka.producer import Outgoing
 from streaming_jobs.sinks.kafka.rows import KnownTopics
-from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
+from streaming_jobs.sinks.kafka.sharded import ShardedWriter
+from streaming_jobs.sinks.kafka.shards import shards_topic
+from streaming_jobs.sinks.kafka.writer import Clients
+from streaming_jobs.sources.client_file import client_file
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import KafkaTopic
@@ -46,6 +49,7 @@ from streaming_jobs.stream import KafkaTopic
 GOALS = {100_000: 0.55, 100: 1.0}
 """The least share of Spark's rows per second, by the rows of a batch."""
 PARTITIONS = 4
+SHARDS = 4
 WARM_UP = 3
 PAYMENT = StructType(
     [
@@ -117,17 +121,20 @@ def spark_sink(bootstrap: str, topic: str) -> Callable[[DataFrame, int], Mapping
     return write
 
 
-def our_output(shop: Workshop, topic: str, **changed: Any) -> TopicOutput:
+def our_output(shop: Workshop, topic: str, shards: int | None = None, **changed: Any) -> TopicOutput:
     """The sink of a stream, opened."""
     settings = shop.settings.topic_sink.model_copy(update=changed)
     topics = Topics.of(shop.settings.kafka, shop.bootstrap)
-    ensure_marker_topic(
-        cast("TopicMaker", topics), marker_topic(settings.prefix, "benchmark", topic), topics.describe(topic)
-    )
+    maker, info = cast("TopicMaker", topics), topics.describe(topic)
+    ensure_marker_topic(maker, marker_topic(settings.prefix, "benchmark", topic), info)
+    if shards:
+        ensure_marker_topic(maker, shards_topic(settings.prefix, "benchmark", topic, shards), info, shards)
     clients = Clients(client_config(shop.settings.kafka, shop.bootstrap))
-    writer = TransactionWriter("benchmark", f"topic:{topic}", topic, settings, clients)
+    file = client_file(shop.settings, shop.bootstrap)
+    name = f"topic:{topic}"
+    writer = ShardedWriter("benchmark", name, topic, settings, clients, shards=shards or 0, client=file)
     writer.open(1)
-    declared = KafkaSink(KafkaTopic(topic, value=Json(PAYMENT)), key="account")
+    declared = KafkaSink(KafkaTopic(topic, value=Json(PAYMENT)), key="account", shards=shards)
     folder = shop.settings.tables / "benchmark"
     return TopicOutput(declared, "benchmark", settings, writer, KnownTopics(topics, settings), folder)
 
@@ -138,7 +145,7 @@ def our_sink(output: TopicOutput) -> Callable[[DataFrame, int], Mapping[str, flo
     def write(frame: DataFrame, batch: int) -> Mapping[str, float]:
         fitted = output.fit(frame, ["t"])
         began = time.perf_counter()
-        pending = output.prepare(fitted, BatchOfRows(1, batch, driver=True, topics=["t"]))
+        pending = output.prepare(fitted, BatchOfRows(1, batch, driver=output.declared.shards is None, topics=["t"]))
         prepared = time.perf_counter()
         pending.commit(LedgerEntry("batch", "benchmark", output.name, 1, batch, rows={"written": pending.rows}))
         committed = time.perf_counter()
@@ -234,14 +241,16 @@ def measure(rows: int, rounds: int) -> tuple[list[Contestant], bool]:
     jars = ensure(Settings.load({}), locked("peers"))
     with workshop({"spark.extra": {CLASS_PATH: ":".join(map(str, jars))}, "spark.shuffle_partitions": 2}) as shop:
         topics = Topics.of(shop.settings.kafka, shop.bootstrap)
-        for name in ("spark", "ours", "plain", "bare"):
+        for name in ("spark", "ours", "plain", "bare", "shards"):
             topics.create(name, PARTITIONS)
         outputs = [our_output(shop, "ours"), our_output(shop, "plain", headers=False), our_output(shop, "bare")]
+        outputs.append(our_output(shop, "shards", shards=SHARDS))
         try:
             contestants = [
                 Contestant("Spark's sink, at least once", "spark", spark_sink(shop.bootstrap, "spark")),
                 Contestant("Recourse, exactly once", "ours", our_sink(outputs[0])),
                 Contestant("Recourse, without headers", "plain", our_sink(outputs[1])),
+                Contestant(f"Recourse, {SHARDS} shards", "shards", our_sink(outputs[3])),
                 Contestant("bare writer", "bare", bare_writer(outputs[2], shop)),
             ]
             in_turns(shop, contestants, rows, rounds)

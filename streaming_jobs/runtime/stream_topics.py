@@ -10,6 +10,7 @@ import structlog
 
 from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.kafka_sink import KafkaSink
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.preflight.snapshot import TopicSinkSnapshot
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.crash_points import crash_point
@@ -26,7 +27,7 @@ from streaming_jobs.sinks.kafka.markers import (
 from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.sinks.kafka.rows import KnownTopics, TopicLookup, check_columns
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter
-from streaming_jobs.sinks.kafka.shards import shards_topic
+from streaming_jobs.sinks.kafka.shards import read_shards, shards_topic
 from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, Writer
 from streaming_jobs.sources.client_file import read_client_file
 from streaming_jobs.stream import Stream
@@ -114,12 +115,18 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
     if not sink.exactly_once:
         return TopicSinkSnapshot(sink.ledger_name, sink.name, info, exactly_once=False, acks=own.acks)
     name, marker = marker_topic(own.prefix, stream.name, sink.name), None
+    shards: Mapping[int, LedgerEntry | None] = {}
     marker_info = connection.topics.describe(name)
     if marker_info is not None:
         config, _ = read_client_file(connection.client)
         key = transactional_id(own.prefix, stream.name, sink.name)
         try:
             marker = read_marker(config, name, key, settings.kafka.timeout)
+            if marker is not None and marker.shards:
+                there = connection.topics.describe(shards_topic(own.prefix, stream.name, sink.name, marker.shards))
+                shards = dict.fromkeys(range(marker.shards))
+                if there is not None:
+                    shards = read_shards(config, stream.name, sink.name, own, marker.shards)
         except ClientLost as lost:
             raise BrokerUnreachable(
                 f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker (`recourse doctor`)"
@@ -133,6 +140,9 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
         marker_topic=name,
         marker=entry,
         marker_info=marker_info,
+        shards=shards,
+        shards_topic=shards_topic(own.prefix, stream.name, sink.name, len(shards)),
+        declared_shards=sink.shards or 0,
     )
 
 

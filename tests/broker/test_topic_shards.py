@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,19 +18,25 @@ from confluent_kafka import Message
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from streaming_jobs.errors import PermanentError
+from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.ledger import LedgerEntry
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.sinks.kafka.markers import marker_topic
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter
-from streaming_jobs.sinks.kafka.shards import WRITTEN, ShardTask
+from streaming_jobs.sinks.kafka.shards import WRITTEN, ShardTask, read_shards, shards_topic
+from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.broker.test_topic_sink import to_topic
-from tests.support.driver import Bench, ledger, produce, rows
+from tests.conftest import SettingsFactory
+from tests.support.driver import Bench, driver, finished, ledger, produce, rows
 from tests.support.things import KEYS, thing
 from tests.support.topic_flows import copied
 from tests.support.topic_reader import committed, headers, partition_of
 
 PARTITIONS, SHARDS, COUNT = 3, 4, 2000
+FLOWS = "tests.support.topic_flows"
 
 
 def sharded(source: str, target: str, shards: int | None = SHARDS) -> Stream:
@@ -172,12 +180,64 @@ def test_half_a_batch_takes_the_same_shards_again_and_no_other_number_of_them(
     with_faults(monkeypatch, {1: ends})
     assert home.run(sharded(source, target)).status.state == "failed"
     for other in (2, None):
-        running = home.run(sharded(source, target, other))
-        assert "some of the 4 shards" in str(running.status.error), running.status.error
-    driver = bench({"stream.max_offsets_per_trigger": 1000, "stream.path": "driver"})
-    driver.run(sharded(source, target))
-    check(driver, target)
+        with pytest.raises(PreflightRefused, match="some of the 4 shards"):
+            home.start(sharded(source, target, other))
+    small = bench({"stream.max_offsets_per_trigger": 1000, "stream.path": "driver"})
+    small.run(sharded(source, target))
+    check(small, target)
     for count, shards in enumerate((2, None, 4), 1):
         produce(home.bootstrap, source, (thing(i) for i in range(COUNT + 100 * count - 100, COUNT + 100 * count)))
         assert home.run(sharded(source, target, shards)).status.error is None
-    check(driver, target, COUNT + 300)
+    check(small, target, COUNT + 300)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("kills", "seed"), [(1, 3), pytest.param(20, 5, marks=pytest.mark.long)])
+def test_drivers_that_are_killed_between_shards_lose_nothing_and_write_nothing_twice(
+    settings: SettingsFactory, broker: Broker, kills: int, seed: int
+) -> None:
+    """First when all shards have the batch and the driver's marker does not, then while some shards are ahead."""
+    bootstrap, target = broker.start(), "sharded-copies"
+    made = settings({"kafka.bootstrap_servers": bootstrap})
+    topics, prefix = Topics.of(made.kafka, bootstrap), made.topic_sink.prefix
+    markers = shards_topic(prefix, "sharded", target, SHARDS)
+    for name in ("things", target, marker_topic(prefix, "sharded", target), markers):
+        if topics.describe(name):
+            topics.delete(name)
+    topics.create("things", 2)
+    topics.create(target, PARTITIONS)
+    count = 1000 * (kills + 2)
+    produce(bootstrap, "things", (thing(i) for i in range(count)))
+    command = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=250")
+    command = (*command, "--set", "stream.path=executor", "--streams", "sharded")
+    crash = {"RECOURSE_CRASH": "sharded:transaction_open:1"}
+    code, output = finished(driver(made, bootstrap, *command, flows=FLOWS, environment=crash))
+    assert code == -signal.SIGKILL, output[-3000:]
+    chance, ahead = random.Random(seed), 0
+    for _ in range(kills):
+        process = driver(made, bootstrap, *command, flows=FLOWS)
+        try:
+            until, before = time.monotonic() + 90, topics.latest(markers)
+            while process.poll() is None and not _some_are_ahead(before, topics.latest(markers)):
+                assert time.monotonic() < until, "no shard was written"
+            time.sleep(chance.random() * 0.05)
+        finally:
+            process.kill()
+            process.communicate()
+        config = client_config(made.kafka, bootstrap)
+        batches = read_shards(config, "sharded", target, made.topic_sink, SHARDS).values()
+        ahead += len({entry.txn for entry in batches if entry is not None}) > 1
+    code, output = finished(driver(made, bootstrap, *command, flows=FLOWS))
+    assert code == 0, output[-3000:]
+    records = committed(bootstrap, target, PARTITIONS)
+    assert sorted(json.loads(m.value() or b"")["n"] for m in records) == [*range(count)]
+    for key in KEYS:
+        offsets = [json.loads(m.value() or b"")["off"] for m in records if m.key() == key.encode()]
+        assert offsets == sorted(offsets)
+    assert kills < 10 or ahead, "no driver was killed between two shards"
+
+
+def _some_are_ahead(before: Mapping[int, int], now: Mapping[int, int]) -> bool:
+    """True once the shards have their claim's record, and some of them a batch's too (and that of its commit)."""
+    more = [now[shard] - before[shard] for shard in now]
+    return max(more) > 2 and min(more) >= 2 and len(set(more)) > 1

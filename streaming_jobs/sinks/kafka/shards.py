@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,6 +38,21 @@ def shards_topic(prefix: str, stream: str, topic: str, shards: int) -> str:
     return markers.marker_topic(prefix, stream, f"{topic}.shards-{shards}")
 
 
+def shard_key(prefix: str, stream: str, topic: str, shard: int, shards: int) -> str:
+    """The transactional id of a shard, which is the key of its markers too."""
+    return markers.transactional_id(prefix, stream, f"{topic}.shard-{shard}-of-{shards}")
+
+
+def read_shards(
+    client: Mapping[str, Any], stream: str, topic: str, settings: TopicSinkSettings, shards: int
+) -> dict[int, LedgerEntry | None]:
+    """The newest batch of each shard, None without a marker; raises as `read_marker`."""
+    name, timeout = shards_topic(settings.prefix, stream, topic, shards), settings.transaction_timeout
+    keys = [shard_key(settings.prefix, stream, topic, shard, shards) for shard in range(shards)]
+    read = [markers.read_marker(client, name, key, timeout, partition=shard) for shard, key in enumerate(keys)]
+    return {shard: None if marker is None else marker.entry for shard, marker in enumerate(read)}
+
+
 @dataclass
 class ShardWriter(TransactionWriter):
     """The writer of one shard. With an `owner`, it works for that driver, which has claimed the shard before."""
@@ -52,8 +68,7 @@ class ShardWriter(TransactionWriter):
     @property
     def key(self) -> str:
         """The transactional id."""
-        name = f"{self.topic}.shard-{self.shard}-of-{self.shards}"
-        return markers.transactional_id(self.settings.prefix, self.stream, name)
+        return shard_key(self.settings.prefix, self.stream, self.topic, self.shard, self.shards)
 
     def look(self) -> LedgerEntry | None:
         """Fence every older producer of the shard, and read its newest batch."""
