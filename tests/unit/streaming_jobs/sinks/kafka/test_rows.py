@@ -221,3 +221,12 @@ def test_rows_that_name_thousands_of_unknown_topics_are_judged_quickly() -> None
     topics = KnownTopics(lookup, SETTINGS)
     assert all(topics[f"unknown-{n}"] is None for n in range(1000)) and len(lookup.asked) == 5
     assert topics["orders"] is not None
+
+
+@pytest.mark.parametrize(("size", "refused"), [(124, 0), (125, 1)])
+def test_a_block_is_looked_at_row_by_row_as_soon_as_one_row_may_be_too_large(size: int, refused: int) -> None:
+    """The record of the last row has exactly the bytes that its topic takes, or one more."""
+    sink = KafkaSink(KafkaTopic("small", value=Json(VALUE)), key="k")
+    rows = [{**ROW, TIMESTAMP: None}, {**ROW, TIMESTAMP: None, "note": "x" * size}]
+    records, letters = judged(*({name: row[name] for name in row if name != HEADERS} for row in rows), sink=sink)
+    assert len(records) == 2 - refused and (0 if letters is None else letters.num_rows) == refused
