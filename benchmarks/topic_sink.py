@@ -5,7 +5,8 @@
 
 Each contestant writes the same rows, which are computed and kept in Spark's memory, into a topic of its own: from the
 frame to the end of the transaction, or of Spark's job. Our sink runs with its headers and without, and by shards. `bare
-writer` is the transaction alone, of records that are made already. At the end the topics must hold the same rows.
+writer` is the transaction alone, of records that are made already; its CPU time includes making them. CPU time is that
+of all processes, the broker too. At the end the topics must hold the same rows.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import psutil
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyspark.sql import DataFrame
@@ -72,13 +75,15 @@ class Contestant:
     write: Callable[[DataFrame, int], Mapping[str, float]]
     seconds: list[float] = field(default_factory=list)
     parts: list[Mapping[str, float]] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """One batch, measured."""
-        began = time.perf_counter()
+        used, began = cpu_seconds(), time.perf_counter()
         parts = self.write(frame, batch)
-        self.parts.append(parts)
         self.seconds.append(sum(parts.values()) or time.perf_counter() - began)
+        self.cpu.append(cpu_seconds() - used)
+        self.parts.append(parts)
 
     def figures(self, rows: int) -> dict[str, Any]:
         """Medians of the batches after the first ones, which warm up."""
@@ -89,8 +94,20 @@ class Contestant:
             "median ms": 1000 * statistics.median(seconds),
             "p90 ms": 1000 * quantile(seconds, 0.9),
             **{f"{name} ms": ms or "" for name, ms in part.items()},
+            "CPU ms": 1000 * statistics.median(self.cpu[WARM_UP:]),
             "rows/s": round(rows / statistics.median(seconds)),
         }
+
+
+def cpu_seconds() -> float:
+    """CPU time so far of this process and all below it: the driver, Spark's JVM and Python processes, the broker."""
+    own = psutil.Process()
+    used = 0.0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used += times.user + times.system
+    return used
 
 
 def payments(count: int, batch: int) -> pa.Table:
