@@ -178,6 +178,7 @@ def _say(stream: Stream, sink: KafkaSink, output: TopicOutput) -> None:
             stream=stream.name,
             topic=sink.name,
             delivery=sink.delivery,
+            shards=sink.shards or 0,
             acks="all" if sink.exactly_once else output.settings.acks,
             replicas=info.replicas,
             min_insync_replicas=info.min_insync_replicas,

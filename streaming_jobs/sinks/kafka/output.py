@@ -2,7 +2,7 @@
 
 All rows are computed and judged before the transaction begins, which lasts only as long as sending takes. Rows that may
 pass through the driver are held in its memory; others wait in Parquet files beside the stream's primary table, which
-the executors write and the driver reads block by block.
+the executors write and the driver reads block by block; or, with shards, the executors keep and write them.
 """
 
 from __future__ import annotations
