@@ -25,6 +25,9 @@ Delivery = Literal["exactly_once", "at_least_once"]
 TOPIC_SINK = "topic:"
 """Begins the name of a topic sink in ledger entries, so that a table and a topic may share a name."""
 
+MOST_SHARDS = 64
+"""Each of them costs a transaction per batch, and a connection."""
+
 
 @dataclass(frozen=True)
 class KafkaSink:
@@ -40,7 +43,8 @@ class KafkaSink:
 
     `delivery`: `exactly_once` for readers of committed records, in one transaction per batch; `at_least_once` is
     quicker, and a batch that is repeated after a failure is in the topic twice. `output_mode` matters for aggregations
-    only: `append` writes final results, `update` every change.
+    only: `append` writes final results, `update` every change. `shards`: batches that do not pass through the driver
+    are written by the executors, in so many transactions side by side.
     """
 
     topic: KafkaTopic
@@ -51,6 +55,7 @@ class KafkaSink:
     unknown_topic: Literal["fail", "dead_letter"] = "fail"
     delivery: Delivery = "exactly_once"
     output_mode: Literal["append", "update"] = "append"
+    shards: int | None = None
 
     def __post_init__(self) -> None:
         from streaming_jobs.stream import KafkaTopic  # which imports this module
@@ -78,10 +83,22 @@ class KafkaSink:
                 raise UsageError(
                     f"topic {self.topic.name}: {option} and key are both the column '{column}'", "name two columns"
                 )
+        if self.shards is not None:
+            self._check_shards(self.shards)
         if self.headers is not None and self.headers in fields:
             raise UsageError(
                 f"topic {self.topic.name}: the column '{self.headers}' of headers is a field of the value",
                 "give the headers a column of their own",
+            )
+
+    def _check_shards(self, shards: int) -> None:
+        if not 1 <= shards <= MOST_SHARDS:
+            raise UsageError(f"topic {self.topic.name}: shards={shards}", f"name a number from 1 to {MOST_SHARDS}")
+        if self.route is not None or not self.exactly_once:
+            raise UsageError(
+                f"topic {self.topic.name} has shards, and "
+                + ("a route" if self.route is not None else f"delivery='{self.delivery}'"),
+                "leave the shards out: they write one topic, exactly once",
             )
 
     @property

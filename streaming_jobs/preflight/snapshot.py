@@ -58,7 +58,8 @@ class TopicSnapshot:
 class TopicSinkSnapshot:
     """One topic that the stream writes: `info` is None if it does not exist, `marker` is its newest batch's entry.
 
-    `marker_info` is the topic of the marker, None without one. `name` is the sink's name in ledger entries.
+    `marker_info` is the topic of the marker, None without one. `name` is the sink's name in ledger entries. `shards`
+    are the newest batches of the shards that the marker speaks of; `declared_shards` may be another number of them.
     """
 
     name: str
@@ -69,6 +70,9 @@ class TopicSinkSnapshot:
     marker_topic: str = ""
     marker: LedgerEntry | None = None
     marker_info: TopicInfo | None = None
+    shards: Mapping[int, LedgerEntry | None] = field(default_factory=dict)
+    shards_topic: str = ""
+    declared_shards: int = 0
 
     @property
     def written_id(self) -> str | None:

@@ -14,6 +14,7 @@ from streaming_jobs.kafka_sink import TOPIC_SINK
 from streaming_jobs.ledger import Txn
 from streaming_jobs.preflight.findings import Finding
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSinkSnapshot
+from streaming_jobs.preflight.topic_shards import topic_shards
 from streaming_jobs.sources.topics import TopicInfo
 
 
@@ -23,6 +24,7 @@ def topic_sinks(snapshot: StreamSnapshot) -> Iterator[Finding]:
         yield from _topic(sink, snapshot.stream)
         if sink.exactly_once:
             yield from _marker(sink, snapshot)
+            yield from topic_shards(sink, snapshot)
     if snapshot.topic_sinks_known:
         yield from _gone(snapshot)
 

@@ -10,6 +10,7 @@ import structlog
 
 from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.kafka_sink import KafkaSink
+from streaming_jobs.ledger import LedgerEntry
 from streaming_jobs.preflight.snapshot import TopicSinkSnapshot
 from streaming_jobs.runtime.connection import Connection
 from streaming_jobs.runtime.crash_points import crash_point
@@ -25,7 +26,9 @@ from streaming_jobs.sinks.kafka.markers import (
 )
 from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.sinks.kafka.rows import KnownTopics, TopicLookup, check_columns
-from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, TransactionWriter, Writer
+from streaming_jobs.sinks.kafka.sharded import ShardedWriter
+from streaming_jobs.sinks.kafka.shards import read_shards, shards_topic
+from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, Writer
 from streaming_jobs.sources.client_file import read_client_file
 from streaming_jobs.stream import Stream
 from streaming_jobs.topology import Topology
@@ -65,6 +68,9 @@ class KafkaTopicSinks:
             if sink.exactly_once:
                 name = marker_topic(settings.topic_sink.prefix, stream.name, sink.name)
                 ensure_marker_topic(cast("TopicMaker", connection.topics), name, output.topics[sink.name])
+            if sink.shards:
+                name = shards_topic(settings.topic_sink.prefix, stream.name, sink.name, sink.shards)
+                ensure_marker_topic(cast("TopicMaker", connection.topics), name, output.topics[sink.name], sink.shards)
             output.writer.open(generation)
             output.remove_leftovers()
             _say(stream, sink, output)
@@ -110,12 +116,18 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
     if not sink.exactly_once:
         return TopicSinkSnapshot(sink.ledger_name, sink.name, info, exactly_once=False, acks=own.acks)
     name, marker = marker_topic(own.prefix, stream.name, sink.name), None
+    shards: Mapping[int, LedgerEntry | None] = {}
     marker_info = connection.topics.describe(name)
     if marker_info is not None:
         config, _ = read_client_file(connection.client)
         key = transactional_id(own.prefix, stream.name, sink.name)
         try:
             marker = read_marker(config, name, key, settings.kafka.timeout)
+            if marker is not None and marker.shards:
+                there = connection.topics.describe(shards_topic(own.prefix, stream.name, sink.name, marker.shards))
+                shards = dict.fromkeys(range(marker.shards))
+                if there is not None:
+                    shards = read_shards(config, stream.name, sink.name, own, marker.shards)
         except ClientLost as lost:
             raise BrokerUnreachable(
                 f"the marker of topic {sink.name} cannot be read: {lost}", "check the broker (`recourse doctor`)"
@@ -129,6 +141,9 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
         marker_topic=name,
         marker=entry,
         marker_info=marker_info,
+        shards=shards,
+        shards_topic=shards_topic(own.prefix, stream.name, sink.name, len(shards)),
+        declared_shards=sink.shards or 0,
     )
 
 
@@ -162,7 +177,8 @@ def _writer(settings: Settings, stream: Stream, sink: KafkaSink, connection: Con
     name, clients = sink.ledger_name, Clients(config)
     if not sink.exactly_once:
         return PlainWriter(stream.name, name, sink.name, settings.topic_sink, clients)
-    writer = TransactionWriter(stream.name, name, sink.name, settings.topic_sink, clients)
+    shards, client = sink.shards or 0, connection.client
+    writer = ShardedWriter(stream.name, name, sink.name, settings.topic_sink, clients, shards=shards, client=client)
     writer.before_commit = lambda batch: crash_point("transaction_open", stream.name, batch)
     return writer
 
@@ -175,6 +191,7 @@ def _say(stream: Stream, sink: KafkaSink, output: TopicOutput) -> None:
             stream=stream.name,
             topic=sink.name,
             delivery=sink.delivery,
+            shards=sink.shards or 0,
             acks="all" if sink.exactly_once else output.settings.acks,
             replicas=info.replicas,
             min_insync_replicas=info.min_insync_replicas,

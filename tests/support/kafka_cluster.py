@@ -67,8 +67,10 @@ class Producer:
     def begin_transaction(self) -> None:
         self.sent = []
 
-    def produce(self, topic: str, on_delivery: Any, **fields: Any) -> None:
-        self.waiting.append((Record({"topic": topic, "partition": 0, "headers": [], **fields}), on_delivery))
+    def produce(self, topic: str, value: Any, key: Any, partition: int, report: Any, _: None, *further: Any) -> None:
+        timestamp, headers = further
+        fields = {"value": value, "key": key, "timestamp": timestamp, "headers": headers}
+        self.waiting.append((Record({"topic": topic, "partition": partition, **fields}), report))
 
     def poll(self, timeout: float) -> None:
         del timeout

@@ -23,6 +23,7 @@ COPY = StructType(
     ]
 )
 COPIES = KafkaTopic("copies", value=Json(COPY))
+SHARDED = KafkaTopic("sharded-copies", value=Json(COPY))
 HALVES = KafkaTopic("halves", value=Json(COPY))
 TOTAL = StructType([StructField("k", StringType()), StructField("c", LongType())])
 TOTALS = KafkaTopic("total-changes", value=Json(TOTAL))
@@ -36,6 +37,12 @@ def _copy(things: DataFrame) -> DataFrame:
 @stream(source=THINGS, sink=KafkaSink(COPIES, key="k", timestamp="t"))
 def copied(things: DataFrame) -> DataFrame:
     """Every record in a topic."""
+    return _copy(things)
+
+
+@stream(source=THINGS, sink=KafkaSink(SHARDED, key="k", timestamp="t", shards=4))
+def sharded(things: DataFrame) -> DataFrame:
+    """Every record in a topic that the executors write."""
     return _copy(things)
 
 

@@ -1,7 +1,8 @@
 """Markers: the newest batch of a topic sink, kept in a compacted topic of the sink's own.
 
 A marker is written in the same transaction as the batch's records, so it is there exactly if they are. Its value is the
-batch's ledger entry. The topic has one partition and one writer: nobody else's open transaction can hide its end.
+batch's ledger entry. A partition of the topic has one writer: nobody else's open transaction can hide its end. The
+topic of a sink has one partition, that of its shards one for each of them.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from streaming_jobs.sinks.kafka.clients import ClientLost, in_time
 from streaming_jobs.sinks.kafka.producer import Outgoing
 from streaming_jobs.sources.topics import KEEP_FOREVER, TopicInfo
 
-_OWNER = "recourse.owner"
+_OWNER, _SHARDS = "recourse.owner", "recourse.shards"
 _FIRST_LOOK = 64
 _LONGEST_NAME = 249
 _SEGMENT = str(8 << 20)
 
 
 class Marker(NamedTuple):
-    """The entry of the newest batch, and the driver that wrote it."""
+    """The entry of the newest batch, the driver that wrote it, and the shards of the sink, 0 without any."""
 
     entry: LedgerEntry
     owner: str
+    shards: int = 0
 
 
 class TopicMaker(Protocol):
@@ -61,7 +63,7 @@ def marker_topic(prefix: str, stream: str, topic: str) -> str:
     return name
 
 
-def ensure_marker_topic(topics: TopicMaker, name: str, data: TopicInfo | None) -> TopicInfo:
+def ensure_marker_topic(topics: TopicMaker, name: str, data: TopicInfo | None, partitions: int = 1) -> TopicInfo:
     """The topic of markers, made if there is none; raises ConfigurationError if it would not keep them.
 
     It gets as many replicas as the topic of the `data`, and its `min.insync.replicas`; without one, the broker's own.
@@ -72,7 +74,7 @@ def ensure_marker_topic(topics: TopicMaker, name: str, data: TopicInfo | None) -
             # Small segments: compaction leaves the newest one alone.
             topics.create(
                 name,
-                1,
+                partitions,
                 KEEP_FOREVER,
                 replicas=-1 if data is None else data.replicas,
                 cleanup_policy="compact",
@@ -81,25 +83,34 @@ def ensure_marker_topic(topics: TopicMaker, name: str, data: TopicInfo | None) -
                 **({} if data is None else {"min_insync_replicas": str(data.min_insync_replicas)}),
             )
         info = topics.describe(name)
-    if info is None or info.partitions != 1 or info.cleanup_policy != "compact":
+    if info is None or info.partitions != partitions or info.cleanup_policy != "compact":
         raise ConfigurationError(
-            f"topic {name} holds the markers of a topic sink, and needs one partition and cleanup.policy=compact; it "
-            f"is {info}",
+            f"topic {name} holds the markers of a topic sink, and needs cleanup.policy=compact and partitions: "
+            f"{partitions}; it is {info}",
             "set cleanup.policy=compact on it",
         )
     return info
 
 
-def marker_record(topic: str, key: str, entry: LedgerEntry, owner: str) -> Outgoing:
+def marker_record(
+    topic: str, key: str, entry: LedgerEntry, owner: str, *, shards: int = 0, partition: int = 0
+) -> Outgoing:
     """The marker of a batch, as a record."""
-    return Outgoing(topic, key.encode(), entry.encode().encode(), [(_OWNER, owner.encode())], partition=0)
+    headers = [(_OWNER, owner.encode()), *([(_SHARDS, str(shards).encode())] if shards else [])]
+    return Outgoing(topic, key.encode(), entry.encode().encode(), headers, partition=partition)
 
 
 Connect = Callable[[dict[str, Any]], Any]
 
 
 def read_marker(
-    client: Mapping[str, Any], topic: str, key: str, timeout: timedelta, connect: Connect = Consumer
+    client: Mapping[str, Any],
+    topic: str,
+    key: str,
+    timeout: timedelta,
+    connect: Connect = Consumer,
+    *,
+    partition: int = 0,
 ) -> Marker | None:
     """The newest committed marker; None without any. Raises ClientLost if it cannot be read in time.
 
@@ -118,11 +129,11 @@ def read_marker(
             }
         )
         try:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_left(until))
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_left(until))
             look = _FIRST_LOOK
             while True:
                 start = max(low, high - look)
-                newest = _newest(consumer, TopicPartition(topic, 0, start), key.encode(), until)
+                newest = _newest(consumer, TopicPartition(topic, partition, start), key.encode(), until)
                 if newest is not None or start <= low:
                     return None if newest is None else _decoded(newest)
                 look *= 8
@@ -158,5 +169,7 @@ def _left(until: float) -> float:
 
 def _decoded(message: Message) -> Marker | None:
     entry = LedgerEntry.decode((message.value() or b"").decode())
-    owner = dict(message.headers() or []).get(_OWNER)
-    return None if entry is None else Marker(entry, owner.decode() if isinstance(owner, bytes) else "")
+    headers = dict(message.headers() or [])
+    owner, shards = headers.get(_OWNER), headers.get(_SHARDS)
+    name = owner.decode() if isinstance(owner, bytes) else ""
+    return None if entry is None else Marker(entry, name, int(shards) if shards else 0)

@@ -2,14 +2,14 @@
 
 All rows are computed and judged before the transaction begins, which lasts only as long as sending takes. Rows that may
 pass through the driver are held in its memory; others wait in Parquet files beside the stream's primary table, which
-the executors write and the driver reads block by block.
+the executors write and the driver reads block by block; or, with shards, the executors keep and write them.
 """
 
 from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,9 @@ from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.ledger import LedgerEntry, Txn
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows, Committer
-from streaming_jobs.sinks.kafka.producer import Outgoing
-from streaming_jobs.sinks.kafka.rows import Block, Header, KnownTopics, RowJudge, fitted
+from streaming_jobs.sinks.kafka.producer import Header
+from streaming_jobs.sinks.kafka.rows import BatchRecords, Block, KnownTopics, RowJudge, fitted
+from streaming_jobs.sinks.kafka.sharded import ShardedWrite, ShardedWriter, prepare_shards
 from streaming_jobs.sinks.kafka.writer import Writer
 from streaming_jobs.sinks.row_rules import NOTHING_BROKEN, Judged
 
@@ -32,21 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SCRATCH = "_topics"
-
-
-@dataclass
-class BatchRecords:
-    """The records of one batch; it can be gone through again."""
-
-    judge: RowJudge
-    blocks: Iterable[Block]
-    count: int
-    topic_ids: Mapping[str, str]
-    most_bytes: int
-
-    def __iter__(self) -> Iterator[Outgoing]:
-        for block in self.blocks:
-            yield from self.judge.records(block)
 
 
 @dataclass
@@ -114,9 +100,12 @@ class TopicOutput:
         """The output in the topic's columns; raises OutputMismatch."""
         return fitted(self.declared, output)
 
-    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> TopicWrite:
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> TopicWrite | ShardedWrite:
         """Compute and judge the rows; raises PermanentError for a topic that does not exist, by choice."""
         self.topics.forget()
+        if isinstance(self.writer, ShardedWriter) and self.writer.by_shards(rows):
+            headers = tuple(self._headers(rows))
+            return prepare_shards(self.writer, self.declared, self.topics[self.declared.name], headers, frame)
         judge = RowJudge(self.declared, self.topics, self._headers(rows))
         if rows.driver:
             table = frame.toArrow()

@@ -13,10 +13,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,22 +28,26 @@ from streaming_jobs.kafka_sink import KafkaSink
 from streaming_jobs.record_format import BlockWriter
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka.clients import NO_LIMIT
-from streaming_jobs.sinks.kafka.producer import Outgoing
+from streaming_jobs.sinks.kafka.producer import Header, Record
+from streaming_jobs.sinks.kafka.record_columns import (
+    HEADER_OVERHEAD,
+    HEADERS,
+    KEY,
+    PLACE,
+    RECORD_OVERHEAD,
+    ROUTE,
+    TIMESTAMP,
+    RecordColumns,
+)
 from streaming_jobs.sources.topics import TopicInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-KEY, HEADERS, TIMESTAMP, ROUTE = "__key", "__headers", "__timestamp", "__route"
-_PLACE = ("__topic", "__partition", "__offset")
 _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _BLOCK = 10_000
 _SURE_OF = 5
 """The number of unknown topics in a batch that are each asked for until that is sure, half a second each."""
-_RECORD_OVERHEAD, _HEADER_OVERHEAD = 100, 10
-"""Bytes that Kafka's format adds at most to a record alone in its batch, and to a header."""
-
-Header = tuple[str, bytes | None]
 
 
 def fitted(sink: KafkaSink, output: DataFrame) -> DataFrame:
@@ -62,7 +67,7 @@ def fitted(sink: KafkaSink, output: DataFrame) -> DataFrame:
     if sink.route is not None:
         columns.append(F.col(f"`{sink.route}`").alias(ROUTE))
     if SOURCE_COLUMN in output.columns:
-        columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in _PLACE]
+        columns += [F.col(f"{SOURCE_COLUMN}.{name.strip('_')}").alias(name) for name in PLACE]
     return output.select(*columns)
 
 
@@ -210,13 +215,12 @@ class RowJudge:
                 if rows.num_rows:
                     yield self._judged(rows)
 
-    def records(self, block: Block) -> Iterator[Outgoing]:
-        """Yields the records of a block, in the order of the rows."""
-        columns = _Columns(self.sink, block.rows, self.fixed)
-        for row in block.written:
-            yield Outgoing(
-                columns.topics[row], columns.keys[row], block.values[row], columns.headers(row), columns.times[row] or 0
-            )
+    def records(self, block: Block) -> Iterator[Record]:
+        """The records of a block, in the order of the rows."""
+        rows, values = block.rows, block.values
+        if len(block.written) < rows.num_rows:
+            rows, values = rows.take(pa.array(block.written, pa.int64())), [values[row] for row in block.written]
+        return RecordColumns(rows, self.sink.name, self.fixed).records(values)
 
     def refused_rows(self) -> pa.Table | None:
         """All refused rows, with `__reason` and `__detail`; None without any."""
@@ -224,9 +228,9 @@ class RowJudge:
 
     def _judged(self, rows: pa.RecordBatch) -> Block:
         fields = self.sink.topic.value.schema.fieldNames()
-        written = self._writer.write(rows.select(fields))
-        verdicts = {row: (refusal.reason, refusal.detail) for row, refusal in written.refused.items()}
-        values = written.values
+        made = self._writer.write(rows.select(fields))
+        verdicts = {row: (refusal.reason, refusal.detail) for row, refusal in made.refused.items()}
+        values = made.values
         if self.sink.topic.tombstones == "keep":
             nothing = pc.is_null(rows.column(fields[0]))
             for name in fields[1:]:
@@ -234,8 +238,8 @@ class RowJudge:
             tombs = set(pc.indices_nonzero(nothing).to_pylist())
             verdicts = {row: verdict for row, verdict in verdicts.items() if row not in tombs}
             values = [None if row in tombs else value for row, value in enumerate(values)] if tombs else values
-        columns = _Columns(self.sink, rows, self.fixed)
-        for row in range(rows.num_rows):
+        columns = RecordColumns(rows, self.sink.name, self.fixed)
+        for row in range(rows.num_rows) if not self._all_are_taken(columns, values) else ():
             if row not in verdicts and (verdict := self._verdict(columns, row, values[row])) is not None:
                 verdicts[row] = verdict
         if verdicts:
@@ -244,9 +248,22 @@ class RowJudge:
             for name, part in ((REASON_COLUMN, 0), (DETAIL_COLUMN, 1)):
                 taken = taken.append_column(name, pa.array([verdicts[row][part] for row in bad], pa.string()))
             self.refused.append(taken)
-        return Block(rows, values, [row for row in range(rows.num_rows) if row not in verdicts])
+        written = [row for row in range(rows.num_rows) if row not in verdicts] if verdicts else range(rows.num_rows)
+        return Block(rows, values, written)
 
-    def _verdict(self, columns: _Columns, row: int, value: bytes | None) -> tuple[str, str] | None:
+    def _all_are_taken(self, columns: RecordColumns, values: Sequence[bytes | None]) -> bool:
+        """True if no row of a block is refused by its topic, from the block's extremes; False: nobody knows."""
+        largest = columns.most_bytes(values)
+        if largest is None or any(time is not None and time <= 0 for time in columns.times):
+            return False
+        keyless = None in columns.keys
+        for name in set(columns.topics):
+            info = self.topics[name]
+            if info is None or largest > self.topics.most_bytes(info) or (keyless and "compact" in info.cleanup_policy):
+                return False
+        return True
+
+    def _verdict(self, columns: RecordColumns, row: int, value: bytes | None) -> tuple[str, str] | None:
         topic, key = columns.topics[row], columns.keys[row]
         info = self.topics[topic]
         if info is None:
@@ -266,37 +283,22 @@ class RowJudge:
         if any(name is None for name, _ in headers):
             return "nameless_header", "a header has no name"
         most = self.topics.most_bytes(info)
-        size = len(key or b"") + len(value or b"") + _RECORD_OVERHEAD
-        size += sum(len(name.encode()) + len(content or b"") + _HEADER_OVERHEAD for name, content in headers)
+        size = len(key or b"") + len(value or b"") + RECORD_OVERHEAD
+        size += sum(len(name.encode()) + len(content or b"") + HEADER_OVERHEAD for name, content in headers)
         if size > most:
             return "too_large", f"the record has up to {size:,} bytes, and topic {topic} takes {most:,}"
         return None
 
 
-class _Columns:
-    """The columns beside the value, as Python values by row."""
+@dataclass
+class BatchRecords:
+    """The records of one batch; it can be gone through again."""
 
-    def __init__(self, sink: KafkaSink, rows: pa.RecordBatch, fixed: Sequence[Header]) -> None:
-        count, names = rows.num_rows, set(rows.schema.names)
+    judge: RowJudge
+    blocks: Iterable[Block]
+    count: int
+    topic_ids: Mapping[str, str]
+    most_bytes: int
 
-        def column(name: str) -> list[Any]:
-            return rows.column(name).to_pylist() if name in names else [None] * count
-
-        self.keys: list[bytes | None] = column(KEY)
-        self.times: list[int | None] = column(TIMESTAMP)
-        self.topics: list[str] = (
-            [topic or sink.name for topic in column(ROUTE)] if ROUTE in names else [sink.name] * count
-        )
-        self._fixed = list(fixed)
-        self._own = column(HEADERS) if HEADERS in names else None
-        places = set(_PLACE) <= names and bool(fixed)
-        self._sources = list(zip(*(column(name) for name in _PLACE), strict=True)) if places else None
-
-    def headers(self, row: int) -> list[Header]:
-        """The headers of a record: those of the batch, its source position, its own."""
-        headers = list(self._fixed)
-        if self._sources is not None and (source := self._sources[row])[2] is not None:
-            headers.append(("recourse.source", f"{source[0]}/{source[1]}/{source[2]}".encode()))
-        if self._own is not None and self._own[row]:
-            headers += [(header["key"], header["value"]) for header in self._own[row] if header is not None]
-        return headers
+    def __iter__(self) -> Iterator[Record]:
+        return chain.from_iterable(map(self.judge.records, self.blocks))

@@ -57,6 +57,10 @@ def test_tables_and_topics_of_one_mapping_are_told_apart_and_a_table_is_primary(
     ("declare", "text"),
     [
         (lambda: KafkaSink("orders"), r"'orders', not a KafkaTopic"),  # type: ignore[arg-type]
+        (lambda: KafkaSink(ORDERS, shards=0), "shards=0"),
+        (lambda: KafkaSink(ORDERS, shards=65), "shards=65"),
+        (lambda: KafkaSink(ORDERS, shards=2, route="r"), "has shards, and a route"),
+        (lambda: KafkaSink(ORDERS, shards=2, delivery="at_least_once"), "has shards, and delivery='at_least_once'"),
         (lambda: KafkaSink(ORDERS, delivery="exactly-once"), "delivery='exactly-once'"),  # type: ignore[arg-type]
         (lambda: KafkaSink(ORDERS, unknown_topic="skip"), "unknown_topic='skip'"),  # type: ignore[arg-type]
         (lambda: KafkaSink(ORDERS, headers="customer"), "is a field of the value"),

@@ -189,3 +189,25 @@ def test_bytes_and_text_are_written_as_they_are_and_null_is_refused() -> None:
         .write(batch(StructType([StructField("value", StringType())]), [{"value": "é"}, {"value": None}]))
     )
     assert (list(written.values), set(written.refused)) == (["é".encode(), None], {1})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(values(RICH), min_size=1, max_size=8), st.data())
+def test_a_slice_of_rows_is_written_as_the_rows_alone(rows: list[Any], data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(rows) - 1))
+    writer = Json(RICH).writer()
+    whole = writer.write(batch(RICH, rows)).values
+    assert writer.write(batch(RICH, rows).slice(begin)).values == whole[begin:]
+    assert [writer.write(batch(RICH, [row])).values[0] for row in rows] == whole
+
+
+@pytest.mark.parametrize(
+    "text", ['a "quoted" one', "back\\slash", "line\nbreak", "\x00", "\x1f", "\x7f", "ü\u2028€𝄞", ""]
+)
+def test_texts_that_need_escapes_are_written_beside_those_that_do_not(text: str) -> None:
+    schema = StructType([StructField("a", StringType()), StructField("b", StringType())])
+    rows = [{"a": "plain", "b": text}, {"a": text, "b": None}, {"a": None, "b": "plain"}]
+    for part in (rows, rows[:1], rows[2:]):
+        written = Json(schema).writer().write(batch(schema, part))
+        assert [*map(msgspec.json.decode, written.values)] == part  # type: ignore[arg-type]
+        assert written.values == [msgspec.json.encode(row) for row in part]

@@ -148,3 +148,40 @@ def test_a_topic_that_is_no_longer_written_is_missed() -> None:
 
 def test_the_entry_of_the_world_lists_no_topic() -> None:
     assert NAME not in entry(7).txns
+
+
+def shards(*batches: int | None, declared: int = 2) -> dict[str, Any]:
+    markers = {shard: None if batch is None else marker(batch) for shard, batch in enumerate(batches)}
+    return {"shards": markers, "shards_topic": "__recourse.s.orders.shards-2", "declared_shards": declared}
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "changes"),
+    [
+        (settled(7), shards(-1, -1)),
+        (settled(7), shards(5, 7, declared=0)),
+        (in_flight(), shards(8, 7)),
+        (in_flight(), shards(8, 8)),
+    ],
+)
+def test_shards_that_are_not_ahead_or_have_the_planned_batch_let_the_stream_start(
+    snapshot: StreamSnapshot, changes: dict[str, Any]
+) -> None:
+    assert check_start(writing(snapshot, marker(7), Txn(1, 7), **changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "changes", "text"),
+    [
+        (settled(7), shards(7, None), "lacks the markers of shards 1: nobody knows"),
+        (settled(7), shards(7, 8), "shards of topic orders have g0001 batch 8, which is not the planned batch"),
+        (in_flight(), shards(9, 7), "shards of topic orders have g0001 batch 9"),
+        (in_flight(), shards(8, 7, declared=4), "some of the 2 shards of topic orders have g0001 batch 8"),
+        (in_flight(), shards(8, 7, declared=0), "is declared with none"),
+    ],
+)
+def test_a_shard_that_is_lost_or_elsewhere_refuses_the_start(
+    snapshot: StreamSnapshot, changes: dict[str, Any], text: str
+) -> None:
+    (finding,) = check_start(writing(snapshot, marker(7), Txn(1, 7), **changes))
+    assert finding.severity == "refuse" and text in finding.found

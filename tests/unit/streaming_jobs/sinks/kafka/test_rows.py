@@ -20,9 +20,10 @@ from streaming_jobs.runtime.batch_counts import entry_of, refuse_other_letters
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sinks.kafka.clients import producer_config
-from streaming_jobs.sinks.kafka.output import BatchRecords, TopicOutput, TopicWrite
+from streaming_jobs.sinks.kafka.output import TopicOutput, TopicWrite
 from streaming_jobs.sinks.kafka.producer import Delivered, Outgoing
-from streaming_jobs.sinks.kafka.rows import HEADERS, KEY, ROUTE, TIMESTAMP, KnownTopics, RowJudge
+from streaming_jobs.sinks.kafka.record_columns import HEADERS, KEY, ROUTE, TIMESTAMP
+from streaming_jobs.sinks.kafka.rows import BatchRecords, KnownTopics, RowJudge
 from streaming_jobs.sinks.kafka.writer import Discarded
 from streaming_jobs.sources.records import HEADERS_ARROW
 from streaming_jobs.sources.topics import TopicInfo
@@ -76,7 +77,9 @@ def judged(*rows: Mapping[str, Any], sink: KafkaSink = SINK) -> tuple[list[Outgo
         sink, KnownTopics(Lookup(), SETTINGS, {"raw": "is read by the stream"}), [("recourse.batch", b"3")]
     )
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=_ARROW)
-    records = [record for block in judge.blocks(iter([table])) for record in judge.records(block)]
+    if not any(row.get(HEADERS) for row in rows):  # then blocks are judged by their extremes first
+        table = table.drop_columns([HEADERS])
+    records = [Outgoing(*record) for block in judge.blocks(iter([table])) for record in judge.records(block)]
     return records, judge.refused_rows()
 
 
@@ -171,7 +174,7 @@ class _Report:
 def test_delivery_reports_become_ranges() -> None:
     delivered = Delivered()
     for place in (("a", 0, 7), ("a", 0, 5), ("b", 1, 0), ("a", 1, 3), ("a", 0, 9)):
-        delivered(None, _Report(*place))  # type: ignore[arg-type]
+        delivered.of(place[0])(None, _Report(*place))  # type: ignore[arg-type]
     assert delivered.ranges({"a": "id"}) == (
         WrittenRange("a", "id", 0, 5, 10, 3),
         WrittenRange("a", "id", 1, 3, 4, 1),
@@ -183,7 +186,7 @@ def test_delivery_reports_become_ranges() -> None:
 def test_a_record_whose_offset_the_broker_did_not_say_is_counted_and_in_no_range(offset: int | None) -> None:
     delivered = Delivered()
     for each in (7, offset):
-        delivered(None, _Report("a", 0, each))  # type: ignore[arg-type]
+        delivered.of("a")(None, _Report("a", 0, each))  # type: ignore[arg-type]
     assert delivered.count == 2
     assert delivered.ranges({"a": "id"}) == (WrittenRange("a", "id", 0, 7, 8, 1),)
 
@@ -222,3 +225,12 @@ def test_rows_that_name_thousands_of_unknown_topics_are_judged_quickly() -> None
     topics = KnownTopics(lookup, SETTINGS)
     assert all(topics[f"unknown-{n}"] is None for n in range(1000)) and len(lookup.asked) == 5
     assert topics["orders"] is not None
+
+
+@pytest.mark.parametrize(("size", "refused"), [(124, 0), (125, 1)])
+def test_a_block_is_looked_at_row_by_row_as_soon_as_one_row_may_be_too_large(size: int, refused: int) -> None:
+    """The record of the last row has exactly the bytes that its topic takes, or one more."""
+    sink = KafkaSink(KafkaTopic("small", value=Json(VALUE)), key="k")
+    rows = [{**ROW, TIMESTAMP: None}, {**ROW, TIMESTAMP: None, "note": "x" * size}]
+    records, letters = judged(*rows, sink=sink)
+    assert len(records) == 2 - refused and (0 if letters is None else letters.num_rows) == refused

@@ -1,0 +1,129 @@
+"""A shard is written for the driver that has claimed it, once, whichever process does it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streaming_jobs.errors import ConfigurationError, Fenced, PermanentError
+from streaming_jobs.ledger import Txn
+from streaming_jobs.positions import WrittenRange
+from streaming_jobs.settings import TopicSinkSettings
+from streaming_jobs.sinks.base import BatchOfRows
+from streaming_jobs.sinks.kafka.sharded import ShardedWriter, merged
+from streaming_jobs.sinks.kafka.shards import ShardWriter, shards_topic
+from streaming_jobs.sinks.kafka.writer import Clients
+from tests.support.kafka_cluster import Cluster
+from tests.unit.streaming_jobs.sinks.kafka.test_writer import TOPIC, Records, entry
+
+MARKERS = "__recourse.s.orders.shards-1"
+
+
+@pytest.fixture(autouse=True)
+def _claims_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_jobs.sinks.kafka.writer._CLAIM", 0.0)
+
+
+def shard(cluster: Cluster, owner: str = "") -> ShardWriter:
+    clients = Clients({}, producer=cluster.producer, consumer=cluster.consumer)
+    return ShardWriter("s", "topic:orders", TOPIC, TopicSinkSettings(), clients, owner=owner)
+
+
+def claimed(cluster: Cluster, owner: str) -> None:
+    writer = shard(cluster)
+    writer.look()
+    writer.claim(owner, 1)
+    writer.close()
+
+
+def test_a_shard_is_written_once_by_whichever_process_is_first() -> None:
+    cluster = Cluster()
+    claimed(cluster, "driver")
+    assert shard(cluster, "driver").write(entry(0), Records([b"a"]))
+    again = shard(cluster, "driver")
+    assert not again.write(entry(0), Records([b"a"])) and again.position == Txn(1, 0)
+    assert cluster.values(TOPIC) == [b"a"]
+    assert [record.partition() for record in cluster.of(MARKERS)] == [0, 0]
+
+
+def test_a_process_of_a_driver_that_another_one_has_replaced_writes_nothing() -> None:
+    cluster = Cluster()
+    claimed(cluster, "old")
+    begun = shard(cluster, "old")
+    begun.write(entry(0), Records([b"a"]))
+    claimed(cluster, "new")
+    for zombie in (begun, shard(cluster, "old")):
+        with pytest.raises(Fenced, match="another driver writes topic orders"):
+            zombie.write(entry(1), Records([b"zombie"]))
+    assert shard(cluster, "new").write(entry(1), Records([b"b"]))
+    assert cluster.values(TOPIC) == [b"a", b"b"]
+
+
+def test_a_process_whose_shard_moved_to_another_one_takes_it_back_without_waiting() -> None:
+    cluster = Cluster()
+    claimed(cluster, "driver")
+    first, second = shard(cluster, "driver"), shard(cluster, "driver")
+    first.write(entry(0), Records([b"a"]))
+    first.renew()
+    assert len(cluster.producers) == 2, "its producer is the newest: it is kept"
+    second.write(entry(1), Records([b"b"]))
+    first.renew()
+    assert first.position is None, "it asks the marker again"
+    assert not first.write(entry(1), Records([b"b"])) and first.write(entry(2), Records([b"c"]))
+    assert cluster.values(TOPIC) == [b"a", b"b", b"c"]
+
+
+def test_a_shard_without_its_marker_is_not_written() -> None:
+    cluster = Cluster()
+    with pytest.raises(PermanentError, match="had a marker of shard 0, and now has none"):
+        shard(cluster, "driver").write(entry(0), Records([b"a"]))
+    assert cluster.values(TOPIC) == []
+
+
+def test_a_new_generation_claims_its_shards_and_an_older_one_is_refused() -> None:
+    cluster = Cluster()
+    claimed(cluster, "driver")
+    shard(cluster, "driver").write(entry(5), Records([b"a"]))
+    writer = shard(cluster)
+    writer.look()
+    writer.claim("next", 2)
+    assert writer.position == Txn(2, -1)
+    with pytest.raises(Fenced, match="in generation 2"):
+        shard(cluster).claim("older", 1)
+
+
+def test_only_large_batches_and_those_begun_go_by_shards() -> None:
+    def writer(shards: int) -> ShardedWriter:
+        clients = Clients({})
+        return ShardedWriter("s", "topic:orders", TOPIC, TopicSinkSettings(), clients, shards=shards, client=Path())
+
+    small, large = BatchOfRows(1, 4, driver=True), BatchOfRows(1, 4, driver=False)
+    assert not writer(0).by_shards(large) and writer(2).by_shards(large) and not writer(2).by_shards(small)
+    begun = writer(2)
+    begun.begun = Txn(1, 4)
+    assert begun.by_shards(small) and not begun.by_shards(replace(small, batch=5))
+
+
+def test_ranges_of_shards_become_one_per_partition() -> None:
+    parts = [("a", "id", 1, 5, 9, 3), ("a", "id", 0, 2, 4, 2), ("a", "id", 1, 3, 6, 2), ("b", "", 0, 0, 1, 1)]
+    assert merged(WrittenRange(*part) for part in parts) == (
+        WrittenRange("a", "id", 0, 2, 4, 2),
+        WrittenRange("a", "id", 1, 3, 9, 5),
+        WrittenRange("b", "", 0, 0, 1, 1),
+    )
+
+
+def test_another_number_of_shards_has_other_markers() -> None:
+    assert shards_topic("recourse", "s", TOPIC, 1) == MARKERS != shards_topic("recourse", "s", TOPIC, 2)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "generation"), [({Txn(1, 4): 3}, 1), ({Txn(1, 4): 2}, 2), ({Txn(1, 4): 2, Txn(1, 5): 2}, 1)]
+)
+def test_half_a_batch_is_finished_in_its_generation_by_as_many_shards(ahead: dict[Txn, int], generation: int) -> None:
+    writer = ShardedWriter("s", "topic:orders", TOPIC, TopicSinkSettings(), Clients({}), shards=2)
+    writer._refuse_half_a_batch({Txn(1, 4): 2}, 1)
+    with pytest.raises(ConfigurationError, match="start the stream once as it was|and others do not"):
+        writer._refuse_half_a_batch(ahead, generation)
