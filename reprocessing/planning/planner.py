@@ -6,7 +6,7 @@ With a target ahead of the stream nothing is replayed: the records in between ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reprocessing.planning.conditions import UnknownColumn, broken
@@ -25,6 +25,7 @@ from reprocessing.planning.replay_start import replay_start
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot, refuse_fenced
 from reprocessing.planning.targets import Resolved, Target, named_code, resolve
 from reprocessing.planning.until import until_border, until_of
+from reprocessing.planning.void_since import further_back
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until
 from reprocessing.plans.plan_file import next_id, save, sealed
 from reprocessing.rebuild.staging import opened_by
@@ -107,10 +108,11 @@ def _drafts(
             snapshot = planning_snapshot(settings, streams[name], requests[0].snapshot.topics)
             target, resolved = goes_back_to(snapshot, {t: o for t, o in changed.items() if t in topics})
             request = Request(snapshot, target, checks_of(streams[name]), resolved=resolved)
-        drafts[name] = _draft(request, undoes)
+        drafts[name] = _draft(request, undoes, drafts)
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
-    if set(drafts) == set(asked):  # nothing is between them
+    linked = any(len(set(through_topics(streams, [name])).intersection(drafts)) > 1 for name in asked)
+    if set(drafts) == set(asked) and not linked:
         return [drafts[name] for name in asked]
     by_table = sorted(set(through_tables(streams, asked)).intersection(drafts))
     if by_table:
@@ -138,8 +140,8 @@ def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> 
                 )
 
 
-def _draft(request: Request, undoes: str | None) -> StreamPlan:
-    """The plan of one stream, without the name of the recovery."""
+def _draft(request: Request, undoes: str | None, before: Mapping[str, StreamPlan]) -> StreamPlan:
+    """The plan of one stream, without the name of the recovery; `before` are those put right before it."""
     snapshot, target, checks = request.snapshot, request.target, request.checks
     refuse_fenced(snapshot)
     saw = snapshot.world
@@ -157,6 +159,9 @@ def _draft(request: Request, undoes: str | None) -> StreamPlan:
         did = f"is what {target} goes back before,"
         remarks = refuse_same_code(snapshot, code.version, did, same_code=request.same_code)
     resolved = request.resolved or resolve(target, snapshot.view())
+    if request.base is None and (moved := further_back(snapshot, target, resolved, before)) is not None:
+        target, resolved = moved
+        request = replace(request, target=target)
     if resolved.ahead:  # suites are on by default, and judge rebuilt rows: there are none
         checks = replace(checks, suites=())
     if resolved.ahead and (request.discard_state or checks != NO_CHECKS):

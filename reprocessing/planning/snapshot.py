@@ -22,7 +22,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import LATE
 from streaming_jobs.sinks.tables import all_tables, open_table
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state import named_savepoints, savepoints, stream_record
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
@@ -66,6 +66,7 @@ class PlanningSnapshot:
             savepoints=self.savepoints,
             for_time=self.topics.offsets_for_time,
             now=time.time(),
+            names=named_savepoints.of_stream(self.settings, self.stream.name),
         )
 
     def _tables(self) -> list[SawTable]:
