@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reprocessing.explainer import explain
+from reprocessing.planning.downstream import left_out
 from reprocessing.planning.snapshot import planning_snapshot
 from reprocessing.plans.journal import Journal, next_step
 from reprocessing.plans.plan import RecoveryPlan, moved
@@ -91,6 +92,8 @@ def apply(recovery: Recovery) -> None:
         for context in recovery.each()
         for each in moved(context.plan, planning_snapshot(context.settings, context.stream, context.topics).world)
     ]
+    late = left_out(recovery.settings, plan, list(recovery.streams.values()))
+    changes += [f"stream {name} reads its topics, and has begun since" for name in late]
     if changes:
         raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(changes)}", "make a new plan")
     resume(recovery)

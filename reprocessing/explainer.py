@@ -52,8 +52,20 @@ def _stream(plan: StreamPlan) -> Iterator[str]:
         versions = f"version {table.version}, afterwards {table.version + _COMMITS} or later"
         size = f"{table.mode}, {counted(table.files, 'file')}, {_size(table.size)}"
         yield f"  table        {table.name} ({size}): {becomes}; {versions}"
+    yield from _topics(plan)
     yield "  downstream   readers of these tables see one commit that changes rows"
     yield from (f"  note         {note}" for note in plan.notes)
+
+
+def _topics(plan: StreamPlan) -> Iterator[str]:
+    """The topics that the stream writes, with the offsets that become void, as of planning."""
+    for topic, begins in plan.wrong_from.items():
+        ends = plan.ends_written.get(topic, {})
+        ranges = {p: (begin, ends[p]) for p, begin in sorted(begins.items()) if begin < ends.get(p, 0)}
+        total = sum(end - begin for begin, end in ranges.values())
+        words = ", ".join(f"partition {p}: {begin} to {end - 1}" for p, (begin, end) in ranges.items())
+        become = f"{counted(total, 'offset', 'becomes', 'become')} void ({words})" if ranges else "nothing becomes void"
+        yield f"  topic        {topic}: {become}; corrected records are appended"
 
 
 def _size(size: float) -> str:

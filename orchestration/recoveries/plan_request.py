@@ -10,9 +10,10 @@ from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
     from reprocessing.planning.planner import Request
-    from reprocessing.plans.plan import RecoveryPlan
+    from reprocessing.plans.plan import Checks, RecoveryPlan
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import Topics
+    from streaming_jobs.stream import Stream
     from streaming_jobs.topology import Topology
 
 TARGETS: Mapping[str, str] = {
@@ -91,7 +92,8 @@ def make_requested(
         raise UsageError(
             f"{what} is about one stream, and {len(request.streams)} were given", "make a plan for each of them"
         )
-    return make_plan(settings, [_of_stream(settings, topology, topics, request, name) for name in request.streams])
+    requests = [_of_stream(settings, topology, topics, request, name) for name in request.streams]
+    return make_plan(settings, requests, checks_of=lambda stream: _suites(settings, topology, request, stream))
 
 
 def share_of(text: str | None) -> float | None:
@@ -105,6 +107,15 @@ def share_of(text: str | None) -> float | None:
     if not 0 <= value <= 1:
         raise UsageError(f"--max-changed {text} is not between 0 and 1", "write 5% or 0.05")
     return value
+
+
+def _suites(settings: Settings, topology: Topology, request: PlanRequest, stream: Stream) -> Checks:
+    """The checks of a stream that the plan takes along: its suites."""
+    from orchestration.recoveries.suite_gate import suites_of
+    from reprocessing.plans.plan import Checks
+
+    gate = suites_of(settings, topology, stream) if request.suites else []
+    return Checks(suites=tuple(suite.name for suite in gate))
 
 
 def _of_stream(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from reprocessing.planning.snapshot import PlanningSnapshot
 from reprocessing.planning.targets import Resolved, Target, at_or_before
-from reprocessing.plans.plan import StreamPlan
+from reprocessing.plans.plan import RecoveryPlan, StreamPlan
 from reprocessing.topics.wrong_records import first_changed, path_with
 from streaming_jobs.archives.declaration import is_archive
 from streaming_jobs.graph.graph import Graph, Node
@@ -61,6 +61,13 @@ def never_ran(settings: Settings, stream: str) -> bool:
     return stream_record.load(settings, stream) is None
 
 
+def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream]) -> list[str]:
+    """Streams that read topics to which a plan appends, and that have begun since it was made."""
+    every, writers = all_streams(settings, streams), [each.stream for each in plan.streams if each.wrong_from]
+    along = through_topics(every, writers) if writers else []
+    return [name for name in along if name not in plan.names and not never_ran(settings, name)]
+
+
 def changed_by(settings: Settings, plan: StreamPlan, opened: Generation) -> dict[str, dict[int, int]]:
     """By topic that a stream's plan appends to, the first offset from which readers will see other records.
 
@@ -86,12 +93,3 @@ def goes_back_to(snapshot: PlanningSnapshot, changed: TopicOffsets) -> tuple[Tar
     where = " and ".join(topic for topic, each in read.items() if each)
     note = f"reads {where}, whose records change from these offsets on"
     return Target("offsets", words), replace(resolved, notes=(note, *resolved.notes))
-
-
-def not_taken_along(
-    settings: Settings, streams: Mapping[str, Stream], roots: Collection[str]
-) -> tuple[list[str], list[str]]:
-    """Streams downstream that the plan leaves alone: those that read tables, and those that never ran."""
-    along = through_topics(streams, roots)
-    fresh = [name for name in along if name not in roots and never_ran(settings, name)]
-    return [name for name in through_tables(streams, roots) if name not in along], fresh

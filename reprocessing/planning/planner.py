@@ -24,15 +24,14 @@ from reprocessing.planning.reminders import reminders
 from reprocessing.planning.replay_start import replay_start
 from reprocessing.planning.snapshot import PlanningSnapshot, planning_snapshot, refuse_fenced
 from reprocessing.planning.targets import Resolved, Target, named_code, resolve
+from reprocessing.planning.topics_at_planning import NOTHING_WRITTEN, check_topic_sinks, written_topics
 from reprocessing.planning.until import until_border, until_of
 from reprocessing.planning.void_since import further_back
 from reprocessing.plans.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamPlan, Until
 from reprocessing.plans.plan_file import next_id, save, sealed
 from reprocessing.rebuild.staging import opened_by
-from reprocessing.topics.wrong_records import start_of, topics_written, written_after, wrong_from
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.positions import TopicOffsets
-from streaming_jobs.preflight.take_snapshot import ledger_file
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table, open_tables
@@ -101,6 +100,11 @@ def _drafts(
     for name in along:
         if name in asked:
             request = asked[name]
+            if undoes is None and {topic.name for topic in streams[name].topics}.intersection(changed):
+                raise UsageError(
+                    f"stream {name} reads what another stream of the plan writes, so it is taken along",
+                    f"leave {name} out: it goes back to its last batch before the first record that changes",
+                )
         else:
             topics = {source.name for source in streams[name].topics}
             if never_ran(settings, name) or not topics.intersection(changed):
@@ -111,8 +115,7 @@ def _drafts(
         drafts[name] = _draft(request, undoes, drafts)
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
-    linked = any(len(set(through_topics(streams, [name])).intersection(drafts)) > 1 for name in asked)
-    if set(drafts) == set(asked) and not linked:
+    if not changed:  # nothing is between them
         return [drafts[name] for name in asked]
     by_table = sorted(set(through_tables(streams, asked)).intersection(drafts))
     if by_table:
@@ -149,7 +152,7 @@ def _draft(request: Request, undoes: str | None, before: Mapping[str, StreamPlan
     if snapshot.unreachable is not None and any(each.kind not in OF_THE_STREAM for each in asked):
         raise only_the_broker(snapshot.unreachable, "where the topics begin and end")
     _refuse_other_topics(snapshot)
-    _check_topic_sinks(snapshot, request)
+    check_topic_sinks(snapshot, bounded=request.until is not None)
     stateful = bool(snapshot.record.state_fingerprint)
     if request.discard_state and not stateful:
         raise UsageError(f"stream {snapshot.stream.name} keeps no state", "leave out --discard-state")
@@ -181,13 +184,15 @@ def _draft(request: Request, undoes: str | None, before: Mapping[str, StreamPlan
         remarks += border.notes
     if start.savepoint is not None and not discards:
         _refuse_other_state(snapshot, start.savepoint, undoes)
+    written = NOTHING_WRITTEN if resolved.ahead else written_topics(snapshot, start, request.wrong_from)
+    reminded = reminders(snapshot, resolved, start, until)
     plan = StreamPlan(
         id="",
         stream=snapshot.stream.name,
         kind="skip" if resolved.ahead else "rewind",
         target=_words(target, resolved),
         wanted=resolved.wanted,
-        notes=(*resolved.notes, *notes, *remarks, *snapshot.notes, *reminders(snapshot, resolved, start, until)),
+        notes=(*resolved.notes, *notes, *remarks, *snapshot.notes, *reminded, *written.notes),
         saw=saw,
         base=start,
         stateful=stateful,
@@ -197,7 +202,8 @@ def _draft(request: Request, undoes: str | None, before: Mapping[str, StreamPlan
         staging="",
         discards_state=discards,
         until=until,
-        wrong_from={} if resolved.ahead else _wrong_from(request, start),
+        wrong_from=written.wrong_from,
+        ends_written=written.ends,
     )
     if plan.discards_state and not plan.records:
         raise UsageError("the target is the topic's end: there is nothing to replay", "choose an earlier one")
@@ -267,34 +273,6 @@ def _refuse_other_state(snapshot: PlanningSnapshot, savepoint: str, undoes: str 
             else "rebuild the state: --to-batch -1; or begin with empty state: --discard-state"
         )
         raise UsageError(f"the state of savepoint {savepoint} was made by another aggregation: {words}", ways)
-
-
-def _check_topic_sinks(snapshot: PlanningSnapshot, request: Request) -> None:
-    """Raise for a stream that writes topics if their ends are not known, or if the recovery is bounded."""
-    if not snapshot.stream.topic_sinks:
-        return
-    if snapshot.unreachable is not None:
-        raise only_the_broker(snapshot.unreachable, "where the topics end that the stream writes")
-    if request.until is not None:
-        name = snapshot.stream.name
-        raise UsageError(
-            f"stream {name} writes topics: corrected records come after all others, so its readers would have them "
-            "twice",
-            "plan without --until",
-        )
-
-
-def _wrong_from(request: Request, start: Base) -> dict[str, dict[int, int]]:
-    """By topic that the stream writes, the first offset that becomes void."""
-    snapshot, stream = request.snapshot, request.snapshot.stream
-    if not stream.topic_sinks:
-        return {}
-    ledger = ledger_file(snapshot.settings, stream.name)
-    newest = next(table.entry for table in snapshot.around.tables if table.role == "primary")
-    firsts = written_after(ledger, stream, start_of(start), newest)
-    names = topics_written(stream, {**firsts, **(request.wrong_from or {})})
-    ends = {name: snapshot.topics.latest(name) for name in names}
-    return wrong_from(stream, start, ends, firsts, known=request.wrong_from)
 
 
 def _refuse_other_topics(snapshot: PlanningSnapshot) -> None:

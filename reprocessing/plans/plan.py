@@ -118,7 +118,8 @@ class StreamPlan:
     tables and empty state. `skip` moves forward: nothing is replayed, and records from `base.ends` to `wanted` are
     never read. With `until` the recovery is bounded: the replay ends with that batch, and later rows stay as they are.
     `staging` is the name of its folder of staging tables. `wrong_from` has for each topic that the stream writes, by
-    partition, the first offset that becomes void; the replay appends the corrected records after the topic's end.
+    partition, the first offset that becomes void; the replay appends the corrected records after the topic's end, which
+    was at `ends_written` when the plan was made.
     """
 
     id: str
@@ -137,6 +138,7 @@ class StreamPlan:
     discards_state: bool = False
     until: Until | None = None
     wrong_from: TopicOffsets = field(default_factory=dict)
+    ends_written: TopicOffsets = field(default_factory=dict)
 
     @property
     def skips(self) -> bool:

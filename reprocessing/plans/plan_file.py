@@ -136,7 +136,7 @@ def _as_before(value: dict[str, Any]) -> dict[str, Any]:
     checks, saw = value.get("checks"), value.get("saw")
     if checks is not None and not checks.get("suites"):
         value = {**value, "checks": {key: each for key, each in checks.items() if key != "suites"}}
-    empty = [key for key in ("until", "wrong_from") if key in value and not value[key]]
+    empty = [key for key in ("until", "wrong_from", "ends_written") if key in value and not value[key]]
     value = {key: each for key, each in value.items() if key not in empty}
     if saw is not None:
         value = {**value, "saw": {**saw, "topics": [_without_archive(topic) for topic in saw["topics"]]}}
@@ -178,6 +178,7 @@ def _stream_plan(value: Mapping[str, Any]) -> StreamPlan:
             "notes": tuple(value["notes"]),
             "wanted": decode(value["wanted"]),
             "wrong_from": decode(value.get("wrong_from", {})),
+            "ends_written": decode(value.get("ends_written", {})),
             "saw": PlannedAgainst(
                 generation=saw["generation"],
                 batch=saw["batch"],

@@ -19,6 +19,7 @@ from reprocessing.rebuild.bounded import combined, combined_settings, rows_until
 from reprocessing.rebuild.context import RecoveryContext, RunSuite, no_suites
 from reprocessing.rebuild.publish import misfit
 from reprocessing.rebuild.replay_end import kept_table
+from reprocessing.topics.difference import topic_differences
 from streaming_jobs.declared_table import DeclaredTable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import LATE, StoredTable
@@ -57,12 +58,14 @@ class Rebuilt:
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """The differences of every table with rows of its own; computed when they are first asked for."""
+        """The differences of every topic, and of every table with rows of its own; computed when first asked for."""
         differences = []
         for declared, role in all_tables(self.context.stream):
+            if self.context.stream.topics_only and role == "primary":
+                continue  # its rows are the batches themselves
             if role not in LATE:  # they follow from the rows, and depend on the batches that noted them
                 differences.append(compare(declared.name, *self._compared(declared), declared.keys))
-        return differences
+        return [*topic_differences(self.context), *differences]
 
     def _compared(self, declared: DeclaredTable) -> tuple[DeltaTable, DeltaTable]:
         """The published and the rebuilt rows, as of the same records."""

@@ -111,7 +111,6 @@ def reopen(context: RecoveryContext, savepoint: Savepoint, ends: TopicOffsets, *
     reason, aborts = f"{doing} of {context.plan.id}", doing == "abort"
     opened = Generation(number, time.time(), reason, savepoint.generation, savepoint.batch, aborts=aborts)
     continue_topics(context, Txn(number, savepoint.batch), opened)
-    context.crash_point(f"recover_{doing}_topics")
     publish(
         settings,
         context.stream,

@@ -7,7 +7,9 @@ from typing import ClassVar
 
 from reprocessing.rebuild.context import Recovery
 from reprocessing.stages.stage import Findings, OfOneStream
+from reprocessing.topics.groups import group_words
 from reprocessing.topics.void import settle
+from reprocessing.topics.written_topics import GroupPosition
 
 
 @dataclass(frozen=True)
@@ -25,4 +27,9 @@ class Settle(OfOneStream):
 
     def run(self, recovery: Recovery) -> Findings:
         """Settle the topics, and list the consumer groups that have read wrong records."""
-        return settle(recovery.of(self.stream))
+        context = recovery.of(self.stream)
+        findings = settle(context)
+        for group in (GroupPosition(*each) for each in findings["groups"]):
+            begins, ends = findings["begins"][group.topic], findings["ends"][group.topic]
+            recovery.events.tell(f"  {group_words(group, begins, ends)}")
+        return findings

@@ -49,7 +49,9 @@ def settle(context: RecoveryContext) -> Mapping[str, Any]:
     stream, plan = context.stream, context.plan
     in_flight = _ranges(context.found("fence").get("in_flight", ()))
     ledger = ledger_file(context.settings, stream.name)
-    firsts = written_after(ledger, stream, start_of(plan.base), _newest_batch(context))
+    sinks = [sink.name for sink in stream.topic_sinks.values()]
+    now = {name: context.written.topic_id(name) for name in sinks}
+    firsts = written_after(ledger, stream, start_of(plan.base), now, _newest_batch(context))
     names = topics_written(stream, {**firsts, **plan.wrong_from, **{each.topic: {} for each in in_flight}})
     ends = {name: context.written.settled(name) for name in names}
     begins = wrong_from(stream, plan.base, ends, firsts, known=plan.wrong_from, in_flight=in_flight)
@@ -107,6 +109,8 @@ def release(context: RecoveryContext) -> None:
 
 def mark_topics(context: RecoveryContext, at: Txn) -> list[WrittenRange]:
     """Say in every topic that it has the stream's batches up to a position; returns what only topics have."""
+    if not context.stream.topic_sinks:
+        return []
     position = Txn(context.plan.saw.generation, context.found("keep")["batch"])
     found: list[WrittenRange] = []
     for sink in context.stream.topic_sinks.values():
@@ -122,9 +126,12 @@ def continue_topics(context: RecoveryContext, at: Txn, opened: Generation) -> No
     settled = context.journal.done("settle")
     if settled is not None:
         before = decode(settled["kept"])
-    for topic, begins in before.items():
-        ends = context.written.settled(topic)
+    declared = [sink.name for sink in context.stream.topic_sinks.values()]
+    for topic in dict.fromkeys([*declared, *context.plan.wrong_from, *before]):
+        begins = before.get(topic, {})
+        ends = context.written.settled(topic) if begins else {}
         declare(context, topic, context.written.topic_id(topic), opened, begins, ends)
+        context.crash_point("recover_continue_topic")
 
 
 def void_for(context: RecoveryContext) -> dict[str, VoidRanges]:
@@ -138,16 +145,15 @@ def void_for(context: RecoveryContext) -> dict[str, VoidRanges]:
 
 
 def appended_until(context: RecoveryContext, border: TopicOffsets) -> dict[str, dict[int, int]]:
-    """By topic and partition, where a replay's records end that come from records before a border."""
-    ends = {topic: dict(each) for topic, each in decode(context.found("settle")["ends"]).items()}
-    for day in ledger_file(context.own, context.stream.name).days(context.stream.name):
-        for line in day:
-            entry = line.read().entry
-            if _within(entry, border):
-                for each in entry.written:
-                    of_topic = ends.setdefault(each.topic, {})
-                    of_topic[each.partition] = max(each.end, of_topic.get(each.partition, 0))
-    return ends
+    """By topic and partition, where a replay's records end that come from records before a border.
+
+    It is where the next batch has written, or the end of the topic, so that transaction markers are not between.
+    """
+    days = ledger_file(context.own, context.stream.name).days(context.stream.name)
+    entries = (line.read().entry for day in days for line in day)
+    beyond = lowest(each for entry in entries if not _within(entry, border) for each in entry.written)
+    ends = {topic: context.written.settled(topic) for topic in context.found("settle")["topics"]}
+    return {topic: {p: beyond.get(topic, {}).get(p, end) for p, end in each.items()} for topic, each in ends.items()}
 
 
 def border_offsets(context: RecoveryContext) -> dict[str, Mapping[int, int]]:

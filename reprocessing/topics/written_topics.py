@@ -23,16 +23,19 @@ from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.positions import PartitionOffsets, WrittenRange
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
+from streaming_jobs.sources.archived_ranges import read_ranges
+from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import client_config
+from streaming_jobs.sources.range_reader import RangeReader
+from streaming_jobs.sources.records import Records
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
-from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.topic import RawRecord, TopicReader
 
 _POLL = 0.1
 _BEYOND_A_TRANSACTION = timedelta(seconds=20)
 """The broker looks for transactions past their timeout every ten seconds."""
 _MOST_GROUPS = 500
+_BLOCK = 10_000
 
 
 class GroupPosition(NamedTuple):
@@ -71,8 +74,8 @@ class WrittenTopics(Protocol):
     def groups(self, topic: str, begins: PartitionOffsets) -> list[GroupPosition]:
         """The consumer groups that have committed an offset after `begins`, with it."""
 
-    def records(self, topic: str, spans: Mapping[int, tuple[int, int]]) -> Iterator[RawRecord]:
-        """The committed records in ranges of offsets by partition."""
+    def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[Records]:
+        """The committed records in ranges of offsets by partition, some thousands at a time."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,13 @@ class KafkaWrittenTopics:
             raise TransientError(f"consumer groups cannot be listed: {error}", "check the broker") from error
         return found
 
-    def records(self, topic: str, spans: Mapping[int, tuple[int, int]]) -> Iterator[RawRecord]:
-        """Read them with a consumer of committed records."""
-        reader = TopicReader.at(self.settings.kafka, self._bootstrap, topic)
-        yield from reader.records(Span(topic, partition, *span) for partition, span in sorted(spans.items()))
+    def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[Records]:
+        """Read them as a stream does."""
+        reader = RangeReader(topic, self._config, self.settings.kafka.timeout)
+        try:
+            yield from read_ranges(reader, spans, _BLOCK)
+        finally:
+            reader.close()
 
     def _marked(self, stream: Stream, sink: KafkaSink, entry: Any) -> LedgerEntry:
         writer = TransactionWriter(

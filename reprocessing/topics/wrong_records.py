@@ -28,21 +28,26 @@ def start_of(base: Base) -> Txn:
 
 
 def written_after(
-    ledger: LedgerFile, stream: Stream, after: Txn, newest: LedgerEntry | None = None
+    ledger: LedgerFile, stream: Stream, after: Txn, ids: Mapping[str, str], newest: LedgerEntry | None = None
 ) -> dict[str, dict[int, int]]:
     """By topic and partition, the first offset that the stream has written after a batch.
 
-    `newest` is the entry in the primary table, which the ledger may lack after a crash. Raises UsageError if the ledger
-    does not reach back to the batch.
+    What it wrote to an earlier topic of the same name does not count: `ids` are those of now. `newest` is the entry in
+    the primary table, which the ledger may lack after a crash. Raises UsageError if the ledger does not reach back to
+    the batch.
     """
     firsts: dict[str, dict[int, int]] = {}
+
+    def add(written: Iterable[WrittenRange]) -> None:
+        _lower(firsts, (each for each in written if each.topic_id == ids.get(each.topic, each.topic_id)))
+
     if newest is not None and newest.kind == "batch" and newest.txn > after:
-        _lower(firsts, newest.written)
+        add(newest.written)
     reached = newest is not None and newest.txn <= after
     for day in ledger.days(stream.name):
         for line in day:
             if line.txn > after:
-                _lower(firsts, line.read().entry.written)
+                add(line.read().entry.written)
             else:
                 reached = True
         if reached and all(line.txn <= after for line in day):
@@ -98,6 +103,11 @@ def wrong_from(
 def topics_written(stream: Stream, firsts: Mapping[str, PartitionOffsets]) -> list[str]:
     """The topics that the stream declares, and those to which it has routed records."""
     return list(dict.fromkeys([*(sink.name for sink in stream.topic_sinks.values()), *firsts]))
+
+
+def path_of(record: StreamRecord) -> list[int]:
+    """The generations whose records count now."""
+    return [number for number, _, _ in generation_spans(record.generations)]
 
 
 def path_with(record: StreamRecord, opened: Generation) -> list[int]:

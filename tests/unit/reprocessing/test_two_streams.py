@@ -227,7 +227,7 @@ def test_a_stream_and_one_that_reads_its_table_are_not_in_one_plan(
     middle = Stream("middle", lambda rows: rows, {"rows": DeltaSource("things", rows)}, {"m": DeltaTable("m")})
     reader = dataclasses.replace(OTHERS, sources={"value": DeltaSource("m" if between else "things", rows)})
     monkeypatch.setattr(
-        "reprocessing.planning.planner.Topology.load", lambda _: Topology({"middle": middle} if between else {})
+        "reprocessing.planning.downstream.Topology.load", lambda _: Topology({"middle": middle} if between else {})
     )
     settings = both[0].settings
     requests = [Request(planning_snapshot(settings, s, Topics(end=60)), Target("batch", "2")) for s in BOTH]

@@ -1,0 +1,69 @@
+"""The topics that a stream writes, as they are when its recovery is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from reprocessing.planning.offline import only_the_broker
+from reprocessing.planning.snapshot import PlanningSnapshot
+from reprocessing.plans.plan import Base
+from reprocessing.topics.groups import group_words
+from reprocessing.topics.written_topics import KafkaWrittenTopics
+from reprocessing.topics.wrong_records import start_of, topics_written, written_after, wrong_from
+from streaming_jobs.errors import TransientError, UsageError
+from streaming_jobs.positions import TopicOffsets
+from streaming_jobs.preflight.take_snapshot import ledger_file
+
+
+@dataclass(frozen=True)
+class WrittenAtPlanning:
+    """By topic and partition, the first offset that becomes void, and the end; notes about others who read them."""
+
+    wrong_from: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    ends: TopicOffsets = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+NOTHING_WRITTEN = WrittenAtPlanning()
+
+
+def check_topic_sinks(snapshot: PlanningSnapshot, *, bounded: bool) -> None:
+    """Raise for a stream that writes topics if their ends are not known, or if the recovery is bounded."""
+    if not snapshot.stream.topic_sinks:
+        return
+    if snapshot.unreachable is not None:
+        raise only_the_broker(snapshot.unreachable, "where the topics end that the stream writes")
+    if bounded:
+        name = snapshot.stream.name
+        raise UsageError(
+            f"stream {name} writes topics: corrected records come after all others, so its readers would have them "
+            "twice",
+            "plan without --until",
+        )
+
+
+def written_topics(snapshot: PlanningSnapshot, start: Base, known: TopicOffsets | None) -> WrittenAtPlanning:
+    """The topics of a stream whose replay begins at `start`; `known` offsets are wrong in any case."""
+    stream = snapshot.stream
+    if not stream.topic_sinks:
+        return NOTHING_WRITTEN
+    newest = next(table.entry for table in snapshot.around.tables if table.role == "primary")
+    known_topics = {sink.name: snapshot.topics.describe(sink.name) for sink in stream.topic_sinks.values()}
+    ids = {name: info.id for name, info in known_topics.items() if info is not None}
+    firsts = written_after(ledger_file(snapshot.settings, stream.name), stream, start_of(start), ids, newest)
+    names = topics_written(stream, {**firsts, **(known or {})})
+    ends = {name: snapshot.topics.latest(name) for name in names}
+    wrong = wrong_from(stream, start, ends, firsts, known=known)
+    return WrittenAtPlanning(wrong, ends, tuple(_groups(snapshot, wrong, ends)))
+
+
+def _groups(snapshot: PlanningSnapshot, wrong: TopicOffsets, ends: TopicOffsets) -> Iterator[str]:
+    """Notes about consumer groups that have read wrong records; they are not ours, since ours commit no offsets."""
+    topics = KafkaWrittenTopics(snapshot.settings)
+    for name, begins in wrong.items():
+        if read := {p: begin for p, begin in begins.items() if begin < ends[name][p]}:
+            try:
+                yield from (group_words(group, begins, ends[name]) for group in topics.groups(name, read))
+            except TransientError as error:
+                yield f"whether other consumers have read wrong records of {name} is not known: {error.found}"

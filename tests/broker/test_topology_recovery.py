@@ -1,0 +1,158 @@
+"""Recovery over three streams with topics between them: equal to the truth after kills, an undo, and an abort."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from orchestration.cli.demo_topology import CHANGES, LEVELS, RIGHT, STREAMS, WRONG, ShopStory
+from reprocessing.plans.plan_file import load
+from reprocessing.stages import stages_of
+from streaming_jobs.examples.shop.streams import TOPICS
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state import topic_records
+from tests.support.driver import command
+
+COUNT = 2_000
+HALF = COUNT // 2
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture
+def story(broker: Broker, tmp_path: Path) -> Iterator[ShopStory]:
+    """Half of the orders read by the right code, half by the wrong one; the right one is deployed again."""
+    told = ShopStory(tmp_path / "shop", Settings.load({"home": tmp_path / "shop"}), broker.start(), COUNT)
+    topics = Topics.of(told.settings.kafka, told.bootstrap)
+    names = [*TOPICS, f"__recourse.stock_changes.{CHANGES}", f"__recourse.stock.{LEVELS}"]
+    remove(topics, names)
+    told.begin()
+    told.feed(0, HALF)
+    told.run_in_order()
+    told.deploy(WRONG)
+    told.feed(HALF, COUNT)
+    told.run_in_order()
+    told.compare(COUNT, right=False)
+    told.deploy(RIGHT)
+    yield told
+    remove(topics, names)
+
+
+def remove(topics: Topics, names: list[str]) -> None:
+    for name in names:
+        if topics.describe(name) is not None:
+            topics.delete(name)
+
+
+def killed(story: ShopStory, point: str, *arguments: str) -> None:
+    """Run a command that is killed at `stream:point:batch`."""
+    done = command(story.folder, {**story.environment(), "RECOURSE_CRASH": point}, *arguments)
+    assert done.returncode == -signal.SIGKILL, (point, done.returncode, done.stderr[-2000:])
+
+
+def planned(story: ShopStory) -> dict[str, Any]:
+    record = json.loads((story.settings.state / "stock_changes" / "stream.json").read_text())
+    arguments = ["recover", "plan", "stock_changes", "--before-code", record["code"][1]["hash"], "--output", "json"]
+    plan: dict[str, Any] = json.loads(story.recourse(*arguments, quiet=True))
+    return plan
+
+
+def outside(story: ShopStory, group: str, offset: int) -> None:
+    """A consumer that is not ours commits an offset."""
+    consumer = Consumer({"bootstrap.servers": story.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(CHANGES, 0, offset)], asynchronous=False)
+    consumer.close()
+
+
+def undo_of(story: ShopStory, plan: str) -> str:
+    (found,) = [
+        each["id"]
+        for each in json.loads(story.recourse("recover", "list", "--output", "json", quiet=True))
+        if each.get("undoes") == plan
+    ]
+    return str(found)
+
+
+def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back_and_given_up(story: ShopStory) -> None:
+    ends = Topics.of(story.settings.kafka, story.bootstrap).latest(CHANGES)
+    outside(story, "billing", ends[0] - 10)
+    plan = planned(story)
+    name = plan["id"]
+    shown = story.recourse("recover", "show", name, quiet=True)
+    assert load(story.settings, name).names == STREAMS
+    assert f"consumer group billing has read {CHANGES} partition 0" in shown, shown
+    assert f"{CHANGES}: " in shown and "become void" in shown, shown
+
+    killed(story, "stock:recover_replay_ran:0", "recover", "apply", name, "--yes")
+    refused = command(story.folder, story.environment(), "streams", "run", "stock", "--trigger", "available-now")
+    assert refused.returncode != 0 and name in refused.stderr, refused.stderr[-500:]
+    story.recourse("recover", "resume", name, "--yes", quiet=True)
+    story.compare(COUNT, right=True)
+    report = (story.settings.state / "recoveries" / name / "report.html").read_text()
+    assert f"topic {CHANGES}" in report and f"topic {LEVELS}" in report
+
+    killed(story, "stock_changes:recover_settle_ran:0", "recover", "undo", name, "--yes")
+    story.recourse("recover", "resume", undo_of(story, name), "--yes", quiet=True)
+    story.compare(COUNT, right=False)
+
+    again = planned(story)["id"]  # it goes back behind what the first one has declared void
+    killed(story, "stock_changes:secondary_committed:1", "recover", "apply", again, "--yes")
+    story.recourse("recover", "resume", again, "--yes", quiet=True)
+    story.compare(COUNT, right=True)
+
+    last = planned(story)["id"]
+    killed(story, "stock:recover_replay_ran:0", "recover", "apply", last, "--yes")
+    story.recourse("recover", "abort", last, quiet=True)
+    story.compare(COUNT, right=True)
+    assert all(topic_records.load(story.settings, topic).under_way is None for topic in (CHANGES, LEVELS))  # type: ignore[union-attr]
+    story.run_in_order()
+    story.compare(COUNT, right=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_killed_at_every_border_of_every_stage_of_every_stream(story: ShopStory) -> None:
+    """Forward and back again, with a kill at another border each time."""
+    plan = planned(story)["id"]
+    stages = [(stage.name, stage.stream or STREAMS[0]) for stage in stages_of(load(story.settings, plan))]
+    borders = [f"{stream}:recover_{stage}_{side}:0" for stage, stream in stages for side in ("begun", "ran")]
+    between = ("recover_fence_topic", "recover_publish_between", "recover_switch_between")
+    borders += [f"{stream}:{point}:0" for point in between for stream in STREAMS[:2]]
+    right = False
+    for point in borders:
+        if right:
+            killed(story, point, "recover", "undo", plan, "--yes")
+            story.recourse("recover", "resume", undo_of(story, plan), "--yes", quiet=True)
+        else:
+            plan = planned(story)["id"]
+            killed(story, point, "recover", "apply", plan, "--yes")
+            story.recourse("recover", "resume", plan, "--yes", quiet=True)
+        right = not right
+        story.compare(COUNT, right=right)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_given_up_after_a_kill_at_every_border(story: ShopStory) -> None:
+    plan = planned(story)["id"]
+    stages = [(stage.name, stage.stream or STREAMS[0]) for stage in stages_of(load(story.settings, plan))]
+    story.recourse("recover", "abort", plan, quiet=True)
+    before_publish = [
+        (stage, stream)
+        for stage, stream in stages
+        if stage in ("keep", "fence", "settle", "prepare", "replay", "audit")
+    ]
+    for stage, stream in before_publish:
+        plan = planned(story)["id"]
+        killed(story, f"{stream}:recover_{stage}_ran:0", "recover", "apply", plan, "--yes")
+        story.recourse("recover", "abort", plan, quiet=True)
+        story.compare(COUNT, right=False)
+    story.recourse("recover", "apply", planned(story)["id"], "--yes", quiet=True)
+    story.compare(COUNT, right=True)

@@ -1,0 +1,107 @@
+"""Where the wrong records of a topic begin, by the ledger of the stream that wrote them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reprocessing.plans.plan import Base
+from reprocessing.topics.wrong_records import first_changed, lowest, written_after, wrong_from
+from streaming_jobs.errors import UsageError
+from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
+from streaming_jobs.ledger import LedgerEntry, Txn
+from streaming_jobs.positions import WrittenRange
+from streaming_jobs.sources.void_ranges import VoidRanges
+from streaming_jobs.state.ledger_file import LedgerFile
+
+TOPIC = CHANGES.name
+IDS = {TOPIC: "id"}
+
+
+def wrote(partition: int, first: int, end: int, topic: str = TOPIC, topic_id: str = "id") -> WrittenRange:
+    return WrittenRange(topic, topic_id, partition, first, end, end - first)
+
+
+def entry(generation: int, batch: int, *written: WrittenRange) -> LedgerEntry:
+    return LedgerEntry("batch", "stock_changes", "stock_changes_batches", generation, batch, written=written)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> LedgerFile:
+    """Three batches, the last two of which a recovery has repeated in generation 2."""
+    file = LedgerFile(tmp_path)
+    for each in (
+        entry(1, 0, wrote(0, 0, 10), wrote(1, 0, 5)),
+        entry(1, 1, wrote(0, 11, 20)),
+        entry(1, 2, wrote(0, 21, 30), wrote(1, 6, 9)),
+        entry(2, 1, wrote(0, 31, 40)),
+        entry(2, 2, wrote(0, 41, 50), wrote(1, 10, 13)),
+    ):
+        file.append(each, {})
+    return file
+
+
+def at(generation: int, batch: int) -> Base:
+    return Base("g", generation, batch, {})
+
+
+@pytest.mark.parametrize(
+    ("after", "firsts"),
+    [
+        (Txn(1, 0), {0: 11, 1: 6}),
+        (Txn(1, 1), {0: 21, 1: 6}),
+        (Txn(1, 2), {0: 31, 1: 10}),
+        (Txn(2, 1), {0: 41, 1: 10}),
+        (Txn(2, 2), {}),
+    ],
+)
+def test_everything_that_a_later_batch_wrote_is_wrong_of_whichever_generation(
+    ledger: LedgerFile, after: Txn, firsts: dict[int, int]
+) -> None:
+    assert written_after(ledger, stock_changes, after, IDS).get(TOPIC, {}) == firsts
+
+
+def test_a_batch_that_only_the_table_knows_counts_too(ledger: LedgerFile) -> None:
+    newest = entry(2, 3, wrote(1, 14, 15))
+    assert written_after(ledger, stock_changes, Txn(2, 2), IDS, newest) == {TOPIC: {1: 14}}
+
+
+def test_what_was_written_to_an_earlier_topic_of_the_name_does_not_count(ledger: LedgerFile) -> None:
+    ledger.append(entry(2, 3, wrote(0, 2, 4, topic_id="old"), wrote(0, 60, 61)), {})
+    assert written_after(ledger, stock_changes, Txn(2, 2), IDS) == {TOPIC: {0: 60}}
+
+
+def test_a_ledger_that_does_not_reach_back_is_no_answer(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path)
+    file.append(entry(1, 7, wrote(0, 70, 80)), {})
+    with pytest.raises(UsageError, match="does not reach back"):
+        written_after(file, stock_changes, Txn(1, 3), IDS)
+    assert written_after(file, stock_changes, Txn(0, -1), IDS) == {TOPIC: {0: 70}}
+
+
+def test_a_partition_without_wrong_records_begins_at_its_end() -> None:
+    ends = {TOPIC: {0: 51, 1: 14}}
+    assert wrong_from(stock_changes, at(2, 1), ends, {TOPIC: {0: 41}}) == {TOPIC: {0: 41, 1: 14}}
+
+
+def test_a_batch_in_the_topic_alone_and_offsets_known_to_be_wrong_are_void_too() -> None:
+    ends = {TOPIC: {0: 60, 1: 20}}
+    found = wrong_from(
+        stock_changes, at(2, 2), ends, {}, known={TOPIC: {1: 10}}, in_flight=[wrote(0, 51, 59), wrote(1, 14, 19)]
+    )
+    assert found == {TOPIC: {0: 51, 1: 10}}
+
+
+def test_a_replay_from_the_very_start_makes_the_whole_topic_void() -> None:
+    start = replace(at(1, -1), savepoint=None)
+    ends = {TOPIC: {0: 60, 1: 20}, "routed": {0: 9}}
+    found = wrong_from(stock_changes, start, ends, {TOPIC: {0: 11}, "routed": {0: 4}})
+    assert found == {TOPIC: {0: 0, 1: 0}, "routed": {0: 4}}
+
+
+def test_readers_go_back_before_ranges_that_count_again() -> None:
+    before, after = VoidRanges.of([(0, 10, 20), (1, 5, 9)]), VoidRanges.of([(1, 5, 9)])
+    assert first_changed({0: 40, 1: 30}, before, after) == {0: 10, 1: 30}
+    assert lowest([wrote(0, 5, 6), wrote(0, 3, 4)]) == {TOPIC: {0: 3}}
